@@ -147,8 +147,7 @@ def groups_of(outcomes: Sequence[Outcome]) -> Groups:
     """The runs of each method, by the levels of the other factors."""
     groups: Groups = {}
     for outcome in outcomes:
-        others = tuple(v for k, v in outcome.levels.items() if k != METHOD)
-        groups.setdefault(others, {})[outcome.levels[METHOD]] = outcome.runs
+        groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
     return groups
 
 
@@ -192,6 +191,19 @@ def ranked(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
     sign = 1 if reading.lower else -1
     means = {method: sign * _values(runs, reading).mean() for method, runs in methods.items()}
     return sorted(means, key=means.__getitem__)
+
+
+def winners_of(outcomes: Sequence[Outcome], reading: Reading) -> set[tuple[str, ...]]:
+    """The levels, the method's last, of the best method at each combination of the others.
+
+    There is none where the best one has a run without a number, or it is not known what is better.
+    """
+    winners = set()
+    for levels, methods in groups_of(outcomes).items():
+        best, *_ = ranked(methods, reading)
+        if reading.lower is not None and np.isfinite(_values(methods[best], reading)).all():
+            winners.add((*levels, best))
+    return winners
 
 
 def conclusions_of(outcomes: Sequence[Outcome], reading: Reading, against: str | None) -> list[str]:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 ALONG = ("round", "time", "communication", "total_steps")
 """The measures against which a figure may be drawn."""
 
-PER_ROW = 3
+PER_ROW = 4
 """The most panels side by side."""
+
+INCHES = 0.085
+"""Width of a character in the legend."""
 
 
 def axis_of(runs: Sequence[Run], along: str | None) -> str:
@@ -40,9 +43,12 @@ def study_figure(
     panels: list[tuple[str, list[Line]]] = [
         (", ".join(levels), curves(methods, x, measure)) for levels, methods in groups.items()
     ]
-    width = min(len(panels), PER_ROW)
+    # a row of panels for each level of the first factors, if their number fits
+    last = len({levels[-1:] for levels in groups})
+    width = last if last <= PER_ROW else PER_ROW - 1
     height = math.ceil(len(panels) / width)
-    drawn = NotebookFigure(figsize=(4 * width, 3.2 * height + 0.6), layout="constrained")
+    inches = max(4.0 * width, 6.0)
+    drawn = NotebookFigure(figsize=(inches, 3.2 * height + 0.6), layout="constrained")
     axes = drawn.subplots(height, width, squeeze=False).ravel()
     names = dict.fromkeys(name for methods in groups.values() for name in methods)
     colours = {name: f"C{i % 10}" for i, name in enumerate(names)}
@@ -62,20 +68,16 @@ def study_figure(
             make_logarithmic(axis, *limits(lines))
     for unused in axes[len(panels) :]:
         unused.remove()
-    drawn.suptitle(explained(groups_with_seeds(groups)), fontsize=9)
+    seeds = [group for methods in groups.values() for group in methods.values()]
+    drawn.suptitle(explained(seeds), fontsize=9)
     legend = drawn.legend(
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=max(width, 2),
+        ncols=max(1, int(inches / (0.6 + INCHES * max(map(len, handles), default=1)))),
         fontsize=8,
         frameon=False,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a user's name may contain dollar signs
     return drawn
-
-
-def groups_with_seeds(groups: Mapping[tuple[str, ...], dict[str, list[Run]]]) -> list[list[Run]]:
-    """The runs of each line."""
-    return [runs for methods in groups.values() for runs in methods.values()]

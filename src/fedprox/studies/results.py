@@ -3,16 +3,14 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedprox.errors import InputError, require, require_one_of, shown
+from fedprox.errors import InputError, require, shown
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import write_figure
@@ -25,15 +23,14 @@ from fedprox.studies.compare import (
     conclusions_of,
     differences_of,
     groups_of,
-    p_text,
-    ranked,
     reading_of,
+    winners_of,
 )
 from fedprox.studies.figure import study_figure
 from fedprox.studies.grid import METHOD
 from fedprox.studies.page import write_page
 from fedprox.studies.run import Outcome
-from fedprox.studies.table import StudyTable
+from fedprox.studies.table import StudyTable, caption_of, cell_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,34 +181,29 @@ class Study:
             InputError: If there is no such factor, method or measure, or a factor with several
                 levels is in neither rows nor columns.
         """
-        require_one_of("best", best or "none", ["bold", "none"])
+        require(best in ("bold", None), f'best = {shown(best)}; it must be "bold" or None')
         reading = self._reading(measure, lower_is_better)
         row_factors = self._factors("rows", rows)
         others = [factor for factor in self.factors if factor not in row_factors]
         column_factors = others if columns is None else self._factors("columns", columns)
         for factor in self.factors:
-            count = (*row_factors, *column_factors).count(factor)
+            count = [*row_factors, *column_factors].count(factor)
             require(count, f"table: {factor!r} is in neither rows nor columns; add it to one")
             require(count == 1, f"table: {factor!r} is given twice, in rows or columns")
-        cells = {
-            tuple(o.levels[f] for f in (*row_factors, *column_factors)): o for o in self.outcomes
-        }
-        width = len(row_factors)
-        row_names = list(dict.fromkeys(key[:width] for key in cells))
-        column_names = list(dict.fromkeys(key[width:] for key in cells))
-        texts, caption = self._texts(reading, against)
-        winners = self._winners(reading) if best else set()
-        keyed = {key: (texts[id(o)], id(o) in winners) for key, o in cells.items()}
-        grid = [[keyed[row + column] for column in column_names] for row in row_names]
-        return StudyTable(
-            caption,
-            row_factors,
-            column_factors,
-            row_names,
-            column_names,
-            [[text for text, _ in line] for line in grid],
-            frozenset((i, j) for i, line in enumerate(grid) for j, (_, b) in enumerate(line) if b),
-        )
+        found = [] if against is None else differences_of(self.outcomes, reading, against)
+        places = {(*each.levels.values(), each.method): each for each in found}
+        winners = winners_of(self.outcomes, reading) if best else set()
+        cells = {}
+        for outcome in self.outcomes:
+            place = (*outcome.others, outcome.method)
+            row, column = (
+                tuple(outcome.levels[factor] for factor in factors)
+                for factors in (row_factors, column_factors)
+            )
+            text = cell_text(outcome.runs, reading, places.get(place))
+            cells[row, column] = text, place in winners
+        caption = [caption_of(reading, len(self.outcomes[0].runs), against, len(found))]
+        return StudyTable.of(" ".join([*caption, self.chosen]), row_factors, column_factors, cells)
 
     def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
         """A figure with a panel for each combination of the other levels and a line a method.
@@ -249,43 +241,6 @@ class Study:
                 f"{name} = {shown(given)}; the factors are {', '.join(self.factors)}",
             )
         return factors
-
-    def _winners(self, reading: Reading) -> set[int]:
-        """The best outcome at each combination of the other factors' levels, by identity."""
-        if reading.lower is None:
-            return set()
-        best = {
-            (*levels, ranked(methods, reading)[0])
-            for levels, methods in groups_of(self.outcomes).items()
-        }
-        return {
-            id(o)
-            for o in self.outcomes
-            if tuple(o.levels.values()) in best
-            and all(math.isfinite(reading.of(run)) for run in o.runs)
-        }
-
-    def _texts(self, reading: Reading, against: str | None) -> tuple[dict[int, str], str]:
-        """The text of each outcome's cell, and the caption."""
-        texts = {id(o): _mean_text(o.runs, reading) for o in self.outcomes}
-        seeds = len(self.outcomes[0].runs)
-        caption = f"{reading.title[0].upper()}{reading.title[1:]}"
-        caption += (
-            f", mean ± standard deviation over {seeds} seeds." if seeds > 1 else ", one seed."
-        )
-        if against is not None:
-            found = differences_of(self.outcomes, reading, against)
-            by_place = {(*each.levels.values(), each.method): each for each in found}
-            for o in self.outcomes:
-                others = tuple(v for k, v in o.levels.items() if k != METHOD)
-                if each := by_place.get((*others, o.levels[METHOD])):
-                    texts[id(o)] = _difference_text(each, reading)
-            caption += (
-                f" Other rows than {against}: paired difference to it, with its 95 % confidence "
-                "interval; p by Student's t-test with Holm's correction for "
-                f"{len(found)} comparisons."
-            )
-        return texts, f"{caption} {self.chosen}".strip()
 
     def save(self, out: Path) -> None:
         """Write `study.json`, the data frame, tables, figure and report into a folder."""
@@ -354,25 +309,3 @@ def _archived(folder: Path) -> list[Run]:
     for run in archive.runs:
         run.experiment = {k: v for k, v in archive.experiment.items() if k != "versions"}
     return archive.runs
-
-
-def _mean_text(runs: Sequence[Run], reading: Reading) -> str:
-    """Mean ± standard deviation over seeds; how many have no number, if any have none."""
-    values = [reading.of(run) for run in runs]
-    missed = sum(not math.isfinite(value) for value in values)
-    if missed:
-        return f"{missed} of {len(runs)} {reading.missing}"
-    if len(values) == 1:
-        return reading.text(values[0])
-    return f"{reading.text(fmean(values))} ± {reading.text(stdev(values))}"
-
-
-def _difference_text(found: Difference, reading: Reading) -> str:
-    """A difference with its interval and p-value."""
-    if not math.isfinite(found.difference):
-        return f"{reading.missing} ({p_text(found.p)})"
-    size = reading.text(found.difference, signed=True)
-    if found.seeds == 1:
-        return size
-    ends = f"[{reading.text(found.low, signed=True)}, {reading.text(found.high, signed=True)}]"
-    return f"{size} {ends}, {p_text(found.p)}"

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,8 @@ from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
 from fedprox.simulation.simulate import simulate
-from fedprox.studies.grid import Cell, check_budgets
+from fedprox.studies.grid import METHOD, Cell, check_budgets
 from fedprox.studies.tuning import Tuning, best_label
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
@@ -39,6 +38,16 @@ class Outcome(NamedTuple):
     runs: list[Run]
     tried: int
     folders: list[str]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.levels[METHOD]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The levels of the other factors."""
+        return tuple(level for factor, level in self.levels.items() if factor != METHOD)
 
 
 class Place(NamedTuple):
@@ -89,9 +98,9 @@ def train_cells(
         if place.out is not None:
             opened.enter_context(locked(place.out))
         report = opened.enter_context(showing(progress))
-        whole = _Whole(report, len(cells), sum(trained))
+        trainer = _Trainer(place, report, len(cells), sum(trained))
         outcomes = [
-            _CellTraining(cell, name, place, whole).outcome(seeds, tuning)
+            trainer.outcome(cell, name, seeds, tuning)
             for cell, name in zip(cells, names, strict=True)
         ]
     return outcomes, tuning.sentence(budgets, list(measures))
@@ -122,106 +131,84 @@ def _seed_runs(cell: Cell, seeds: Sequence[int], tuning: Tuning) -> int:
     return len(seeds) + (len(tuning.seeds or ()) if tuned_apart else 0)
 
 
-class _Whole:
-    """Progress over all cells: rounds done of all rounds."""
+class _Trainer:
+    """Trains cell after cell, and reports the progress over the rounds of all."""
 
-    def __init__(self, report: Report, cells: int, rounds: int) -> None:
-        self._report, self._cells, self._rounds = report, cells, rounds
-        self._done = self._cell = 0
+    def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
+        self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
+        self._cell = self._done = 0
 
-    @contextmanager
-    def cell(self) -> Iterator[None]:
-        """The next cell."""
+    def outcome(self, cell: Cell, name: str, seeds: Sequence[int], tuning: Tuning) -> Outcome:
+        """Tune a cell and train it with all seeds."""
         self._cell += 1
-        yield
+        method, points = cell.method, cell.points
+        if len(points) == 1:
+            runs, folders = self._groups(cell, method, seeds, name)
+        elif tuning.seeds is None:
+            tried, folders = self._groups(cell, method, seeds, name)
+            label = _chosen(cell, tried, tuning)
+            runs = [run for run in tried if run.label == label]
+        else:
+            tried, _ = self._groups(cell, method, tuning.seeds, f"{name}@tuning")
+            labels = list(dict.fromkeys(run.label for run in tried))
+            point = points[labels.index(_chosen(cell, tried, tuning))]
+            runs, folders = self._groups(cell, _fixed(cell, point), seeds, name, point)
+        return Outcome(cell.levels, runs, len(points), folders)
 
-    @contextmanager
-    def training(self, rounds: int, seeds: int) -> Iterator[Report]:
-        """A call of `simulate` for some seeds, whose progress is part of the whole."""
-        begun: dict[int, int] = {}
-
-        def report(now: Progress) -> None:
-            begun[now.seed] = now.round
-            label = f"study, cell {self._cell} of {self._cells}"
-            done = self._done + sum(begun.values())
-            self._report(now._replace(label=label, round=done, rounds=self._rounds))
-
-        yield report
-        self._done += rounds * seeds
-
-
-class _CellTraining(NamedTuple):
-    """The training of a cell."""
-
-    cell: Cell
-    name: str
-    place: Place
-    whole: _Whole
-
-    def outcome(self, seeds: Sequence[int], tuning: Tuning) -> Outcome:
-        """Tune the cell and train it with all seeds."""
-        with self.whole.cell():
-            method, points = self.cell.method, self.cell.points
-            if len(points) == 1:
-                return self._outcome(method, seeds, "", None)
-            if tuning.seeds is None:
-                tried = self._outcome(method, seeds, "", None)
-                label = self._chosen(tried.runs, tuning)
-                return tried._replace(runs=[run for run in tried.runs if run.label == label])
-            runs = self._outcome(method, tuning.seeds, "@tuning", None).runs
-            labels = list(dict.fromkeys(run.label for run in runs))
-            point = points[labels.index(self._chosen(runs, tuning))]
-            return self._outcome(self._fixed(method, point), seeds, "", point)
-
-    def _chosen(self, runs: Sequence[Run], tuning: Tuning) -> str:
-        """The label of the chosen combination."""
-        settings = self.cell.settings(runs[0].seed)
-        measure, lower = tuning.measure_for(
-            self.cell.name, settings["federation"], settings["model"]
-        )
-        return best_label(runs, measure, lower=lower)
-
-    def _fixed(self, method: Algorithm, point: Mapping[str, float]) -> Algorithm:
-        """The method with the chosen combination."""
-        hparams = {name: point[name] for name in method.hparams}
-        solver = method.solver(self.cell.solver)
-        rate = {"learning_rate": point["learning_rate"]} if len(solver.rates) > 1 else {}
-        return method._replace(hparams=hparams).with_solver(**rate)
-
-    def _outcome(
-        self, method: Algorithm, seeds: Sequence[int], kind: str, point: Mapping[str, float] | None
-    ) -> Outcome:
-        """The runs of all combinations that a method has, and their folders."""
-        groups = [[seed] for seed in seeds] if self.cell.data_per_seed else [list(seeds)]
-        runs, folders = list[Run](), list[str]()
-        for group in groups:
-            of_seed = f"@seed-{group[0]}" if self.cell.data_per_seed else ""
-            folders.append(f"{self.name}{kind}{of_seed}")
-            runs += self._runs(method, group, folders[-1], point)
-        return Outcome(self.cell.levels, runs, len(self.cell.points), folders)
-
-    def _runs(
+    def _groups(
         self,
+        cell: Cell,
+        method: Algorithm,
+        seeds: Sequence[int],
+        name: str,
+        point: Mapping[str, float] | None = None,
+    ) -> tuple[list[Run], list[str]]:
+        """The runs of all seeds, in one call unless data depend on the seed, and their folders."""
+        if not cell.data_per_seed:
+            return self._train(cell, method, seeds, name, point), [name]
+        names = {seed: f"{name}@seed-{seed}" for seed in seeds}
+        trained = [self._train(cell, method, [s], n, point) for s, n in names.items()]
+        return [run for runs in trained for run in runs], list(names.values())
+
+    def _train(
+        self,
+        cell: Cell,
         method: Algorithm,
         seeds: Sequence[int],
         name: str,
         point: Mapping[str, float] | None,
     ) -> list[Run]:
-        """Train, and write the run directory."""
-        settings = self.cell.settings(seeds[0])
-        callbacks = settings.pop("callbacks", [])
+        """Train, and write the run directory unless it is complete."""
+        settings, place, out = cell.settings(seeds[0]), self._place, self._place.out
+        rounds: dict[int, int] = {}
+        written: list[RunDirectory] = []
+        checkpoints, callbacks = None, settings.pop("callbacks", [])
+
+        def report(now: Progress) -> None:
+            rounds[now.seed] = now.round
+            label = f"study, cell {self._cell} of {self._cells}"
+            done = self._done + sum(rounds.values())
+            self._report(now._replace(label=label, round=done, rounds=self._rounds))
+
         with ExitStack() as opened:
-            written = checkpoints = None
-            if self.place.out is not None:
-                folder = self.place.out / name
-                checkpoints = Checkpoints(
-                    folder / CHECKPOINTS, every=self.place.every, resume=not self.place.force
-                )
-                written = _Written(folder, seeds, point, opened, force=self.place.force)
-                callbacks = [*callbacks, Callback(written.begin, written.record)]
-                if self.place.guard is not None:
-                    opened.enter_context(self.place.guard(checkpoints))
-            report = opened.enter_context(self.whole.training(settings["rounds"], len(seeds)))
+
+            def begin(runs: Sequence[Run]) -> None:
+                assert out is not None
+                experiment, force = _of_runs(runs[0].experiment, seeds, point), place.force
+                folder = RunDirectory(out / name, experiment, replace=force, extend=not force)
+                if force or not folder.complete or folder.extended is not None:
+                    written.append(opened.enter_context(folder))
+
+            def record(record: Record) -> None:
+                for folder in written:
+                    folder.record(record)
+
+            if out is not None:
+                folder = out / name / CHECKPOINTS
+                checkpoints = Checkpoints(folder, every=place.every, resume=not place.force)
+                callbacks = [*callbacks, Callback(begin, record)]
+                if place.guard is not None:
+                    opened.enter_context(place.guard(checkpoints))
             runs = simulate(
                 **settings,
                 methods=method,
@@ -233,47 +220,29 @@ class _CellTraining(NamedTuple):
             )
             for run in runs:
                 run.experiment = _of_runs(run.experiment, seeds, point)
-            if written is not None:
-                written.finish(runs, settings.get("target"))
-            if checkpoints is not None and checkpoints.stopping:
-                raise Stopped(f"after {self.cell.name}", checkpoints.folder, checkpoints.stopping)
+            for each in written:
+                each.finish(runs, settings.get("target"))
+        self._done += settings["rounds"] * len(seeds)
+        if checkpoints is not None and checkpoints.stopping:
+            raise Stopped(f"after {cell.name}", checkpoints.folder, checkpoints.stopping)
         return runs
 
 
-class _Written:
-    """The run directory of a training, which is left as it is if it is complete."""
+def _chosen(cell: Cell, tried: Sequence[Run], tuning: Tuning) -> str:
+    """The label of the chosen combination of hyperparameters."""
+    settings = cell.settings(tried[0].seed)
+    where, model = settings["federation"], settings["model"]
+    measure, lower = tuning.measure_for(cell.name, where, model)
+    return best_label(tried, measure, lower=lower)
 
-    def __init__(
-        self,
-        folder: Path,
-        seeds: Sequence[int],
-        point: Mapping[str, float] | None,
-        opened: ExitStack,
-        *,
-        force: bool,
-    ) -> None:
-        self._folder, self._seeds, self._point = folder, seeds, point
-        self._opened, self._force = opened, force
-        self._directory: RunDirectory | None = None
 
-    def begin(self, runs: Sequence[Run]) -> None:
-        """Open the directory, now that the experiment is known."""
-        experiment = _of_runs(runs[0].experiment, self._seeds, self._point)
-        directory = RunDirectory(
-            self._folder, experiment, replace=self._force, extend=not self._force
-        )
-        if self._force or not directory.complete or directory.extended is not None:
-            self._directory = self._opened.enter_context(directory)
-
-    def record(self, record: Record) -> None:
-        """Write a record."""
-        if self._directory is not None:
-            self._directory.record(record)
-
-    def finish(self, runs: Sequence[Run], target: Target | None) -> None:
-        """Write the results."""
-        if self._directory is not None:
-            self._directory.finish(runs, target)
+def _fixed(cell: Cell, point: Mapping[str, float]) -> Algorithm:
+    """The method of a cell with the chosen combination."""
+    method = cell.method
+    hparams = {name: point[name] for name in method.hparams}
+    several = len(method.solver(cell.solver).rates) > 1
+    rate = {"learning_rate": point["learning_rate"]} if several else {}
+    return method._replace(hparams=hparams).with_solver(**rate)
 
 
 def _of_runs(

@@ -1,13 +1,17 @@
 """The table of a study as text, Markdown, HTML and LaTeX."""
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean, stdev
 
 from rich.text import Text
 
 from fedprox.report.table import TextTable
+from fedprox.simulation.results.run import Run
+from fedprox.studies.compare import Difference, Reading, p_text
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -56,24 +60,38 @@ class StudyTable:
     cells: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
 
+    @staticmethod
+    def of(
+        caption: str,
+        row_factors: Sequence[str],
+        column_factors: Sequence[str],
+        cells: Mapping[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, bool]],
+    ) -> "StudyTable":
+        """A table of cells by their row and column, each with its text and whether it is best."""
+        rows = list(dict.fromkeys(row for row, _ in cells))
+        columns = list(dict.fromkeys(column for _, column in cells))
+        grid = [[cells[row, column] for column in columns] for row in rows]
+        best = {
+            (i, j) for i, line in enumerate(grid) for j, (_, is_best) in enumerate(line) if is_best
+        }
+        texts = [[text for text, _ in line] for line in grid]
+        return StudyTable(
+            caption.strip(), row_factors, column_factors, rows, columns, texts, frozenset(best)
+        )
+
     @property
     def headers(self) -> list[str]:
         """The header of each column, in one line, those of the names of rows first."""
         return [*self.row_factors, *(" · ".join(names) or "mean" for names in self.columns)]
 
-    def lines(self, best: str = "{}", escape: object = None) -> list[list[str]]:
+    def lines(self, best: str = "{}", escape: Callable[[str], str] = str) -> list[list[str]]:
         """The rows with their names, in which the best cells have a form of their own."""
-        escaped = escape if callable(escape) else str
-        return [
-            [
-                *map(escaped, names),
-                *(
-                    (best if (i, j) in self.best else "{}").format(escaped(cell))
-                    for j, cell in enumerate(cells)
-                ),
-            ]
-            for i, (names, cells) in enumerate(zip(self.rows, self.cells, strict=True))
-        ]
+        lines = []
+        for i, (names, cells) in enumerate(zip(self.rows, self.cells, strict=True)):
+            forms = [best if (i, j) in self.best else "{}" for j in range(len(cells))]
+            texts = [form.format(escape(cell)) for form, cell in zip(forms, cells, strict=True)]
+            lines.append([*map(escape, names), *texts])
+        return lines
 
     def text(self) -> str:
         """The table as text."""
@@ -158,3 +176,31 @@ class StudyTable:
             if not last:
                 lines.append(" ".join(rules))
         return lines
+
+
+def cell_text(runs: Sequence[Run], reading: Reading, difference: Difference | None) -> str:
+    """Mean ± standard deviation over seeds, or a paired difference, its interval and p-value."""
+    if difference is not None and math.isfinite(difference.difference):
+        size, low, high = (
+            reading.text(value, signed=True)
+            for value in (difference.difference, difference.low, difference.high)
+        )
+        return size if len(runs) == 1 else f"{size} [{low}, {high}], {p_text(difference.p)}"
+    values = [reading.of(run) for run in runs]
+    if missed := sum(not math.isfinite(value) for value in values):
+        return f"{missed} of {len(runs)} {reading.missing}"
+    spread = f" ± {reading.text(stdev(values))}" if len(values) > 1 else ""
+    return reading.text(fmean(values)) + spread
+
+
+def caption_of(reading: Reading, seeds: int, against: str | None, comparisons: int) -> str:
+    """What a table shows."""
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    caption = f"{reading.title[0].upper()}{reading.title[1:]}, {over}."
+    if against is None:
+        return caption
+    test = (
+        ", its 95 % confidence interval, and p by Student's t-test with Holm's correction for "
+        f"{comparisons} comparisons" * (seeds > 1)
+    )
+    return f"{caption} Of other methods than {against} the paired difference to it{test}."
