@@ -226,10 +226,11 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
     except Stopped as stopped:
         _fail(f"{stopped}; the same command continues from there", 128 + stopped.signal)
-    console.print(str(study), highlight=False)
-    if file.target is not None:
-        console.print(f"\n{study.table(measure=file.target)}", highlight=False)
-    console.print(f"\n{printable(place.out)}: study.json, records.csv, tables, figure, report.html")
+    tables = [str(study)]
+    if (target := file.target(study)) is not None:
+        tables.append(str(study.table(measure=target)))
+    written = f"{printable(place.out)}: study.json, records.csv, tables, figure, report.html"
+    console.print("\n\n".join([*tables, written]), highlight=False, soft_wrap=True)
 
 
 def _join_function(

@@ -50,10 +50,10 @@ class StudyFile(NamedTuple):
         """The largest cohort."""
         return max(each.cohort.clients_per_round for _, each in self.experiments)
 
-    @property
-    def target(self) -> Target | None:
-        """The target of the first cell; None without one."""
-        return self.experiments[0][1].target()
+    def target(self, study: Study) -> Target | None:
+        """The target of the first cell, given the results; None without one."""
+        validated = any(run.validated for run in study.runs)
+        return self.experiments[0][1].target(validated=validated)
 
 
 def read_study(where: str, table: Table) -> StudyFile:

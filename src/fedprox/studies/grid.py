@@ -160,7 +160,11 @@ def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Settings)
             f"{name}: data = {shown(found['federation'])}; it must be a fedprox.Federation",
         )
         if not isinstance(found["model"], Model):
-            require(callable(found["model"]), f"{name}: model = {shown(found['model'])}; no model")
+            require(
+                callable(found["model"]),
+                f"{name}: model = {shown(found['model'])}; it must be a fedprox.Model, or a "
+                "function of the federation that makes one",
+            )
             found["model"] = call(f"{name}: model", found["model"], found["federation"])
         return found
 
