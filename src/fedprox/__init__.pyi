@@ -57,8 +57,10 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
 from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
+from fedprox.studies.compare import Difference
 from fedprox.studies.results import Study
 from fedprox.studies.study import study
+from fedprox.studies.table import StudyTable
 from fedprox.studies.tuning import Tuning
 from fedprox.subproblem import Subproblem
 
@@ -74,6 +76,7 @@ __all__ = [
     "Cohort",
     "DayNight",
     "Diagnosis",
+    "Difference",
     "Evaluation",
     "EvaluationResult",
     "Examples",
@@ -97,6 +100,7 @@ __all__ = [
     "Solver",
     "Stopped",
     "Study",
+    "StudyTable",
     "Subproblem",
     "Systems",
     "Target",

@@ -26,7 +26,12 @@ def read_experiment(
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
     """
-    return parse(str(path), read_table(path, settings, defaults))
+    table = read_table(path, settings, defaults)
+    require(
+        "study" not in table,
+        f"{path}: has a section [study]; fedprox run or fedprox.run runs it, no other command",
+    )
+    return parse(str(path), table)
 
 
 def read_table(
@@ -46,10 +51,6 @@ def parse(where: str, table: Table) -> Experiment:
         not isinstance(data, dict) or data.get("name") != IN_PYTHON,
         f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
         "the file; it can only be run again there",
-    )
-    require(
-        "study" not in table,
-        f"{where}: has a section [study]; fedprox run or fedprox.run runs it, no other command",
     )
     try:
         return check(Experiment, table, headers=HEADERS)

@@ -132,7 +132,7 @@ class Study:
             lower_is_better: Whether smaller values are better, for a metric of the model.
 
         Returns:
-            A :class:`fedprox.studies.compare.Difference` for each pair, at each combination of the
+            A :class:`fedprox.Difference` for each pair, at each combination of the
             other factors' levels.
         """
         return differences_of(self.outcomes, self._reading(measure, lower_is_better), against)
@@ -174,8 +174,7 @@ class Study:
             lower_is_better: Whether smaller values are better, for a metric of the model.
 
         Returns:
-            A table with the methods `text`, `markdown`, `html` and `latex`, see
-            :class:`fedprox.studies.table.StudyTable`.
+            A :class:`fedprox.StudyTable`: as text, Markdown, HTML and LaTeX.
 
         Raises:
             InputError: If there is no such factor, method or measure, or a factor with several
