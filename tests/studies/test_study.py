@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.experiment import read_study
@@ -40,14 +42,13 @@ def study(**changes: Any) -> fp.Study:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a study leaves that does not depend on how long it took, without the cells' figures."""
+    """What a study leaves that does not depend on how long it took."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         and path.name not in ("summary.json", "report.html")
         and path.parent.name != "checkpoint"
-        and not (path.parent != folder and path.stem == "figure")
     }
 
 
@@ -413,6 +414,34 @@ def test_a_bad_file_is_one_line(setting: str, line: str, capsys: Any) -> None:
     assert said.startswith(f"fedprox: {line}")
     assert said.count("\n") == 1
     assert not Path("runs").exists()
+
+
+SECTION = st.recursive(
+    st.sampled_from(["", "a", True, 0, -1, 2**70, 1.5, float("inf"), "test_loss", "seed"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["method", "data", "name", "x", "a b", ""]), inner)
+    ),
+    max_leaves=6,
+)
+"""Values that a key of `[study]` may have in a file."""
+
+
+@given(
+    key=st.sampled_from(["vary", "measure", "against", "tuning", "data_per_seed", "x"]),
+    value=SECTION,
+)
+@settings(max_examples=200)
+def test_any_value_of_any_key_is_taken_or_refused_in_one_line(key: str, value: Any) -> None:
+    table = tomllib.loads(STUDY)
+    table["study"] = {key: value}
+    said = "study.toml: "
+    try:
+        assert read_study("study.toml", table).experiments
+    except fp.InputError as error:
+        said = str(error)
+    assert said.startswith("study.toml: ")
+    assert "Input should" not in said
 
 
 @pytest.mark.usefixtures("in_folder")

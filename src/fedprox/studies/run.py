@@ -221,7 +221,7 @@ class _Trainer:
             for run in runs:
                 run.experiment = _of_runs(run.experiment, seeds, point)
             for each in written:
-                each.finish(runs, settings.get("target"))
+                each.finish(runs, settings.get("target"), draw=False)  # the study draws its own
         self._done += settings["rounds"] * len(seeds)
         if checkpoints is not None and checkpoints.stopping:
             raise Stopped(f"after {cell.name}", checkpoints.folder, checkpoints.stopping)
