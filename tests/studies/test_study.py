@@ -152,6 +152,16 @@ def test_a_method_is_added_and_only_it_is_trained(
     assert len(more.outcomes) == 6
 
 
+def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "table.tex").write_text("mine")
+    with pytest.raises(fp.InputError, match="holds other files; name a new or empty folder"):
+        study(out=tmp_path)
+    with pytest.raises(fp.InputError, match=r"table\.tex is not a folder"):
+        study(out=tmp_path / "table.tex")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.tex"]
+    assert (tmp_path / "table.tex").read_text() == "mine"
+
+
 def test_another_study_in_the_folder_is_refused(finished: tuple[fp.Study, Path]) -> None:
     with pytest.raises(fp.InputError, match="0-FedAvg holds another experiment's results"):
         study(out=finished[1], cohort=fp.Cohort(3))

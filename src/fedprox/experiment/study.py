@@ -28,7 +28,7 @@ from fedprox.studies.run import Place
 from fedprox.studies.study import run_study
 from fedprox.studies.tuning import Tuning
 
-KEPT = 8
+KEPT = 2
 """Federations that are kept in memory: the cells of one data set follow each other."""
 
 
@@ -104,20 +104,22 @@ def run_study_file(
         devices: Devices that share a round; None for all.
         progress: Whether progress is shown on stderr.
     """
+    section, seeds = file.section, file.experiments[0][1].seed
+    seeds = seeds if isinstance(seeds, list) else [seeds]
+    made = len({*seeds, *(file.tuning.seeds or ())}) if section.data_per_seed else 0
 
-    @lru_cache(KEPT)
+    @lru_cache(KEPT + made)
     def load(data: str, rows: int | None, share: float | None) -> tuple[Federation, Table]:
         federation, shown = load_data(json.loads(data), data_dir)
         return limited(federation, rows, share), shown
 
-    section, seeds = file.section, file.experiments[0][1].seed
     cells = [
         _cell(names, experiment, section, load, data_dir, devices)
         for names, experiment in file.experiments
     ]
     return run_study(
         cells,
-        seeds if isinstance(seeds, list) else [seeds],
+        seeds,
         file.tuning,
         section.measure,
         section.against,

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedprox.errors import InputError, require, shown
+from fedprox.files.lock import NAME as LOCK
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import write_figure
@@ -241,40 +241,6 @@ class Study:
             )
         return factors
 
-    def save(self, out: Path) -> None:
-        """Write `study.json`, the data frame, tables, figure and report into a folder."""
-        out.mkdir(parents=True, exist_ok=True)
-        table, rows, lines = self.table(), self.records(), io.StringIO(newline="")
-        writer = csv.DictWriter(lines, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-        for name, text in {
-            "records.csv": lines.getvalue(),
-            "table.txt": f"{self}\n",
-            "table.md": table.markdown(),
-            "table.html": table.html(),
-            "table.tex": table.latex(),
-        }.items():
-            write_whole(out / name, text.encode())
-        write_figure(out, self.figure(), kinds=("png", "svg", "pdf"))
-        content = {
-            "measure": self.measure,
-            "against": self.against,
-            "chosen": self.chosen,
-            "cells": [
-                {
-                    "levels": dict(o.levels),
-                    "label": o.runs[0].label,
-                    "tried": o.tried,
-                    "folders": o.folders,
-                }
-                for o in self.outcomes
-            ],
-        }
-        folders = [out / folder for o in self.outcomes for folder in o.folders]
-        write_page(table, self.conclusions(), groups_of(self.outcomes), self.measure, folders, out)
-        write_whole(out / NAME, json.dumps(content, indent=2).encode() + b"\n")
-
     @staticmethod
     def read(folder: str | Path) -> "Study":
         """Read the results of a study from its folder.
@@ -300,6 +266,45 @@ class Study:
             outcomes.append(Outcome(cell.levels, runs, cell.tried, cell.folders))
         require(outcomes, f"{path}: damaged: no cells")
         return Study(outcomes, content.measure, content.against, content.chosen)
+
+
+def write_study(study: Study, out: Path) -> None:
+    """Write `study.json`, the data frame, tables, figure and report beside the cells."""
+    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    cells = [
+        _Cell(levels=dict(o.levels), label=o.runs[0].label, tried=o.tried, folders=o.folders)
+        for o in study.outcomes
+    ]
+    content = _File(measure=study.measure, against=study.against, chosen=study.chosen, cells=cells)
+    # first, since it marks the folder as that of a study
+    write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
+    table, rows, lines = study.table(), study.records(), io.StringIO(newline="")
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    for name, text in {
+        "records.csv": lines.getvalue(),
+        "table.txt": f"{study}\n",
+        "table.md": table.markdown(),
+        "table.html": table.html(),
+        "table.tex": table.latex(),
+    }.items():
+        write_whole(out / name, text.encode())
+    write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
+    folders = [out / folder for o in study.outcomes for folder in o.folders]
+    write_page(table, study.conclusions(), groups_of(study.outcomes), study.measure, folders, out)
+
+
+def check_folder(out: Path) -> None:
+    """Raise `InputError` if a study's files would replace others in a folder.
+
+    An incomplete study has only folders, of its cells.
+    """
+    require(not out.exists() or out.is_dir(), f"{out} is not a folder")
+    if out.is_dir() and not (out / NAME).is_file():
+        others = [path.name for path in out.iterdir() if path.is_file() and path.name != LOCK]
+        require(not others, f"{out} holds other files; name a new or empty folder")
 
 
 def _archived(folder: Path) -> list[Run]:

@@ -9,7 +9,7 @@ from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.studies.grid import SETTINGS, Cell, cells_of
-from fedprox.studies.results import Study
+from fedprox.studies.results import Study, check_folder, write_study
 from fedprox.studies.run import Place, train_cells
 from fedprox.studies.tuning import Tuning, check_seeds
 
@@ -120,8 +120,10 @@ def run_study(
         against is None or against in known,
         f"against = {shown(against)}; the methods are {', '.join(sorted(known))}",
     )
+    if place.out is not None:
+        check_folder(place.out)
     outcomes, chosen = train_cells(cells, seeds, tuning, place, progress=progress)
     study = Study(outcomes, measure, against, chosen)
     if place.out is not None:
-        study.save(place.out)
+        write_study(study, place.out)
     return study
