@@ -5,9 +5,9 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from fedprox.errors import InputError, require, shown
 from fedprox.files.lock import NAME as LOCK
@@ -45,7 +45,7 @@ class _Cell(BaseModel):
     levels: dict[str, str]
     label: str
     tried: int
-    folders: list[str]
+    folders: list[Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]]
 
 
 class _File(BaseModel):
@@ -264,7 +264,12 @@ class Study:
             runs = [run for run in found if run.label == cell.label]
             require(runs, f"{path}: damaged: no run {cell.label!r} in {cell.folders}")
             outcomes.append(Outcome(cell.levels, runs, cell.tried, cell.folders))
-        require(outcomes, f"{path}: damaged: no cells")
+        require(
+            len({(*o.levels, *(run.seed for run in o.runs)) for o in outcomes}) == 1
+            and len({tuple(o.levels.values()) for o in outcomes}) == len(outcomes)
+            and METHOD in outcomes[0].levels,
+            f"{path}: damaged: the cells are not those of one study",
+        )
         return Study(outcomes, content.measure, content.against, content.chosen)
 
 

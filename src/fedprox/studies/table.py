@@ -70,7 +70,7 @@ class StudyTable:
         """A table of cells by their row and column, each with its text and whether it is best."""
         rows = list(dict.fromkeys(row for row, _ in cells))
         columns = list(dict.fromkeys(column for _, column in cells))
-        grid = [[cells[row, column] for column in columns] for row in rows]
+        grid = [[cells.get((row, column), ("", False)) for column in columns] for row in rows]
         best = {
             (i, j) for i, line in enumerate(grid) for j, (_, is_best) in enumerate(line) if is_best
         }
