@@ -277,6 +277,7 @@ STUDY = json.dumps(
         "measure": "test_accuracy",
         "against": None,
         "chosen": "",
+        "lower_is_better": None,
         "cells": [
             {"levels": {"method": name}, "label": name, "tried": 1, "folders": ["run"]}
             for name in ("a", "b")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import fedprox as fp
 from fedprox.studies.run import Outcome
@@ -28,6 +29,6 @@ def outcome(accuracies: Sequence[float], method: str = "FedAvg", **levels: str) 
     return Outcome({**levels, "method": method}, runs, 1, [])
 
 
-def study(by_method: Mapping[str, Sequence[float]], **changes: str) -> fp.Study:
+def study(by_method: Mapping[str, Sequence[float]], **changes: Any) -> fp.Study:
     """A study with one factor, the methods."""
     return fp.Study([outcome(values, name) for name, values in by_method.items()], **changes)

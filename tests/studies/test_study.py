@@ -5,9 +5,11 @@ import shutil
 import signal
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +154,28 @@ def test_a_method_is_added_and_only_it_is_trained(
     assert len(more.outcomes) == 6
 
 
+def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
+    error = fp.Metric(
+        lambda outputs, y: (outputs.argmax(-1) != y, jnp.ones(len(y))),
+        lambda sums: sums[0] / sums[1],
+        lower_is_better=True,
+    )
+    model = replace(fp.models.logistic(FEDERATION), metrics={"error": error})
+    solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=3)
+    found = study(model=model, vary=None, measure="test_error", solver=solver, out=tmp_path / "out")
+    errors = {o.method: [run.final.metrics["test_error"] for run in o.runs] for o in found.outcomes}
+    best = min(errors, key=lambda method: sum(errors[method]))
+    assert found.table().best == {(list(errors).index(best), 0)}
+    assert ": test error 0." in found.conclusions()[0]
+    assert found.conclusions()[0].startswith(best)
+    assert str(fp.Study.read(tmp_path / "out")) == str(found)
+    neither = fp.Study(found.outcomes, "dissimilarity")
+    assert neither.table().best == frozenset()
+    assert str(neither).endswith("over 3 seeds.\n")
+    with pytest.raises(fp.InputError, match="which values are better is not known"):
+        neither.conclusions()
+
+
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "table.tex").write_text("mine")
     with pytest.raises(fp.InputError, match="holds other files; name a new or empty folder"):
@@ -248,6 +272,8 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
         ),
         ({"tuning": fp.Tuning("validation_f1")}, "tuning.measure = 'validation_f1'; 0 %, FedAvg h"),
         ({"tuning": 3}, "tuning = 3; it must be a fedprox.Tuning"),
+        ({"measure": "test_f1"}, "measure = 'test_f1'; 0 %, FedAvg has train_loss, test_loss, "),
+        ({"measure": "gamma"}, "measure = 'gamma'; 0 %, FedAvg has train_loss, test_loss, "),
         ({"seeds": []}, "seeds = []; it must be a list of seeds"),
         ({"seeds": [0, 0]}, "seeds: 0 is given more than once"),
         ({"epochs": 3}, "study: unknown argument 'epochs'; allowed beside its own: model, solver"),

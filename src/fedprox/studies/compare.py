@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, shown
-from fedprox.measures import measure_of
+from fedprox.federation import Federation
+from fedprox.measures import KINDS, measure_of
+from fedprox.model import Model
 from fedprox.report.records import value_of
+from fedprox.simulation.config.protocol import measures_of
+from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 from fedprox.studies.grid import METHOD
@@ -59,6 +63,16 @@ class Reading(NamedTuple):
         """The number of a run, infinitely bad if it has none, for comparisons."""
         value = self.of(run)
         return value if math.isfinite(value) else math.inf if self.lower else -math.inf
+
+
+def check_measure(where: str, measure: object, model: Model, federation: Federation) -> None:
+    """Raise `InputError` if records of a model on a federation do not have a measure."""
+    known = measures_of(model, federation)
+    of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
+    require(
+        measure in known or (not of_rows and measure in Record._fields),
+        f"measure = {shown(measure)}; {where} has {', '.join(known)}",
+    )
 
 
 def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:

@@ -54,6 +54,7 @@ class _File(BaseModel):
     measure: str
     against: str | None
     chosen: str
+    lower_is_better: bool | None
     cells: list[_Cell]
 
 
@@ -68,6 +69,7 @@ class Study:
         measure: Name of the measure that tables and figures show unless they are given another.
         against: The method to which the others are compared; None for the best with the second.
         chosen: How hyperparameters were chosen, in a sentence; empty if no method had several.
+        lower_is_better: Whether smaller values of a metric of the model as the measure are better.
 
     Example:
         >>> import fedprox as fp
@@ -90,6 +92,7 @@ class Study:
     measure: str = "test_accuracy"
     against: str | None = None
     chosen: str = ""
+    lower_is_better: bool | None = None
 
     @property
     def factors(self) -> list[str]:
@@ -220,15 +223,22 @@ class Study:
         return study_figure(groups_of(self.outcomes), measure, along)
 
     def __str__(self) -> str:
-        return "\n".join([self.table().text(), "", *self.conclusions()])
+        return "\n".join([self.table().text(), "", *self._sentences()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        sentences = "".join(f"<p>{sentence}</p>" for sentence in self.conclusions())
+        sentences = "".join(f"<p>{sentence}</p>" for sentence in self._sentences())
         return self.table().html() + sentences
 
+    def _sentences(self) -> list[str]:
+        """The conclusions of the study's measure; none if it is not known what is better."""
+        known = self._reading(None, None).lower is not None
+        return self.conclusions() if known else []
+
     def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
+        if measure in (None, self.measure) and lower is None:
+            lower = self.lower_is_better
         return reading_of(self.measure if measure is None else measure, self.runs, lower)
 
     def _factors(self, name: str, given: str | Sequence[str]) -> list[str]:
@@ -270,7 +280,9 @@ class Study:
             and METHOD in outcomes[0].levels,
             f"{path}: damaged: the cells are not those of one study",
         )
-        return Study(outcomes, content.measure, content.against, content.chosen)
+        return Study(
+            outcomes, content.measure, content.against, content.chosen, content.lower_is_better
+        )
 
 
 def write_study(study: Study, out: Path) -> None:
@@ -281,7 +293,13 @@ def write_study(study: Study, out: Path) -> None:
         _Cell(levels=dict(o.levels), label=o.runs[0].label, tried=o.tried, folders=o.folders)
         for o in study.outcomes
     ]
-    content = _File(measure=study.measure, against=study.against, chosen=study.chosen, cells=cells)
+    content = _File(
+        measure=study.measure,
+        against=study.against,
+        chosen=study.chosen,
+        lower_is_better=study.lower_is_better,
+        cells=cells,
+    )
     # first, since it marks the folder as that of a study
     write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
     table, rows, lines = study.table(), study.records(), io.StringIO(newline="")
@@ -298,7 +316,7 @@ def write_study(study: Study, out: Path) -> None:
         write_whole(out / name, text.encode())
     write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
     folders = [out / folder for o in study.outcomes for folder in o.folders]
-    write_page(table, study.conclusions(), groups_of(study.outcomes), study.measure, folders, out)
+    write_page(table, study._sentences(), groups_of(study.outcomes), study.measure, folders, out)
 
 
 def check_folder(out: Path) -> None:

@@ -17,7 +17,7 @@ from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.simulate import simulate
-from fedprox.studies.grid import METHOD, Cell, check_budgets
+from fedprox.studies.grid import METHOD, Cell, Settings, check_budgets
 from fedprox.studies.tuning import Tuning, best_label
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
@@ -70,11 +70,20 @@ def train_cells(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     tuning: Tuning,
+    check: Callable[[Cell, Settings], None],
     place: Place = Place(),  # noqa: B008 (immutable)
     *,
     progress: bool = True,
 ) -> tuple[list[Outcome], str]:
     """Tune and train all cells.
+
+    Args:
+        cells: The cells.
+        seeds: The seeds of all.
+        tuning: How hyperparameters are chosen.
+        check: Called with each cell and its settings before anything is trained.
+        place: Where and how cells are trained.
+        progress: Whether progress is shown on stderr.
 
     Returns:
         The results of each cell; and how hyperparameters were chosen, in a sentence, empty if no
@@ -89,6 +98,7 @@ def train_cells(
     trained, measures = list[int](), dict[str, None]()
     for cell in cells:  # what is wrong with the last one is said before the first is trained
         settings = cell.settings(seeds[0])
+        check(cell, settings)
         if len(cell.points) > 1:
             name, _ = tuning.measure_for(cell.name, settings["federation"], settings["model"])
             measures[name] = None

@@ -7,8 +7,11 @@ from typing import Any
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
+from fedprox.measures import lower_is_better
+from fedprox.model import Model
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
-from fedprox.studies.grid import SETTINGS, Cell, cells_of
+from fedprox.studies.compare import check_measure
+from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
 from fedprox.studies.results import Study, check_folder, write_study
 from fedprox.studies.run import Place, train_cells
 from fedprox.studies.tuning import Tuning, check_seeds
@@ -122,8 +125,17 @@ def run_study(
     )
     if place.out is not None:
         check_folder(place.out)
-    outcomes, chosen = train_cells(cells, seeds, tuning, place, progress=progress)
-    study = Study(outcomes, measure, against, chosen)
+    lower = None
+
+    def check(cell: Cell, settings: Settings) -> None:
+        nonlocal lower
+        model: Model = settings["model"]
+        check_measure(cell.name, measure, model, settings["federation"])
+        if measure.partition("_")[2] in model.metrics:
+            lower = lower_is_better(measure, model.metrics)
+
+    outcomes, chosen = train_cells(cells, seeds, tuning, check, place, progress=progress)
+    study = Study(outcomes, measure, against, chosen, lower)
     if place.out is not None:
         write_study(study, place.out)
     return study
