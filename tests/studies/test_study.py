@@ -154,6 +154,15 @@ def test_a_method_is_added_and_only_it_is_trained(
     assert len(more.outcomes) == 6
 
 
+def test_a_study_is_extended_by_more_rounds(
+    finished: tuple[fp.Study, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(finished[1], tmp_path / "out")
+    longer = study(rounds=3, out=tmp_path / "out")
+    assert {run.final.round for run in longer.runs} == {3}
+    assert str(study(rounds=3)) == str(longer)
+
+
 def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
     error = fp.Metric(
         lambda outputs, y: (outputs.argmax(-1) != y, jnp.ones(len(y))),
