@@ -34,6 +34,7 @@ from fedprox.report.charts import styles
 from fedprox.report.page import section
 from fedprox.report.parameters import encode
 from fedprox.report.saved import load_model
+from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist
 from tests.datasets.test_datasets import GOOD, idx_of, leaf_file
@@ -271,6 +272,28 @@ def run_directory() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in made.iterdir()}
 
 
+STUDY = json.dumps(
+    {
+        "measure": "test_accuracy",
+        "against": None,
+        "chosen": "",
+        "lower_is_better": None,
+        "cells": [
+            {"levels": {"method": name}, "label": name, "tried": 1, "folders": ["run"]}
+            for name in ("a", "b")
+        ],
+    }
+).encode()
+
+
+def a_study(path: Path) -> object:
+    run = path.parent / "run"
+    run.mkdir(exist_ok=True)
+    for name, content in run_directory().items():
+        (run / name).write_bytes(content)
+    return str(Study.read(path.parent))
+
+
 def report_of(file: str) -> Reader:
     """The reader of one file of a run directory, beside the others."""
 
@@ -425,6 +448,9 @@ READERS: dict[str, Reader] = {
             *("clients.json", "diagnosis.json"),
         )
     },
+    "study": Reader(
+        "study.json", a_study, (STUDY,), (*JSON, b'"train_loss"', b'"../run"', b'"seed"'), factor=60
+    ),
     "parameters": Reader("model.safetensors", load_model, (PARAMETERS,), SAFETENSORS, factor=60),
 }
 """By name. Two of them for one format are of the file as it is and of what is packed in it."""

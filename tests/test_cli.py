@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from fedprox import InputError, __version__, cli
-from fedprox.experiment import read_experiment, resolve
+from fedprox.experiment import parse, read_experiment, read_study, read_table, resolve
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
@@ -237,9 +237,13 @@ def test_the_version_is_printed_also_by_python_m() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_a_valid_experiment(path: Path) -> None:
-    experiment = read_experiment(path)
-    if experiment.data["name"] in ("synthetic", "synthetic-feddyn"):
-        assert resolve(experiment).methods
+    table = read_table(path)
+    experiments = [parse(str(path), table)] if "study" not in table else []
+    if not experiments:
+        experiments = [each for _, each in read_study(str(path), table).experiments]
+    for experiment in experiments:
+        if experiment.data["name"] in ("synthetic", "synthetic-feddyn"):
+            assert resolve(experiment).methods
 
 
 BAD = [

@@ -164,6 +164,7 @@ PARTS: list[tuple[Any, dict[str, Any]]] = [
     (fp.DayNight, {"hours": 8.0}),
     (fp.Intervals, {"device": [0], "on": [0.0], "off": [1.0], "period": 2.0}),
     (fp.Faults, {"policy": "clip"}),
+    (fp.Tuning, {"seeds": [0]}),
     (fp.Target, {"measure": "train_loss", "value": 0.5}),
 ]
 

@@ -59,6 +59,11 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
 from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
+from fedprox.studies.compare import Difference
+from fedprox.studies.results import Study
+from fedprox.studies.study import study
+from fedprox.studies.table import StudyTable
+from fedprox.studies.tuning import Tuning
 from fedprox.subproblem import Subproblem
 
 __version__: str
@@ -75,6 +80,7 @@ __all__ = [
     "Cohort",
     "DayNight",
     "Diagnosis",
+    "Difference",
     "Evaluation",
     "EvaluationResult",
     "Examples",
@@ -97,9 +103,12 @@ __all__ = [
     "Selection",
     "Solver",
     "Stopped",
+    "Study",
+    "StudyTable",
     "Subproblem",
     "Systems",
     "Target",
+    "Tuning",
     "Vectors",
     "Windows",
     "centralised",
@@ -137,6 +146,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "simulate",
+    "study",
     "table",
     "use_compilation_cache",
     "use_cpu_devices",

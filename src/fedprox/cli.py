@@ -47,12 +47,16 @@ from fedprox.errors import InputError, printable, require
 from fedprox.experiment import (
     Experiment,
     Resolved,
+    StudyFile,
     apply_setting,
     choices,
     help_sections,
     load_data,
     read_experiment,
+    read_study,
+    read_table,
     resolve,
+    run_study_file,
     train,
 )
 from fedprox.files.whole import write_whole
@@ -69,6 +73,7 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
+from fedprox.studies.run import Place
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
@@ -118,6 +123,9 @@ RUN_HELP = f"""Run the experiment in a TOML file.
 
 It trains every method on the same clients, stragglers and mini-batches, prints a table, and writes
 a run directory with the metrics, the final models, a figure and an HTML report.
+
+With a section [study] it trains a study: the methods at every combination of the levels, tuned, for
+one table, figure and report. The same command continues a study that was interrupted.
 
 With --checkpoint-every, a run that was killed continues with --resume DIR and gives the same
 metrics and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP stops the run after the current rounds
@@ -171,6 +179,13 @@ def run(
 ) -> None:
     """Run an experiment file, or resume a run."""
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    if "study" in (table := read_table(file, settings or ())):
+        unused = {"--log": log, "--coordinator": coordinator, "--processes": processes}
+        for option, value in (unused | {"--process": process}).items():
+            require(value is None, f"{option}: not with a section [study]")
+        place = Place(folder, force, checkpoint_every, stopping_on_signals)
+        _run_study(read_study(str(file), table), place, data_dir, devices)
+        return
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     join = _join_function(coordinator, processes, process)
     console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
@@ -201,6 +216,22 @@ def run(
     print_start(console, directory, resumed=resume is not None)
     runs = train_into(directory, train_methods, resolved, checkpoints, loggers)
     show_results(console, directory, runs, resolved.target, checkpoints)
+
+
+def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: int | None) -> None:
+    """Run a study, and print its table and conclusions."""
+    use_cpu_devices(file.clients_per_round, devices)
+    use_compilation_cache(cache_folder() / "xla")
+    console = _console()
+    try:
+        study = run_study_file(file, place, data_dir=data_dir, devices=devices)
+    except Stopped as stopped:
+        _fail(f"{stopped}; the same command continues from there", 128 + stopped.signal)
+    tables = [str(study)]
+    if (target := file.target(study)) is not None:
+        tables.append(str(study.table(measure=target)))
+    written = f"{printable(place.out)}: study.json, records.csv, tables, figure, report.html"
+    console.print("\n\n".join([*tables, written]), highlight=False, soft_wrap=True)
 
 
 def _join_function(

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedprox.experiment import read_experiment, resolve, train
+from fedprox.errors import require
+from fedprox.experiment import parse, read_study, read_table, resolve, run_study_file, train
 from fedprox.report.directory import RunDirectory
 from fedprox.report.results import write_results
 from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.results.run import Run
+from fedprox.studies.run import Place
 
 
 def run(
@@ -32,11 +34,13 @@ def run(
             nothing is written.
         data_dir: Folder with data files, in place of `FEDPROX_DATA` or a download.
         callbacks: Functions that are called before the first round, with each record, and at the
-            end.
+            end; not for a study.
         progress: Whether progress is shown on stderr; see `simulate`.
 
     Returns:
-        One run for each method, seed and sweep point, as from `simulate`.
+        One run for each method, seed and sweep point, as from `simulate`. Of a file with a section
+        `[study]`, one for each cell and seed, with the chosen hyperparameters; `Study.read(out)`
+        has the tables.
 
     Raises:
         InputError: The file is missing or not an experiment, a setting or the data cannot be used,
@@ -58,8 +62,13 @@ def run(
         ['fedprox mu=1']
     """
     check_callbacks(callbacks)
-    experiment = read_experiment(Path(file), settings)
-    resolved = resolve(experiment, None if data_dir is None else Path(data_dir))
+    table, data_dir = read_table(Path(file), settings), None if data_dir is None else Path(data_dir)
+    if "study" in table:
+        require(not callbacks, "callbacks: a study has none; leave them out")
+        study, place = read_study(str(file), table), Place(None if out is None else Path(out))
+        return run_study_file(study, place, data_dir=data_dir, progress=progress).runs
+    experiment = parse(str(file), table)
+    resolved = resolve(experiment, data_dir)
     if out is None:
         return train(experiment, resolved, callbacks, progress=progress)
     client_records = resolved.evaluation.client_records

@@ -63,6 +63,7 @@ def test_defaults_are_those_of_a_file_without_the_keys() -> None:
         "asynchronous": {"buffer": 1},
         "faults": {},
         "privacy": {"clip": 1.0},
+        "study": {},
         "solver": {"learning_rate": 0.1, "batch_size": 1, "epochs": 1},
         "method": [{"name": "fedavg"}],
     }

@@ -11,7 +11,8 @@ from experiments.engine.item import Claim, Comparison, Item, Line
 from experiments.engine.series import BEST, Series
 from experiments.engine.summaries import FINAL
 from experiments.engine.table import judged_in, table
-from experiments.engine.verdicts import LEVEL, Evidence, evidence_of, verdicts
+from experiments.engine.verdicts import LEVEL, verdicts
+from fedprox.studies.paired import Evidence, evidence_of
 from tests.experiments.made_up import SCALE, series
 
 

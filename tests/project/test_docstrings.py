@@ -19,7 +19,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Warns", "Example", "Refe
 CITED = {*ALGORITHMS.values(), *DATASETS.values(), *MODELS.values()}
 """Methods, data sets and models, which name their source."""
 
-RETURNED = {fp.Diagnosis, fp.Progress, fp.Record, fp.Stopped}
+RETURNED = {fp.Diagnosis, fp.Difference, fp.Progress, fp.Record, fp.Stopped, fp.StudyTable}
 """Classes that users only receive; the examples are those of the functions that make them."""
 
 METRICS = ("auc", "f1", "mean_squared_error")

@@ -25,6 +25,7 @@ FLOORS = [
     {"simulation"},
     {"diagnosis"},
     {"report"},
+    {"studies"},
     {"logs"},
     {"experiment"},
     {"deployment"},

@@ -41,6 +41,15 @@ def test_experiments_have_rows_and_lines_of_their_own() -> None:
     assert drawn.axes[0].lines[0].get_ydata()[-1] == few[0].final.train_loss
 
 
+def test_records_have_the_settings_that_tell_runs_apart() -> None:
+    few, many = (trained(systems=fp.Systems(stragglers=share)) for share in (0.0, 0.5))
+    rows = fp.records(few + many)
+    known = list(fp.records(few)[0])
+    assert all(list(row) == [*known, "systems.stragglers"] for row in rows)
+    assert [row["systems.stragglers"] for row in rows] == [0.0] * 3 + [0.5] * 3
+    assert fp.records(few) == [{key: row[key] for key in known} for row in rows[:3]]
+
+
 def of(experiment: dict[str, Any], label: str = "fedavg", **changes: Any) -> fp.Run:
     return replace(make_run(label), experiment=experiment, **changes)
 

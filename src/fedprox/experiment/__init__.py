@@ -3,10 +3,11 @@
 from fedprox.experiment.listing import CATALOGUES, Key, help_sections, keys
 from fedprox.experiment.messages import choices
 from fedprox.experiment.optimizers import OPTIMIZERS, SCHEDULES
-from fedprox.experiment.read import DEPLOYED, apply_setting, parse, read_experiment
+from fedprox.experiment.read import DEPLOYED, apply_setting, parse, read_experiment, read_table
 from fedprox.experiment.resolved import Resolved, load_data, resolve, train
 from fedprox.experiment.schema import keys_of
 from fedprox.experiment.sections import Experiment
+from fedprox.experiment.study import StudyFile, read_study, run_study_file
 
 __all__ = [
     "CATALOGUES",
@@ -16,6 +17,7 @@ __all__ = [
     "Experiment",
     "Key",
     "Resolved",
+    "StudyFile",
     "apply_setting",
     "choices",
     "help_sections",
@@ -24,6 +26,9 @@ __all__ = [
     "load_data",
     "parse",
     "read_experiment",
+    "read_study",
+    "read_table",
     "resolve",
+    "run_study_file",
     "train",
 ]

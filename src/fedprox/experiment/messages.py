@@ -30,7 +30,7 @@ HEADERS = {
             "faults",
             "privacy",
         ),
-        *("deployment", "selection", "solver", "versions"),
+        *("deployment", "selection", "solver", "study", "versions"),
     )
 } | {"method": "[[method]]"}
 """How the sections of an experiment file are written."""

@@ -26,10 +26,22 @@ def read_experiment(
         settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
             "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
     """
+    table = read_table(path, settings, defaults)
+    require(
+        "study" not in table,
+        f"{path}: has a section [study]; fedprox run or fedprox.run runs it, no other command",
+    )
+    return parse(str(path), table)
+
+
+def read_table(
+    path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
+) -> Table:
+    """The table of an experiment file, with changes; see `read_experiment`."""
     table = {**defaults, **read_toml(path)}
     for setting in settings:
         apply_setting(table, setting)
-    return parse(str(path), table)
+    return table
 
 
 def parse(where: str, table: Table) -> Experiment:

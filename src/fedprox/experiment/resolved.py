@@ -74,19 +74,26 @@ def train(
     progress: bool = True,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
-    objects = resolved._asdict()
-    del objects["table"]
     return simulate(
-        **objects,
-        rounds=experiment.rounds,
-        client_store=experiment.client_store,
+        **settings_of(experiment, resolved),
+        methods=resolved.methods,
         seed=experiment.seed,
-        stop_at_target=experiment.stop_at_target,
         devices=devices,
         checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
         progress=progress,
     )
+
+
+def settings_of(experiment: Experiment, resolved: Resolved) -> dict[str, Any]:
+    """The arguments of `fedprox.simulate` that an experiment sets, but methods and seeds."""
+    objects = resolved._asdict()
+    del objects["table"], objects["methods"]
+    return objects | {
+        "rounds": experiment.rounds,
+        "client_store": experiment.client_store,
+        "stop_at_target": experiment.stop_at_target,
+    }
 
 
 def described_by(resolved: Resolved) -> Callback:

@@ -21,6 +21,7 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
+from fedprox.studies.tuning import Tuning
 
 
 class DataKeys(Section):
@@ -98,6 +99,7 @@ SolverSection = schema_of(
     },
 )
 InitialSection = schema_of(load_model)
+TuningSection = schema_of(Tuning)
 
 
 class DeploymentSection(Section):
@@ -110,6 +112,24 @@ class DeploymentSection(Section):
     out, and in a trial with `--local`."""
     patience: float = 300.0
     """Seconds that a round waits for a node; it then goes on without the node."""
+
+
+class StudySection(Section):
+    """`[study]`: a study of the file's methods, see `fedprox.study`."""
+
+    vary: Table = Field(default_factory=dict)
+    """Factors by their names, each a table from the names of its levels to the sections and keys
+    that a level changes; a section with a `name` is replaced. The levels of a factor `method` are
+    the methods, in place of `[[method]]`, each with its section as `method`."""
+    measure: str = "test_accuracy"
+    """Name of the measure of the study's table, as in metrics.jsonl."""
+    against: str | None = None
+    """Method to which the others are compared; the best is compared to the second if left out."""
+    data_per_seed: bool = False
+    """Whether data are made anew for each seed of a run, which takes the place of `data.seed`."""
+    tuning: Annotated[Any, Of(TuningSection)] = None
+    """How hyperparameters are chosen: a table with the keys of :class:`fedprox.Tuning`, `measure`,
+    `seeds` and `equal`."""
 
 
 class TargetSection(Section):
@@ -181,6 +201,9 @@ class Experiment(Section):
     """Which model of a run is kept, and when a run without progress ends."""
     solver: Annotated[Any, Of(SolverSection)]
     """The local solver."""
+    study: StudySection | None = None
+    """A study: the methods over settings and seeds, tuned, in one table; one comparison if left
+    out."""
     method: list[Table] = Field(min_length=1)
     """A method and its hyperparameters; the section may be repeated."""
     versions: Table = Field(default_factory=dict, exclude=True)

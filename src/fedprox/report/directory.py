@@ -221,8 +221,11 @@ class RunDirectory:
         flush_folder(self.path)
         return self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
 
-    def finish(self, runs: Sequence[Run], target: Target | None) -> None:
-        """Write models and figure, then the summary; see `fedprox.table` for the target."""
+    def finish(self, runs: Sequence[Run], target: Target | None, *, draw: bool = True) -> None:
+        """Write models and, with `draw`, the figure, then the summary.
+
+        See `fedprox.table` for the target.
+        """
         target = target or common_target(runs)
         if self._metrics is not None:
             with naming(self.path / "metrics.jsonl"):
@@ -231,7 +234,8 @@ class RunDirectory:
             self._clients.finish()
         for run in runs:
             write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
-        write_figure(self.path, figure(runs))
+        if draw:
+            write_figure(self.path, figure(runs))
         _write_json(self.path / "summary.json", [summarise(run, target) for run in runs], indent=2)
 
 
@@ -287,13 +291,15 @@ def file_name(label: str, seed: int) -> str:
     return f"{name}-{seed}"
 
 
-def write_figure(folder: Path, drawn: "Figure", name: str = "figure") -> None:
-    """Write a figure as `NAME.png` and `NAME.svg`; the same figure gives the same bytes."""
+def write_figure(
+    folder: Path, drawn: "Figure", name: str = "figure", kinds: Sequence[str] = ("png", "svg")
+) -> None:
+    """Write a figure as `NAME.png`, `NAME.svg` and so on; the same one gives the same bytes."""
     import matplotlib  # here, since it is slow to import
 
-    dated: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}}
-    for kind, metadata in dated.items():
-        picture = io.BytesIO()
+    dated: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    for kind in kinds:
+        picture, metadata = io.BytesIO(), dated.get(kind, {})
         with matplotlib.rc_context({"svg.hashsalt": "fedprox"}):  # else random identifiers
             drawn.savefig(picture, format=kind, dpi=150, metadata=metadata)
         write_whole(folder / f"{name}.{kind}", picture.getvalue())

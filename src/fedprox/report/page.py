@@ -66,11 +66,13 @@ class Section(NamedTuple):
     groups: list[Group]
 
 
-def write_report(directories: Sequence[Path], out: Path, *, together: bool = True) -> None:
+def write_report(
+    directories: Sequence[Path], out: Path, *, together: bool = True, summary: Group | None = None
+) -> None:
     """Write the report of some run directories as one self-contained HTML page.
 
-    Each has a section; `together` also draws all runs in one figure for each measure. An earlier
-    page is replaced.
+    Each has a section. Above them is `summary`; without one, `together` draws all runs in one
+    figure for each measure. An earlier page is replaced.
     """
     require(len(directories) > 0, "report: no run directories; at least one is needed")
     require(not out.exists() or out.is_file(), f"--out: {out} is not a file")
@@ -78,7 +80,7 @@ def write_report(directories: Sequence[Path], out: Path, *, together: bool = Tru
     require(out.suffix in (".html", ".htm"), f"--out: {out} is not the name of an HTML file")
     archives = [read_archive(path) for path in directories]
     looks = styles(run.label for archive in archives for run in archive.runs)
-    shared = overlay(archives) if together and len(archives) > 1 else None
+    shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
     page = render([section(archive, looks) for archive in archives], shared)
     write_whole(out, page.encode(errors="replace"))
 

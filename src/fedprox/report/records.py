@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedprox.report.settings import different, is_simple, settings_of
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -70,8 +71,11 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     (`client_accuracy_mean`, `client_accuracy_std`, `client_accuracy_worst`,
     `client_accuracy_best`) are omitted if no record has them.
 
+    If the runs are of several experiments, each simple setting in which these differ, such as
+    `systems.stragglers`, is a further key at the end.
+
     Args:
-        runs: The runs, such as `simulate` returns.
+        runs: The runs of one or more comparisons, such as `simulate` returns.
 
     Returns:
         One dict for each record, run after run.
@@ -94,7 +98,21 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
     columns = [key for key in order if key in known or key not in OPTIONAL]
-    return [{key: _value(key, line.get(key)) for key in columns} for line in lines]
+    settings = [settings_of(run) for run in runs]
+    apart = [
+        name
+        for name in different(runs, settings)
+        if name not in order and all(is_simple(each.get(name)) for each in settings)
+    ]
+    told = [
+        {name: _value(name, each.get(name)) for name in apart}
+        for run, each in zip(runs, settings, strict=True)
+        for _ in run.history
+    ]
+    return [
+        {key: _value(key, line.get(key)) for key in columns} | of_run
+        for line, of_run in zip(lines, told, strict=True)
+    ]
 
 
 def _value(key: str, value: Any) -> Any:

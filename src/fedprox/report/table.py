@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean, stdev
 from typing import Any
@@ -14,14 +14,15 @@ from rich.text import Text
 from fedprox.errors import require
 from fedprox.measures import measure_of
 from fedprox.report.records import highest, value_of
+from fedprox.report.settings import different, is_simple, settings_of
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""
 
-MOST_SAID, LONGEST_SAID = 3, 20
-"""The most settings that the name of a row says, and the most characters of one that is text."""
+MOST_SAID = 3
+"""The most settings that the name of a row says."""
 
 
 class TextTable(Table):
@@ -35,10 +36,6 @@ class TextTable(Table):
     __repr__ = __str__
 
 
-RATE = "solver.learning_rate"
-"""Name of the setting that is the run's own in a sweep."""
-
-
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each row or line: of one label and one experiment, one run for each seed.
 
@@ -50,34 +47,22 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
     ['fedavg · stragglers 0', 'fedavg · stragglers 0.5']
     """
-    settings = [_settings(run) for run in runs]
-    # the runs of any comparison differ in these, which labels say
-    own = {RATE, *(name for run in runs for name in run.hparams)}
-    firsts: dict[str, dict[str, Any]] = {}
-    for run, each in zip(runs, settings, strict=True):
-        firsts.setdefault(run.label, each)
-    different = [
-        name
-        for name in dict.fromkeys(name for each in settings for name in each)
-        if any(
-            each.get(name) != (firsts[run.label] if name in own else settings[0]).get(name)
-            for run, each in zip(runs, settings, strict=True)
-        )
-    ]
-    said = len(different) <= MOST_SAID and all(
-        _is_simple(each.get(name)) for each in settings for name in different
+    settings = [settings_of(run) for run in runs]
+    names = different(runs, settings)
+    said = len(names) <= MOST_SAID and all(
+        is_simple(each.get(name)) for each in settings for name in names
     )
     grouped: dict[str, list[Run]] = {}
     experiments: dict[str, dict[str, Any]] = {}
     for run, each in zip(runs, settings, strict=True):
         row = run.label
         if said:
-            row = " · ".join([row, *(_said(name, each.get(name)) for name in different)])
+            row = " · ".join([row, *(_said(name, each.get(name)) for name in names)])
         known = experiments.setdefault(row, each)
         require(
             each == known,
             f"runs: those of {run.label!r} are of experiments that differ in "
-            f"{', '.join(n for n in different if each.get(n) != known.get(n))}, which are no seeds "
+            f"{', '.join(n for n in names if each.get(n) != known.get(n))}, which are no seeds "
             "to average over; give the runs of one experiment at a time",
         )
         require(
@@ -87,30 +72,6 @@ def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
         )
         grouped[row].append(run)
     return grouped
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """What seeds of one row share, by name; empty for a run that does not know its experiment."""
-    if not run.experiment:
-        return {}
-    # methods are in the label; where client state is stored changes no result
-    others = ("seed", "method", "versions", "client_store")
-    settings: dict[str, Any] = {}
-    for key, value in run.experiment.items():
-        if isinstance(value, Mapping):
-            settings |= {f"{key}.{name}": each for name, each in value.items()}
-        elif key not in others:
-            settings[key] = value
-    if not isinstance(settings.get(RATE), str):  # the name of a schedule
-        settings[RATE] = run.learning_rate
-    return settings | run.hparams
-
-
-def _is_simple(value: object) -> bool:
-    """Whether a setting fits into the name of a row."""
-    if isinstance(value, str):
-        return len(value) <= LONGEST_SAID
-    return value is None or isinstance(value, int | float)
 
 
 def _said(name: str, value: object) -> str:

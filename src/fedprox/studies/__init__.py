@@ -1,0 +1,1 @@
+"""Studies: methods compared over settings and seeds, tuned, with paired differences."""

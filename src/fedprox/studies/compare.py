@@ -1,0 +1,284 @@
+"""Comparing the methods of a study: a measure of each run, and paired differences of methods."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.errors import InputError, require, shown
+from fedprox.federation import Federation
+from fedprox.measures import KINDS, measure_of
+from fedprox.model import Model
+from fedprox.report.records import value_of
+from fedprox.simulation.config.protocol import measures_of
+from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
+from fedprox.studies.grid import METHOD
+from fedprox.studies.paired import evidence_of, holm, interval
+from fedprox.studies.run import Outcome
+
+LEVEL = 0.05
+"""The chance that comparisons without any effect have a significant difference by Holm's method."""
+
+FEWEST = 3
+"""Seeds below which nothing is said to be significant."""
+
+
+class Reading(NamedTuple):
+    """A number of each run, and how it is shown.
+
+    Attributes:
+        name: What it is.
+        of: (run) -> the number; NaN if the run has none.
+        lower: Whether smaller numbers are better; None if that is not known.
+        scale: Factor before it is shown.
+        digits: Digits after the point.
+        unit: Unit of a difference.
+        missing: What a run without a number did.
+    """
+
+    name: str
+    of: Callable[[Run], float]
+    lower: bool | None
+    scale: float = 1.0
+    digits: int = 4
+    unit: str = ""
+    missing: str = "diverged"
+
+    @property
+    def title(self) -> str:
+        """What it is, with its unit."""
+        return self.name + " (%)" * (self.unit == "points")
+
+    def text(self, value: float, *, signed: bool = False) -> str:
+        """A number as text."""
+        form = f"{{:{'+' if signed else ''}.{self.digits}f}}"
+        return form.format(self.scale * value) if math.isfinite(value) else "-"
+
+    def finite(self, run: Run) -> float:
+        """The number of a run, infinitely bad if it has none, for comparisons."""
+        value = self.of(run)
+        return value if math.isfinite(value) else math.inf if self.lower else -math.inf
+
+
+def check_measure(where: str, measure: object, model: Model, federation: Federation) -> None:
+    """Raise `InputError` if records of a model on a federation do not have a measure."""
+    known = measures_of(model, federation)
+    of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
+    require(
+        measure in known or (not of_rows and measure in Record._fields),
+        f"measure = {shown(measure)}; {where} has {', '.join(known)}",
+    )
+
+
+def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:
+    """How a measure of runs is read: by its name, or the time or rounds until a target.
+
+    Raises:
+        InputError: If the runs do not have the measure.
+    """
+    if isinstance(measure, Target):
+        if all(run.final.time is not None for run in runs):
+            name, reach = f"seconds to {measure}", Run.time_to
+        else:
+            name, reach = f"rounds to {measure}", Run.rounds_to
+
+        def reached(run: Run) -> float:
+            value = reach(run, measure)
+            return math.nan if value is None else value
+
+        return Reading(name, reached, lower=True, digits=1, missing="did not reach it")
+    final = runs[0].final
+    known = [
+        name
+        for name, value in {**final._asdict(), **final.metrics}.items()
+        if isinstance(value, int | float) and name not in ("seed", "round", "learning_rate")
+    ]
+    require(
+        measure in known,
+        f"measure = {shown(measure)}; records have {', '.join(known)}",
+    )
+    known_of = measure_of(measure)
+    lower = known_of.lower_is_better if lower is None else lower
+
+    def measured(run: Run) -> float:
+        return value_of(run.model_record, measure) if run.diverged_at is None else math.nan
+
+    if known_of.percent:
+        return Reading(known_of.title, measured, lower, 100, 2, "points")
+    return Reading(known_of.title, measured, lower)
+
+
+class Difference(NamedTuple):
+    """The paired difference of two methods at a combination of the other factors' levels.
+
+    Attributes:
+        levels: The levels of the other factors.
+        method: The method.
+        other: The method to which it is compared.
+        difference: Mean over seeds of its measure less the other's; infinite if a run diverged.
+        low: Lower end of Student's 95 % confidence interval, of this difference by itself; NaN if
+            it has none.
+        high: Upper end of this interval.
+        p: P-value of Student's t-test (of the sign test if a run diverged), with Holm's correction
+            for all differences of the call; NaN with one seed.
+        seeds: Number of seeds.
+    """
+
+    levels: Mapping[str, str]
+    method: str
+    other: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the corrected p-value is at most 0.05, with three seeds or more."""
+        return self.seeds >= FEWEST and self.p <= LEVEL
+
+    def swapped(self) -> "Difference":
+        """The same comparison, of the other method to this one."""
+        return self._replace(
+            method=self.other,
+            other=self.method,
+            difference=-self.difference,
+            low=-self.high,
+            high=-self.low,
+        )
+
+
+Groups = dict[tuple[str, ...], dict[str, list[Run]]]
+
+
+def groups_of(outcomes: Sequence[Outcome]) -> Groups:
+    """The runs of each method, by the levels of the other factors."""
+    groups: Groups = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
+    return groups
+
+
+def differences_of(
+    outcomes: Sequence[Outcome], reading: Reading, against: str | None
+) -> list[Difference]:
+    """The differences of each method to `against`, or of all pairs of methods.
+
+    Raises:
+        InputError: If no method is called so.
+    """
+    factors = [factor for factor in outcomes[0].levels if factor != METHOD]
+    found = []
+    for levels, methods in groups_of(outcomes).items():
+        if against is None:
+            pairs = [(second, first) for first, second in combinations(methods, 2)]
+        elif against in methods:
+            pairs = [(method, against) for method in methods if method != against]
+        else:
+            raise InputError(f"against = {shown(against)}; the methods are {', '.join(methods)}")
+        values = {method: _values(runs, reading) for method, runs in methods.items()}
+        for method, other in pairs:
+            with np.errstate(invalid="ignore"):  # both diverged
+                of_seeds = values[method] - values[other]
+                mean = float(of_seeds.mean())
+            low, high = interval(of_seeds)
+            at = dict(zip(factors, levels, strict=True))
+            p = evidence_of(of_seeds).p
+            found.append(Difference(at, method, other, mean, low, high, p, len(of_seeds)))
+    corrected = holm([each.p for each in found])
+    return [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
+
+
+def _values(runs: Sequence[Run], reading: Reading) -> NDArray[np.float64]:
+    """The number of each seed, in the order of seeds, which all methods share."""
+    return np.array([reading.finite(run) for run in sorted(runs, key=lambda run: run.seed)])
+
+
+def ranked(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
+    """The methods from the best mean to the worst; those with a run that diverged are last."""
+    sign = 1 if reading.lower else -1
+    means = {method: sign * _values(runs, reading).mean() for method, runs in methods.items()}
+    return sorted(means, key=means.__getitem__)
+
+
+def winners_of(outcomes: Sequence[Outcome], reading: Reading) -> set[tuple[str, ...]]:
+    """The levels, the method's last, of the best method at each combination of the others.
+
+    There is none where the best one has a run without a number, or it is not known what is better.
+    """
+    winners = set()
+    for levels, methods in groups_of(outcomes).items():
+        best, *_ = ranked(methods, reading)
+        if reading.lower is not None and np.isfinite(_values(methods[best], reading)).all():
+            winners.add((*levels, best))
+    return winners
+
+
+def conclusions_of(outcomes: Sequence[Outcome], reading: Reading, against: str | None) -> list[str]:
+    """Who won, by how much and how surely: a sentence for each level of the other factors.
+
+    The best method is compared to `against`, or to the second best.
+    """
+    require(
+        reading.lower is not None,
+        f"{reading.name}: which values are better is not known; give lower_is_better",
+    )
+    differences = differences_of(outcomes, reading, against)
+    factors = [factor for factor in outcomes[0].levels if factor != METHOD]
+    sentences = []
+    for levels, methods in groups_of(outcomes).items():
+        at = dict(zip(factors, levels, strict=True))
+        best, *others = ranked(methods, reading)
+        if not others:
+            continue
+        other = against if against is not None and best != against else others[0]
+        (found,) = (
+            each if each.method == best else each.swapped()
+            for each in differences
+            if each.levels == at and {each.method, each.other} == {best, other}
+        )
+        where = ", ".join(f"{factor} {level}" for factor, level in at.items())
+        sentences.append(_sentence(found, f" at {where}" * bool(where), reading))
+    return sentences
+
+
+def _sentence(found: Difference, where: str, reading: Reading) -> str:
+    """Who won, by how much and how surely."""
+    best, other = found.method, found.other
+    seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
+    if not math.isfinite(found.difference):
+        both = math.isnan(found.difference)
+        who = f"{best} and {other} have" if both else f"{other} has"
+        sure = f" over {seeds} ({p_text(found.p)})"
+        lead = f"No method leads{where}" if both else f"{best} leads{where}"
+        return f"{lead}: {who} runs that {reading.missing}{sure}."
+    lower = found.difference < 0
+    size = f"{reading.text(abs(found.difference))} {reading.unit}".strip()
+    if math.isfinite(found.low):
+        ends = (-found.high, -found.low) if lower else (found.low, found.high)
+        size += f" [{', '.join(map(reading.text, ends))}]"
+    how = f"{reading.name} {size} {'below' if lower else 'above'} {other}"
+    if found.seeds == 1:
+        return f"{best} leads{where}: {how} with one seed, which says nothing of other seeds."
+    if found.seeds < FEWEST:
+        return f"{best} leads{where}: {how}; {seeds} are too few to say how surely."
+    if found.significant:
+        return f"{best} is best{where}: {how} over {seeds} ({p_text(found.p)})."
+    return f"{best} leads{where}, but {seeds} do not settle it: {how} ({p_text(found.p)})."
+
+
+def p_text(p: float) -> str:
+    """A p-value as text.
+
+    >>> p_text(0.0412), p_text(1e-9), p_text(math.nan)
+    ('p = 0.041', 'p < 0.001', 'no test')
+    """
+    if math.isnan(p):
+        return "no test"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

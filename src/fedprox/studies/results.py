@@ -1,0 +1,338 @@
+"""The results of a study: a data frame, tables, a figure, paired differences, sentences."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from fedprox.errors import InputError, require, shown
+from fedprox.files.lock import NAME as LOCK
+from fedprox.files.whole import write_whole
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import write_figure
+from fedprox.report.records import records
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
+from fedprox.studies.compare import (
+    Difference,
+    Reading,
+    conclusions_of,
+    differences_of,
+    groups_of,
+    reading_of,
+    winners_of,
+)
+from fedprox.studies.figure import study_figure
+from fedprox.studies.grid import METHOD
+from fedprox.studies.page import write_page
+from fedprox.studies.run import Outcome
+from fedprox.studies.table import StudyTable, caption_of, cell_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "study.json"
+"""The file of a study that says what its run directories are."""
+
+
+class _Cell(BaseModel):
+    """A cell in `study.json`."""
+
+    levels: dict[str, str]
+    label: str
+    tried: int
+    folders: list[Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]]
+
+
+class _File(BaseModel):
+    """The content of `study.json`."""
+
+    measure: str
+    against: str | None
+    chosen: str
+    lower_is_better: bool | None
+    cells: list[_Cell]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study:
+    """The results of `fedprox.study`.
+
+    `print` shows the table and, in sentences, who won, by how much and how surely.
+
+    Attributes:
+        outcomes: The results of each method at each combination of the other factors' levels.
+        measure: Name of the measure that tables and figures show unless they are given another.
+        against: The method to which the others are compared; None for the best with the second.
+        chosen: How hyperparameters were chosen, in a sentence; empty if no method had several.
+        lower_is_better: Whether smaller values of a metric of the model as the measure are better.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> study = fp.study(
+        ...     [fp.fedavg(), fp.fedprox(mu=0.1)],
+        ...     data=federation,
+        ...     model=fp.models.logistic,
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=2,
+        ...     seeds=[0, 1],
+        ...     progress=False,
+        ... )
+        >>> [row["method"] for row in study.records()]
+        ['fedavg', 'fedavg', 'fedprox', 'fedprox']
+    """
+
+    outcomes: Sequence[Outcome]
+    measure: str = "test_accuracy"
+    against: str | None = None
+    chosen: str = ""
+    lower_is_better: bool | None = None
+
+    @property
+    def factors(self) -> list[str]:
+        """The names of the factors, the methods' last."""
+        return list(self.outcomes[0].levels)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs with the chosen hyperparameters, one for each cell and seed."""
+        return [run for outcome in self.outcomes for run in outcome.runs]
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each run: levels, seed, hyperparameters and every measure of its model.
+
+        `pandas.DataFrame(study.records())` is a data frame of them. A factor takes the place of a
+        measure of its name.
+        """
+        rows = records([replace(run, history=[run.model_record]) for run in self.runs])
+        levels = [outcome.levels for outcome in self.outcomes for _ in outcome.runs]
+        return [
+            {**at, "seed": row["seed"], **{k: v for k, v in row.items() if k not in at}}
+            for at, row in zip(levels, rows, strict=True)
+        ]
+
+    def differences(
+        self,
+        measure: str | Target | None = None,
+        *,
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> list[Difference]:
+        """Paired differences of methods, with confidence intervals and tests.
+
+        Methods see the same data, cohorts, stragglers and initial model with the same seed, so the
+        differences of a seed are not blurred by what all methods share.
+
+        Args:
+            measure: Name of a measure of records, or a target, whose rounds or time are compared.
+            against: The method to which the others are compared; None for all pairs of methods.
+            lower_is_better: Whether smaller values are better, for a metric of the model.
+
+        Returns:
+            A :class:`fedprox.Difference` for each pair, at each combination of the
+            other factors' levels.
+        """
+        return differences_of(self.outcomes, self._reading(measure, lower_is_better), against)
+
+    def conclusions(
+        self,
+        measure: str | Target | None = None,
+        *,
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> list[str]:
+        """Who won, by how much and how surely: a sentence for each combination of other levels.
+
+        The best method is compared to `against` (that of the study if omitted), or without one to
+        the second best, with Holm's correction for all comparisons that might have been made.
+        """
+        reading = self._reading(measure, lower_is_better)
+        return conclusions_of(self.outcomes, reading, against or self.against)
+
+    def table(
+        self,
+        rows: str | Sequence[str] = METHOD,
+        columns: str | Sequence[str] | None = None,
+        measure: str | Target | None = None,
+        *,
+        best: Literal["bold"] | None = "bold",
+        against: str | None = None,
+        lower_is_better: bool | None = None,
+    ) -> StudyTable:
+        """A table of means over seeds, ± their standard deviation.
+
+        Args:
+            rows: The factor, or factors, whose levels are the rows.
+            columns: The factors whose levels are the columns; all others if omitted.
+            measure: Name of a measure of records, or a target, whose rounds or time are shown.
+            best: "bold" marks the best method at each combination of the other levels, None none.
+            against: A method to which the others are compared: their cells then show the paired
+                difference, its 95 % confidence interval and its p-value.
+            lower_is_better: Whether smaller values are better, for a metric of the model.
+
+        Returns:
+            A :class:`fedprox.StudyTable`: as text, Markdown, HTML and LaTeX.
+
+        Raises:
+            InputError: If there is no such factor, method or measure, or a factor with several
+                levels is in neither rows nor columns.
+        """
+        require(best in ("bold", None), f'best = {shown(best)}; it must be "bold" or None')
+        reading = self._reading(measure, lower_is_better)
+        row_factors = self._factors("rows", rows)
+        others = [factor for factor in self.factors if factor not in row_factors]
+        column_factors = others if columns is None else self._factors("columns", columns)
+        for factor in self.factors:
+            count = [*row_factors, *column_factors].count(factor)
+            require(count, f"table: {factor!r} is in neither rows nor columns; add it to one")
+            require(count == 1, f"table: {factor!r} is given twice, in rows or columns")
+        found = [] if against is None else differences_of(self.outcomes, reading, against)
+        places = {(*each.levels.values(), each.method): each for each in found}
+        winners = winners_of(self.outcomes, reading) if best else set()
+        cells = {}
+        for outcome in self.outcomes:
+            place = (*outcome.others, outcome.method)
+            row, column = (
+                tuple(outcome.levels[factor] for factor in factors)
+                for factors in (row_factors, column_factors)
+            )
+            text = cell_text(outcome.runs, reading, places.get(place))
+            cells[row, column] = text, place in winners
+        caption = [caption_of(reading, len(self.outcomes[0].runs), against, len(found))]
+        return StudyTable.of(" ".join([*caption, self.chosen]), row_factors, column_factors, cells)
+
+    def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
+        """A figure with a panel for each combination of the other levels and a line a method.
+
+        Args:
+            measure: Name of a measure of records.
+            along: Name of the measure on the horizontal axis: "round", "time", "communication" or
+                "total_steps". None means the time if clients have devices, else rounds.
+
+        Returns:
+            A Matplotlib figure; `figure.savefig("figure.pdf")` writes it, as PNG and SVG too.
+        """
+        measure = measure or self.measure
+        self._reading(measure, None)
+        return study_figure(groups_of(self.outcomes), measure, along)
+
+    def __str__(self) -> str:
+        return "\n".join([self.table().text(), "", *self._sentences()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        sentences = "".join(f"<p>{sentence}</p>" for sentence in self._sentences())
+        return self.table().html() + sentences
+
+    def _sentences(self) -> list[str]:
+        """The conclusions of the study's measure; none if it is not known what is better."""
+        known = self._reading(None, None).lower is not None
+        return self.conclusions() if known else []
+
+    def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
+        if measure in (None, self.measure) and lower is None:
+            lower = self.lower_is_better
+        return reading_of(self.measure if measure is None else measure, self.runs, lower)
+
+    def _factors(self, name: str, given: str | Sequence[str]) -> list[str]:
+        """Factors that the user named."""
+        factors = [given] if isinstance(given, str) else list(given)
+        for factor in factors:
+            require(
+                factor in self.factors,
+                f"{name} = {shown(given)}; the factors are {', '.join(self.factors)}",
+            )
+        return factors
+
+    @staticmethod
+    def read(folder: str | Path) -> "Study":
+        """Read the results of a study from its folder.
+
+        Args:
+            folder: What `out` was. Its runs have no parameters; `fedprox.load_model` reads those.
+
+        Raises:
+            InputError: If the folder holds no complete study.
+        """
+        folder = Path(folder)
+        path = folder / NAME
+        require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
+        try:
+            content = TypeAdapter(_File).validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+        outcomes = []
+        for cell in content.cells:
+            found = [run for name in cell.folders for run in _archived(folder / name)]
+            runs = [run for run in found if run.label == cell.label]
+            require(runs, f"{path}: damaged: no run {cell.label!r} in {cell.folders}")
+            outcomes.append(Outcome(cell.levels, runs, cell.tried, cell.folders))
+        require(
+            len({(*o.levels, *(run.seed for run in o.runs)) for o in outcomes}) == 1
+            and len({tuple(o.levels.values()) for o in outcomes}) == len(outcomes)
+            and METHOD in outcomes[0].levels,
+            f"{path}: damaged: the cells are not those of one study",
+        )
+        return Study(
+            outcomes, content.measure, content.against, content.chosen, content.lower_is_better
+        )
+
+
+def write_study(study: Study, out: Path) -> None:
+    """Write `study.json`, the data frame, tables, figure and report beside the cells."""
+    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    cells = [
+        _Cell(levels=dict(o.levels), label=o.runs[0].label, tried=o.tried, folders=o.folders)
+        for o in study.outcomes
+    ]
+    content = _File(
+        measure=study.measure,
+        against=study.against,
+        chosen=study.chosen,
+        lower_is_better=study.lower_is_better,
+        cells=cells,
+    )
+    # first, since it marks the folder as that of a study
+    write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
+    table, rows, lines = study.table(), study.records(), io.StringIO(newline="")
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    for name, text in {
+        "records.csv": lines.getvalue(),
+        "table.txt": f"{study}\n",
+        "table.md": table.markdown(),
+        "table.html": table.html(),
+        "table.tex": table.latex(),
+    }.items():
+        write_whole(out / name, text.encode())
+    write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
+    folders = [out / folder for o in study.outcomes for folder in o.folders]
+    write_page(table, study._sentences(), groups_of(study.outcomes), study.measure, folders, out)
+
+
+def check_folder(out: Path) -> None:
+    """Raise `InputError` if a study's files would replace others in a folder.
+
+    An incomplete study has only folders, of its cells.
+    """
+    require(not out.exists() or out.is_dir(), f"{out} is not a folder")
+    if out.is_dir() and not (out / NAME).is_file():
+        others = [path.name for path in out.iterdir() if path.is_file() and path.name != LOCK]
+        require(not others, f"{out} holds other files; name a new or empty folder")
+
+
+def _archived(folder: Path) -> list[Run]:
+    """The runs of a run directory, with their experiment."""
+    archive = read_archive(folder)
+    for run in archive.runs:
+        run.experiment = {k: v for k, v in archive.experiment.items() if k != "versions"}
+    return archive.runs

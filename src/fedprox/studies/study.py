@@ -1,0 +1,141 @@
+"""The entry point `study`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require, shown
+from fedprox.federation import Federation
+from fedprox.measures import lower_is_better
+from fedprox.model import Model
+from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
+from fedprox.studies.compare import check_measure
+from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
+from fedprox.studies.results import Study, check_folder, write_study
+from fedprox.studies.run import Place, train_cells
+from fedprox.studies.tuning import Tuning, check_seeds
+
+Data = Federation | Callable[[int], Federation]
+"""A data set, or a function of a seed that makes it anew for each seed."""
+
+
+def study(
+    methods: Mapping[str, Algorithm | Mapping[str, Any]] | Sequence[Algorithm],
+    *,
+    data: Data | Mapping[str, Data | Mapping[str, Any]],
+    vary: Mapping[str, Mapping[str, Any]] | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    tuning: Tuning = Tuning(),  # noqa: B008 (frozen)
+    measure: str = "test_accuracy",
+    against: str | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Study:
+    """Compare methods over data sets, settings and seeds, each with its best hyperparameters.
+
+    Every method is trained at every combination of a data set and the levels of `vary`. With the
+    same seed all methods see the same data, cohorts, stragglers, mini-batches and initial model, so
+    they are compared by their differences on each seed.
+
+    Where a method or the solver has several values of a hyperparameter, as in a sweep, each method
+    tries all of its combinations, separately for each data set and setting; `tuning` says how one
+    of them is chosen on validation rows. All methods must try equally many.
+
+    A level is a dict of arguments of `simulate`, with "federation" for the data and "method" for
+    the algorithm, or one argument whose type tells which it is, such as `fp.Systems(0.5)`. Levels
+    replace the study's own settings, those of methods last.
+
+    Args:
+        methods: The methods by the names that tables give them. A method that needs settings of
+            its own, such as a cohort, is a dict of them with the algorithm as "method".
+        data: The data set, or several by their names. A function of a seed makes the data anew for
+            each seed.
+        vary: Further factors by their names, each a dict from the names of its levels to levels.
+        seeds: The seeds of every method and setting.
+        tuning: How hyperparameters are chosen, and whether budgets must be equal.
+        measure: Name of the measure of the study's table, as in `metrics.jsonl`.
+        against: The method to which the others are compared in the study's conclusions. None means
+            that the best is compared to the second.
+        out: Folder of the study. Everything is written there, and a study that was interrupted, or
+            has more methods or levels now, goes on from what is there. None means nothing is
+            written.
+        progress: Whether progress over all rounds of the study is shown on stderr.
+        settings: The other arguments of `simulate` that all methods share: `model`, which may be a
+            function of the federation such as `fp.models.logistic`, `solver`, `cohort`, `rounds`
+            and so on.
+
+    Returns:
+        The results: tables, a figure, paired differences, and who won.
+
+    Raises:
+        InputError: If a setting is unknown, missing or invalid, budgets are unequal, there are no
+            validation rows to choose by, or `out` holds results of other settings.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4).hold_out(0.2)
+        >>> found = fp.study(
+        ...     {
+        ...         "FedAvg": fp.fedavg().with_solver(learning_rate=[0.01, 0.03, 0.1, 0.3]),
+        ...         "FedProx": fp.fedprox(mu=[0.1, 1.0]),
+        ...     },
+        ...     data=federation,
+        ...     vary={"stragglers": {"none": fp.Systems(0.0), "half": fp.Systems(0.5)}},
+        ...     model=fp.models.logistic,
+        ...     solver=fp.Solver(learning_rate=[0.01, 0.1], batch_size=10, epochs=2),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=2,
+        ...     seeds=[0, 1, 2],
+        ...     progress=False,
+        ... )
+        >>> found.table().columns
+        [('none',), ('half',)]
+    """
+    use_default_compilation_cache()
+    for name in settings:
+        require(
+            name in SETTINGS and name != "federation",
+            f"study: unknown argument {name!r}; allowed beside its own: "
+            f"{', '.join(each for each in SETTINGS if each != 'federation')}",
+        )
+    require(isinstance(tuning, Tuning), f"tuning = {shown(tuning)}; it must be a fedprox.Tuning")
+    cells = cells_of(methods, data, vary or {}, settings)
+    place = Place(None if out is None else Path(out))
+    return run_study(cells, seeds, tuning, measure, against, place, progress=progress)
+
+
+def run_study(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    tuning: Tuning,
+    measure: str,
+    against: str | None,
+    place: Place,
+    *,
+    progress: bool = True,
+) -> Study:
+    """Train the cells of a study, and write its results if it has a folder."""
+    check_seeds("seeds", seeds)
+    known = {cell.levels["method"] for cell in cells}
+    require(
+        against is None or against in known,
+        f"against = {shown(against)}; the methods are {', '.join(sorted(known))}",
+    )
+    if place.out is not None:
+        check_folder(place.out)
+    lower = None
+
+    def check(cell: Cell, settings: Settings) -> None:
+        nonlocal lower
+        model: Model = settings["model"]
+        check_measure(cell.name, measure, model, settings["federation"])
+        if measure.partition("_")[2] in model.metrics:
+            lower = lower_is_better(measure, model.metrics)
+
+    outcomes, chosen = train_cells(cells, seeds, tuning, check, place, progress=progress)
+    study = Study(outcomes, measure, against, chosen, lower)
+    if place.out is not None:
+        write_study(study, place.out)
+    return study
