@@ -135,6 +135,18 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
 
 
+def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
+    table = table_of(
+        {"name": "fedprox", "mu": [0.0, 1.0]},
+        {"name": "scaffold"},
+        cohort=ALL,
+        aggregation={"rule": "median"},
+        evaluation={"gradients": False},
+    )
+    nodes = nodes_of(table, tmp_path, nodes=4)
+    check(simulated(table), deployed(table, [node.answer for node in nodes]))
+
+
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     # nodes draw other rows than a simulation, which numbers the clients otherwise
     whole, some = (

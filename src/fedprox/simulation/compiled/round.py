@@ -229,12 +229,11 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
-        protocol = method.protocol
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
-            rule=protocol.aggregation,
-            attack=protocol.attack,
+            rule=method.rule,
+            attack=method.protocol.attack,
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
