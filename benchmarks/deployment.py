@@ -38,7 +38,8 @@ from rich.table import Table
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy
-from fedprox.deployment.flower_calls import environment, free_port
+from fedprox.deployment.endpoints import free_port
+from fedprox.deployment.flower import environment
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Program, running
@@ -131,7 +132,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         (run,) = deploy(conversation, deployment, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",
-            "SuperNode": "supernode.py",
+            "SuperNode": "deployment.heartbeat",
             "SuperLink": "flower_superlink",
         }
         peaks = {kind: peak_bytes(folder, word) for kind, word in kinds.items()}
