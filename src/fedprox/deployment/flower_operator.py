@@ -1,9 +1,8 @@
 """The operator's end of the network over Flower.
 
-Flower's SuperLink stores messages; a SuperNode beside every node fetches and sends them. The
-operator's process takes the place that Flower has for a run's ServerApp, and a node's process that
-of its SuperNode's ClientApp (`flower_node`). So no code travels, and both processes stay while
-messages come and go.
+Flower's SuperLink stores messages. The operator's process takes the place that Flower has for a
+run's ServerApp, and a node's process that of a SuperNode and its ClientApps (`flower_node`). So no
+code travels, and both processes stay while messages come and go.
 """
 
 import contextlib
