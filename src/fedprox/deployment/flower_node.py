@@ -7,6 +7,7 @@ starts. It never asks for the app of a run, so there is no code that it could ru
 import contextlib
 import logging
 import math
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,16 +105,15 @@ def serve(
         while not stop.is_set():
             try:
                 node = sign_on(fleet, key)
-            except httpx.HTTPError as error:
-                journal.problem(error)
-                pause = min(2 * pause, 15.0)
-            else:
                 journal.connected(node)
                 pause = 1.0
                 with _staying(fleet, connection, node) as alive:
                     _answer_all(answer, fleet, node, alive, stop)
                 if not stop.is_set():
                     journal.disconnected()
+            except (httpx.HTTPError, ValueError) as error:  # a proxy may send what is no message
+                journal.problem(error)
+                pause = min(2 * pause, 15.0)
             stop.wait(pause)
 
 
@@ -135,11 +135,16 @@ def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Cal
         log=connection.folder / "heartbeat.log",
         environment=environment(connection.folder / "flwr"),
     )
-    with running([program]) as [process]:
+    with contextlib.ExitStack() as stack, running([program]) as [process]:
+        stack.callback(_sign_off_after, process, fleet, node)  # once the process has ended
         yield lambda: process.poll() is None
-    if process.returncode:  # it may not have signed the node off
+
+
+def _sign_off_after(process: "subprocess.Popen[bytes]", fleet: Link, node: int) -> None:
+    """Sign a node off unless its process has."""
+    if process.returncode:
         fleet.retry.seconds = 0.0
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx.HTTPError, ValueError):
             sign_off(fleet, node)
         fleet.retry.seconds = math.inf
 
@@ -157,10 +162,10 @@ class _Journal:
         self.log.info("connected to %s as node %s", self.connection.superlink, node)
 
     def disconnected(self) -> None:
-        """The process that sends heartbeats has ended, or a call was refused."""
+        """The process that sends heartbeats has ended."""
         self.signed_on = False
         file = self.connection.folder / "heartbeat.log"
-        self.log.warning("the node was disconnected; see %s; connecting again", file)
+        self.log.warning("what sends heartbeats has ended; see %s; connecting again", file)
 
     def answered(self) -> None:
         """A call has succeeded."""
@@ -177,17 +182,19 @@ class _Journal:
 
     def _in_words(self, error: Exception) -> str:
         if isinstance(error, httpx.HTTPStatusError):
-            refused = httpx.codes.UNAUTHORIZED, httpx.codes.PRECONDITION_FAILED
-            if error.response.status_code not in refused:
-                return foreign(problem_of(error))
-            return (
-                f"it refuses the key {self.connection.key}, which is not registered, or which "
-                "another node uses or used when its machine crashed less than a minute ago"
-            )
+            key = self.connection.key
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+                return f"it refuses what {key} signs; it was unregistered, or the clock is wrong"
+            if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
+                return (
+                    f"it refuses the key {key}, which is not registered, or which another node "
+                    "uses or used when its machine crashed less than a minute ago"
+                )
+            return foreign(problem_of(error))
         if is_tls(error):
             authority = f"its certificate was not signed by {self.connection.ca_certificate}"
             return f"{authority} or is for another address"
-        return "it does not answer"
+        return reason(error) if isinstance(error, ValueError) else "it does not answer"
 
 
 def _answer_all(
@@ -198,17 +205,15 @@ def _answer_all(
     stop: threading.Event,
 ) -> None:
     """Answer requests while the node is connected."""
-    log = logging.getLogger(__name__)
     quiet_since = time.monotonic()
     while alive() and not stop.is_set():
-        try:
-            if request := next_request(fleet, node):
+        if request := next_request(fleet, node):
+            try:
                 _answer_one(answer, fleet, node, request, stop)
-                quiet_since = time.monotonic()
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.UNAUTHORIZED:
-                return
-            log.warning("a request was lost: %s", foreign(problem_of(error)))
+            except httpx.HTTPStatusError as error:
+                log = logging.getLogger(__name__)
+                log.warning("a request was lost: %s", foreign(problem_of(error)))
+            quiet_since = time.monotonic()
         stop.wait(until_next_look(quiet_since, IDLE))
 
 
