@@ -358,6 +358,15 @@ def test_the_app_holds_no_code() -> None:
     assert names == ["pyproject.toml"]
 
 
+def test_no_node_asks_for_the_app(federation: Federation) -> None:
+    network = federation.network
+    network.send({node: Parcel(b"") for node in federation.programs})
+    receive(network, 2)
+    log = federation.superlink.ca_certificate.with_name("superlink.log").read_text()
+    assert "[Fleet.PushMessages]" in log
+    assert "[Fleet.GetFab]" not in log
+
+
 def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
     with local_superlink(tmp_path / "superlink") as superlink:
         address, ca_certificate, secret = superlink[:3]

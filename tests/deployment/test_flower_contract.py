@@ -7,15 +7,13 @@ of Flower fails here, and not in the middle of a run.
 import ast
 import importlib.metadata
 import inspect
-import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
@@ -143,6 +141,26 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
             yield called, node
 
 
+CLIENTS = {
+    "control": ["ControlHttpClient"],
+    "runtime": ["RuntimeHttpClient"],
+    "fleet": ["FleetHttpClient"],
+    "link": ["RuntimeHttpClient", "FleetHttpClient"],
+}
+"""The clients of a connection, by the name of the variable that holds it."""
+
+
+def client_calls() -> Iterator[tuple[str, str, list[str], int]]:
+    """The calls of clients, with the fields that are sent and the line."""
+    for node in ast.walk(TREE):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_call":
+            link, name, *_ = node.args
+            assert isinstance(link, ast.Name)
+            fields = [keyword.arg for keyword in node.keywords if keyword.arg]
+            for client in CLIENTS[link.id]:
+                yield client, ast.literal_eval(name), fields, node.lineno
+
+
 def test_one_file_imports_flower() -> None:
     importing = {
         file.relative_to(PACKAGE).as_posix()
@@ -175,11 +193,6 @@ def test_the_name_exists(name: str) -> None:
 def test_the_arguments_are_taken(name: str, call: ast.Call) -> None:
     called = found(name)
     keywords = [keyword.arg for keyword in call.keywords if keyword.arg]
-    if hasattr(called, "DESCRIPTOR"):
-        for keyword in keywords:
-            if keyword not in called.DESCRIPTOR.fields_by_name:
-                fails(call.lineno, f"{name} has no field {keyword}")
-        return
     try:
         inspect.signature(called).bind_partial(*call.args, **dict.fromkeys(keywords))
     except TypeError as error:
@@ -187,8 +200,22 @@ def test_the_arguments_are_taken(name: str, call: ast.Call) -> None:
 
 
 def test_every_call_of_a_client_is_listed() -> None:
-    made = set(re.findall(r"\.client\.([A-Z]\w+)\(", FILE.read_text()))
-    assert made == {call for client in ANSWERS.values() for call in client}
+    made = {(client, call) for client, call, *_ in client_calls()}
+    assert made == {(client, call) for client in ANSWERS for call in ANSWERS[client]}
+
+
+@pytest.mark.parametrize(
+    ("client", "call", "fields", "line"),
+    [pytest.param(*each, id=f"{each[0]}.{each[1]}-{each[3]}") for each in client_calls()],
+)
+def test_the_call_takes_the_fields(client: str, call: str, fields: list[str], line: int) -> None:
+    request = get_type_hints(found(f"{client}.{call}")).get("request")
+    if request is None:
+        fails(line, f"{client}.{call} takes no argument 'request'")
+        return
+    for field in fields:
+        if field not in request.DESCRIPTOR.fields_by_name:
+            fails(line, f"{client}.{call} takes no {field}")
 
 
 @pytest.mark.parametrize(
@@ -213,129 +240,158 @@ def test_a_client_is_made(client: str) -> None:
             fails(IMPORTED[client].line, f"{client} takes no {name}")
 
 
-class Store:
-    """Stands for a SuperLink: it keeps one message and its objects."""
+class SuperLink:
+    """Stands for a SuperLink that keeps one message and its objects."""
 
-    def __init__(self, response: Any) -> None:
-        self.response, self.objects, self.confirmed = response, dict[str, bytes](), ""
+    def __init__(self) -> None:
+        self.objects, self.confirmed = dict[str, bytes](), ""
 
-    def PushMessages(self, request: Any) -> Any:
-        self.request = request
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        answer = {
+            "push-messages": self.push_messages,
+            "pull-messages": self.pull_messages,
+            "push-object": self.push_object,
+            "pull-object": self.pull_object,
+            "confirm-message-received": self.confirm,
+        }[request.url.path.rpartition("/")[2]]
+        fleet = request.url.path.startswith("/v1/fleet/")
+        return httpx.Response(200, content=answer(request.content, fleet).SerializeToString())
+
+    def push_messages(self, content: bytes, fleet: bool) -> Any:
+        kind = fleet_pb2.PushMessagesRequest if fleet else runtime_pb2.PushAppMessagesRequest
+        self.sent = kind.FromString(content)
 
         def names(tree: Any) -> list[str]:
             return [tree.object_id, *(name for child in tree.children for name in names(child))]
 
-        values: dict[str, Any] = {"objects_to_push": names(request.message_object_trees[0])}
-        if self.response is runtime_pb2.PushAppMessagesResponse:
-            values["message_ids"] = [request.messages_list[0].metadata.message_id]
-        return self.response(session_id="session", **values)
+        missing = names(self.sent.message_object_trees[0])
+        answer: dict[str, Any] = {"objects_to_push": missing, "session_id": "session"}
+        if fleet:
+            assert self.sent.clientapp_runtime_list == [1.5]
+            return fleet_pb2.PushMessagesResponse(**answer)
+        stored = self.sent.messages_list[0].metadata.message_id
+        return runtime_pb2.PushAppMessagesResponse(message_ids=[stored], **answer)
 
-    def PushObject(self, request: Any) -> None:
+    def pull_messages(self, content: bytes, fleet: bool) -> Any:
+        del content
+        kind = fleet_pb2.PullMessagesResponse if fleet else runtime_pb2.PullAppMessagesResponse
+        trees = self.sent.message_object_trees
+        return kind(messages_list=self.sent.messages_list, message_object_trees=trees)
+
+    def push_object(self, content: bytes, fleet: bool) -> Any:
+        del fleet
+        request = message_pb2.PushObjectRequest.FromString(content)
         assert request.session_id == "session"
         self.objects[request.object_id] = request.object_content
+        return message_pb2.PushObjectResponse(stored=True)
 
-    def PullMessages(self, request: Any) -> Any:
-        del request
-        kind = fleet_pb2.PullMessagesResponse
-        sent = self.request
-        return kind(
-            messages_list=sent.messages_list, message_object_trees=sent.message_object_trees
-        )
-
-    def PullObject(self, request: Any) -> Any:
+    def pull_object(self, content: bytes, fleet: bool) -> Any:
+        del fleet
+        request = message_pb2.PullObjectRequest.FromString(content)
+        part = self.objects[request.object_id]
         return message_pb2.PullObjectResponse(
-            object_found=True,
-            object_available=True,
-            object_content=self.objects[request.object_id],
+            object_found=True, object_available=True, object_content=part
         )
 
-    def ConfirmMessageReceived(self, request: Any) -> None:
+    def confirm(self, content: bytes, fleet: bool) -> Any:
+        del fleet
+        request = message_pb2.ConfirmMessageReceivedRequest.FromString(content)
         self.confirmed = request.message_object_id
+        return message_pb2.ConfirmMessageReceivedResponse()
 
 
-def link_to(store: Store) -> flower.Link:
-    transport: Any = SimpleNamespace(most=math.inf)
-    return flower.Link(store, transport, Retry(0.0))
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The address of a SuperLink, and the certificate of its authority."""
+    return "fl.example.org:9092", local._make_certificates(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.mark.parametrize("body", [b"", b"abc", os.urandom(200_000), bytes(11_000_000)])
-def test_a_request_and_its_answer_arrive_as_they_were_sent(body: bytes) -> None:
-    down = Store(runtime_pb2.PushAppMessagesResponse)
-    sent = flower.send_requests(link_to(down), 7, {3: Parcel(b"head", body)})
-    assert sent[3].stored
-    request = flower.next_request(link_to(down), 3)
-    assert request
-    assert request.incoming.fetch(link_to(down)) == Parcel(b"head", body)
-    assert down.confirmed == sent[3].request
+class Ends(NamedTuple):
+    """An operator's and a node's connection to a SuperLink."""
 
-    for answer in (Parcel(b"answer", body), "no rows"):
-        up = Store(fleet_pb2.PushMessagesResponse)
-        flower.send_answer(link_to(up), 3, request, answer, 1.5)
-        (incoming,) = flower.arrived(link_to(up), 7, {sent[3].request: len(body)}).values()
-        assert incoming.fetch(link_to(up)) == answer
-
-
-def test_an_answer_that_is_too_long_is_refused() -> None:
-    """Zeros travel as one piece that repeats."""
-    store = Store(runtime_pb2.PushAppMessagesResponse)
-    flower.send_requests(link_to(store), 7, {3: Parcel(b"head", bytes(11_000_000))})
-    tree = store.request.message_object_trees[0]
-    incoming = flower.Incoming(3, 7, tree, most=6_000_000)
-    with pytest.raises(flower.TooLong):
-        incoming.fetch(link_to(store))
+    runtime: flower.Link
+    fleet: flower.Link
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
-    """The requests of clients, which get empty answers."""
-    requests = []
-
-    def handle(_: Any, request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(200, content=b"")
-
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    return requests
-
-
-def test_calls_carry_what_the_superlink_asks_for(sent: list[httpx.Request], tmp_path: Path) -> None:
-    where = "fl.example.org:9092", local._make_certificates(tmp_path)
+def ends(where: tuple[str, Path]) -> Iterator[Ends]:
+    key = ec.generate_private_key(ec.SECP384R1())
     runtime = flower.runtime_link(*where, b"s" * 32, Retry(0.0))
-    assert flower.take_task(runtime) is None
-    runtime.transport.token = "token"
-    flower.connected_nodes(runtime)
-    fleet = flower.fleet_link(*where, ec.generate_private_key(ec.SECP384R1()), Retry(0.0))
-    flower.next_request(fleet, 3)
-    acquire, nodes, pull = sent
-    assert {request.url.host for request in sent} == {"fl.example.org"}
-    for request in sent:
-        assert VERSION in request.headers.values()
-        assert request.extensions["timeout"]["read"] == 120.0
-    assert found("TASK_TOKEN_HEADER") not in acquire.headers
-    assert nodes.headers[found("TASK_TOKEN_HEADER")] == "token"
-    assert len(set(acquire.headers) - set(nodes.headers)) >= 1  # signed by the secret
-    assert len(set(pull.headers) - set(nodes.headers)) >= 3  # key, time and signature
+    fleet = flower.fleet_link(*where, key, Retry(0.0))
+    yield Ends(runtime, fleet)
     for link in (runtime, fleet):
         link.close()
 
 
-def test_a_response_that_is_too_long_is_not_read(tmp_path: Path) -> None:
-    runtime = flower.runtime_link(
-        "fl.example.org:9092", local._make_certificates(tmp_path), b"s" * 32, Retry(0.0)
-    )
+def reach(ends: Ends, handler: Callable[[httpx.Request], httpx.Response]) -> None:
+    """Let a function answer in a SuperLink's place."""
+    for link in ends:
+        link.transport.http._transport = httpx.MockTransport(handler)
 
+
+@pytest.mark.parametrize("body", [b"", b"abc", os.urandom(200_000), bytes(11_000_000)])
+def test_a_request_and_its_answer_arrive_as_they_were_sent(ends: Ends, body: bytes) -> None:
+    superlink = SuperLink()
+    reach(ends, superlink)
+    sent = flower.send_requests(ends.runtime, 7, {3: Parcel(b"head", body)})
+    assert sent[3].stored
+    request = flower.next_request(ends.fleet, 3)
+    assert request
+    assert request.incoming.fetch(ends.fleet) == Parcel(b"head", body)
+    assert superlink.confirmed == sent[3].request
+    for answer in (Parcel(b"answer", body), "no rows"):
+        flower.send_answer(ends.fleet, 3, request, answer, 1.5)
+        most = {sent[3].request: len(body)}
+        (incoming,) = flower.arrived(ends.runtime, 7, most).values()
+        assert incoming.fetch(ends.runtime) == answer
+
+
+def test_an_answer_that_is_too_long_is_refused(ends: Ends) -> None:
+    """Zeros travel as one piece that repeats."""
+    superlink = SuperLink()
+    reach(ends, superlink)
+    flower.send_requests(ends.runtime, 7, {3: Parcel(b"head", bytes(11_000_000))})
+    tree = superlink.sent.message_object_trees[0]
+    with pytest.raises(flower.TooLong):
+        flower.Incoming(3, 7, tree, most=6_000_000).fetch(ends.fleet)
+
+
+def test_a_response_that_is_too_long_is_not_read(ends: Ends) -> None:
     def never() -> Iterator[bytes]:
         raise AssertionError("it was read")
         yield b""
 
-    response = httpx.Response(200, headers={"content-length": "2000000"}, content=never())
-    runtime.transport.http._transport = httpx.MockTransport(lambda _: response)
-    runtime.transport.most = 1_000_000
+    length = {"content-length": "2000000"}
+    reach(ends, lambda _: httpx.Response(200, headers=length, content=never()))
+    ends.runtime.transport.most = 1_000_000
     with pytest.raises(flower.TooLong):
-        flower.connected_nodes(runtime)
-    runtime.close()
+        flower.connected_nodes(ends.runtime)
 
 
+def test_calls_carry_what_the_superlink_asks_for(ends: Ends) -> None:
+    sent = list[httpx.Request]()
+
+    def empty(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200)
+
+    reach(ends, empty)
+    assert flower.take_task(ends.runtime) is None
+    ends.runtime.transport.token = "token"
+    flower.connected_nodes(ends.runtime)
+    flower.next_request(ends.fleet, 3)
+    acquire, nodes, pull = sent
+    for request in sent:
+        assert VERSION in request.headers.values()
+        assert request.extensions["timeout"]["read"] == 120.0
+    token = found("TASK_TOKEN_HEADER")
+    assert token not in acquire.headers
+    assert nodes.headers[token] == "token"
+    assert set(acquire.headers) - set(nodes.headers)  # signed by the secret
+    assert len(set(pull.headers) - set(nodes.headers)) >= 3  # key, time and signature
+
+
+@pytest.mark.slow
 def test_the_superlink_has_the_options(tmp_path: Path) -> None:
     source = ast.parse(Path(local.__file__).read_text())
     texts = {node.value for node in ast.walk(source) if isinstance(node, ast.Constant)}

@@ -5,20 +5,16 @@ names are private and may change in any version; `tests/deployment/test_flower_c
 each, and `docs/development/dependencies.md` says why they are needed: Flower gives a `Grid` and a
 `ClientApp` only to code of an app that it has installed from the SuperLink.
 
-Nodes are registered, and runs are started and stopped, through `ControlHttpClient`, with the
-messages of `control_pb2` and `Fab`.
-
-The operator's end uses `RuntimeHttpClient`, the messages of `runtime_pb2`, `TaskType` and
-`SubStatus`. It shows its secret by `SuperExecAuthHttpInterceptor`, then the token of its run's
-task in the header `TASK_TOKEN_HEADER`.
-
-A node uses `FleetHttpClient` and the messages of `fleet_pb2` and `heartbeat_pb2`, and signs its
-calls by `NodeAuthHttpInterceptor`.
-
-Both send messages as objects, arrays in pieces of 5 MB: `inflatable`,
-`inflate_object_from_contents`, `make_message`, `message_to_proto`, `remove_content_from_message`,
-the messages of `message_pb2`, `Node` and `SUPERLINK_NODE_ID`. `RuntimeVersionMetadata` tells the
-other side our version. `ErrorCode` and `FlowerError` say what is wrong.
+* Nodes are registered, and runs are started and stopped, through `ControlHttpClient`.
+* The operator's end uses `RuntimeHttpClient`, `TaskType` and `SubStatus`. It shows its secret by
+  `SuperExecAuthHttpInterceptor`, then the token of its run's task in the header
+  `TASK_TOKEN_HEADER`.
+* A node uses `FleetHttpClient`, and signs its calls by `NodeAuthHttpInterceptor`.
+* Both send messages as objects, arrays in pieces of 5 MB: `make_message`,
+  `remove_content_from_message`, `message_to_proto`, `inflatable`, `inflate_object_from_contents`,
+  `SUPERLINK_NODE_ID`.
+* `RuntimeVersionMetadata` tells the other side our version. `ErrorCode` and `FlowerError` say what
+  is wrong.
 """
 
 import contextlib
@@ -34,9 +30,9 @@ import threading
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from fedprox.deployment.endpoints import Retry, encoded, is_loopback, read_public_key
 from fedprox.deployment.network import Parcel
@@ -49,9 +45,6 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from flwr.app.message import make_message, remove_content_from_message
     from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
     from flwr.common.serde import message_to_proto
-    from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2, runtime_pb2
-    from flwr.proto.fab_pb2 import Fab
-    from flwr.proto.node_pb2 import Node
     from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.error import FlowerError
@@ -227,31 +220,35 @@ def fleet_link(
     return _link(FleetHttpClient, address, ca_certificate, retry, [signer])
 
 
+def _call(link: Link, name: str, **fields: Any) -> Any:
+    """The answer to a call."""
+    call = getattr(link.client, name)
+    return call(get_type_hints(call)["request"](**fields))
+
+
 # The Control interface
 
 
 def require_answer(control: Link) -> None:
     """Raise `httpx.TransportError` unless the SuperLink answers."""
-    control.client.ListNodes(control_pb2.ListNodesRequest())
+    _call(control, "ListNodes")
 
 
 def register_node(control: Link, public_key: Path) -> int:
     """Register a node's key, and return the node's identifier."""
-    request = control_pb2.RegisterNodeRequest(public_key=read_public_key(public_key))
-    node: int = control.client.RegisterNode(request).node_id
+    node: int = _call(control, "RegisterNode", public_key=read_public_key(public_key)).node_id
     return node
 
 
 def start_run(control: Link) -> int:
     """Start a run, and return its identifier; 0 if the SuperLink did not start it."""
-    request = control_pb2.StartRunRequest(fab=Fab(content=packed_app()))
-    run: int = control.client.StartRun(request).run_id
+    run: int = _call(control, "StartRun", fab={"content": packed_app()}).run_id
     return run
 
 
 def stop_run(control: Link, run: int) -> None:
     """Stop a run."""
-    control.client.StopRun(control_pb2.StopRunRequest(run_id=run))
+    _call(control, "StopRun", run_id=run)
 
 
 def packed_app() -> bytes:
@@ -270,23 +267,20 @@ def packed_app() -> bytes:
 def take_task(runtime: Link) -> int | None:
     """Take the oldest task that waits for an operator, and return its run; None without one."""
     runtime.transport.token = ""
-    request = runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    taken = runtime.client.AcquireTask(request)
+    taken = _call(runtime, "AcquireTask", supported_task_types=[TaskType.SERVER_APP])
     runtime.transport.token = taken.token
     return taken.task.run_id if taken.token else None
 
 
 def begin_task(runtime: Link) -> None:
     """Tell the SuperLink that the work on the current task begins."""
-    runtime.client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+    _call(runtime, "PullTaskInput")
 
 
 def end_task(runtime: Link, problem: str | None = None) -> None:
     """Report the end of the current task, and what was wrong if it has failed."""
     outcome = SubStatus.COMPLETED if problem is None else SubStatus.FAILED
-    runtime.client.PushTaskOutput(
-        runtime_pb2.PushTaskOutputRequest(sub_status=outcome, details=problem or "")
-    )
+    _call(runtime, "PushTaskOutput", sub_status=outcome, details=problem or "")
 
 
 @contextlib.contextmanager
@@ -297,7 +291,7 @@ def heartbeats(runtime: Link) -> Iterator[None]:
     def beat() -> None:
         while not done.wait(TASK_HEARTBEAT):
             with contextlib.suppress(httpx.HTTPError, RuntimeError):  # other calls report it
-                runtime.client.SendTaskHeartbeat(runtime_pb2.SendTaskHeartbeatRequest())
+                _call(runtime, "SendTaskHeartbeat")
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -322,7 +316,7 @@ class Connected(NamedTuple):
 
 def connected_nodes(runtime: Link) -> dict[int, Connected]:
     """The nodes that are connected now, by identifier."""
-    reply = runtime.client.GetNodes(runtime_pb2.GetNodesRequest())
+    reply = _call(runtime, "GetNodes")
     return {
         node.node_id: Connected(node.last_activated_at, node.public_key) for node in reply.nodes
     }
@@ -353,8 +347,7 @@ def send_requests(runtime: Link, run: int, parcels: Mapping[int, Parcel]) -> dic
         )
         for node, parcel in parcels.items()
     ]
-    request = runtime_pb2.PushAppMessagesRequest
-    reply, names = _push(runtime, request, SUPERLINK_NODE_ID, run, messages)
+    reply, names = _push(runtime, SUPERLINK_NODE_ID, run, messages, {})
     return {
         node: Sent(name, bool(stored))
         for node, name, stored in zip(parcels, names, reply.message_ids, strict=True)
@@ -369,7 +362,7 @@ def arrived(runtime: Link, run: int, most: Mapping[str, int]) -> "dict[str, Inco
         run: The run.
         most: Most bytes of the answers that are waited for, by request.
     """
-    reply = runtime.client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=most))
+    reply = _call(runtime, "PullMessages", message_ids=most)
     answers = {}
     for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
         request = proto.metadata.reply_to_message_id
@@ -387,29 +380,24 @@ def drop(runtime: Link, run: int, request: str) -> None:
 
 def sign_on(fleet: Link, key: "ec.EllipticCurvePrivateKey") -> int:
     """Connect a node, and return its identifier."""
-    reply = fleet.client.ActivateNode(
-        fleet_pb2.ActivateNodeRequest(
-            public_key=encoded(key.public_key()), heartbeat_interval=NODE_HEARTBEAT
-        )
-    )
-    node: int = reply.node_id
+    public_key = encoded(key.public_key())
+    node: int = _call(
+        fleet, "ActivateNode", public_key=public_key, heartbeat_interval=NODE_HEARTBEAT
+    ).node_id
     return node
 
 
 def stay(fleet: Link, node: int) -> bool:
     """Send a node's heartbeat; whether the SuperLink knows the node."""
-    reply = fleet.client.SendNodeHeartbeat(
-        heartbeat_pb2.SendNodeHeartbeatRequest(
-            node=Node(node_id=node), heartbeat_interval=NODE_HEARTBEAT
-        )
-    )
-    known: bool = reply.success
+    known: bool = _call(
+        fleet, "SendNodeHeartbeat", node=_node(node), heartbeat_interval=NODE_HEARTBEAT
+    ).success
     return known
 
 
 def sign_off(fleet: Link, node: int) -> None:
     """Disconnect a node."""
-    fleet.client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=node))
+    _call(fleet, "DeactivateNode", node_id=node)
 
 
 class Request(NamedTuple):
@@ -426,7 +414,7 @@ class Request(NamedTuple):
 
 def next_request(fleet: Link, node: int) -> Request | None:
     """The next request to a node; None if there is none."""
-    reply = fleet.client.PullMessages(fleet_pb2.PullMessagesRequest(node=Node(node_id=node)))
+    reply = _call(fleet, "PullMessages", node=_node(node))
     if not reply.messages_list:
         return None
     about = reply.messages_list[0].metadata
@@ -457,11 +445,8 @@ def send_answer(
         replies_to=about.message_id,
     )
 
-    def pushed(**values: Any) -> Any:
-        here = Node(node_id=node)
-        return fleet_pb2.PushMessagesRequest(node=here, clientapp_runtime_list=[seconds], **values)
-
-    _push(fleet, pushed, node, about.run_id, [message])
+    also = {"node": _node(node), "clientapp_runtime_list": [seconds]}
+    _push(fleet, node, about.run_id, [message], also)
 
 
 # Messages
@@ -517,9 +502,16 @@ def _unpacked(content: "RecordDict") -> Parcel:
 
 
 def _push(
-    link: Link, request: Callable[..., Any], node: int, run: int, messages: "Sequence[Message]"
+    link: Link, node: int, run: int, messages: "Sequence[Message]", also: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
     """Send messages, and the objects in them that the other side does not have yet.
+
+    Args:
+        link: The connection.
+        node: The identifier of this side.
+        run: The run.
+        messages: The messages.
+        also: Further fields of the call.
 
     Returns:
         The reply, and the messages' identifiers.
@@ -534,30 +526,33 @@ def _push(
             protos.append(proto)
             trees.append(inflatable.get_object_tree(message))
             objects.update(inflatable.get_all_nested_objects(message))
-        reply = link.client.PushMessages(request(messages_list=protos, message_object_trees=trees))
+        reply = _call(
+            link, "PushMessages", messages_list=protos, message_object_trees=trees, **also
+        )
         missing = set(reply.objects_to_push)
         for name, part in objects.items():
             if name in missing:
                 # a part that the other side refuses is missed there, or was sent before
-                link.client.PushObject(
-                    message_pb2.PushObjectRequest(
-                        node=Node(node_id=node),
-                        run_id=run,
-                        object_id=name,
-                        object_content=part.deflate(),
-                        session_id=reply.session_id,
-                    )
+                _call(
+                    link,
+                    "PushObject",
+                    node=_node(node),
+                    run_id=run,
+                    object_id=name,
+                    object_content=part.deflate(),
+                    session_id=reply.session_id,
                 )
     return reply, names
 
 
 def _confirm(link: Link, node: int, run: int, message: str) -> None:
     """Let the SuperLink delete a message's objects."""
-    link.client.ConfirmMessageReceived(
-        message_pb2.ConfirmMessageReceivedRequest(
-            node=Node(node_id=node), run_id=run, message_object_id=message
-        )
-    )
+    _call(link, "ConfirmMessageReceived", node=_node(node), run_id=run, message_object_id=message)
+
+
+def _node(node: int) -> dict[str, int]:
+    """A node as calls name it."""
+    return {"node_id": node}
 
 
 class Incoming:
@@ -589,14 +584,12 @@ class Incoming:
             Lost: If an object will never come.
             TooLong: If the objects have more bytes than a message of this length.
         """
-        here = Node(node_id=self.node)
+        here = _node(self.node)
         while self.missing:
-            request = message_pb2.PullObjectRequest(
-                node=here, run_id=self.run, object_id=self.missing[-1]
-            )
+            name = self.missing[-1]
             link.transport.most = self.left
             try:
-                reply = link.client.PullObject(request)
+                reply = _call(link, "PullObject", node=here, run_id=self.run, object_id=name)
             finally:
                 link.transport.most = math.inf
             if not reply.object_found:
