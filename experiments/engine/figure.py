@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SHOWN_RANGE = 5
 """Upper limit of a loss axis, in multiples of the lowest line's 95th percentile."""
 
+TIMES = 200
+"""The times at which seeds are averaged."""
+
 
 def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Series]]]:
     """The lines of a panel: the run, the name in the legend, and the series of each seed."""
@@ -79,13 +82,25 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
 
 def _aligned(group: Sequence[Series], panel: Panel) -> tuple[Any, NDArray[np.float64]]:
-    """The longest seed's x, and each seed's values, NaN where one diverged or has ended."""
+    """The longest seed's x, and each seed's values, NaN where one diverged or has ended.
+
+    Seeds have times of their own: at each of some common times a seed has its last value.
+    """
+    if panel.x == "time":
+        times = np.linspace(0, max(series.values["time"][-1] for series in group), TIMES)
+        return times, np.array([_at_times(series, panel.measure, times) for series in group])
     x = max((series.along(panel.x) for series in group), key=len)
     values = np.full((len(group), len(x)), np.nan)
     for row, series in zip(values, group, strict=True):
         found = series.values[panel.measure]
         row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
     return x, values
+
+
+def _at_times(series: Series, measure: str, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A seed's last values at some times, NaN where it diverged."""
+    found = series.values[measure][np.searchsorted(series.values["time"], times, "right") - 1]
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _over_seeds(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -32,6 +32,7 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
@@ -68,6 +69,7 @@ def train(
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     progress: bool = True,
+    stop: Callable[[Record], bool] | None = None,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
     objects = resolved._asdict()
@@ -82,6 +84,7 @@ def train(
         checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
         progress=progress,
+        stop=stop,
     )
 
 
