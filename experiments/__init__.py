@@ -2,7 +2,7 @@
 
 import difflib
 
-from experiments import fedavg, feddyn, fedprox, independent, models
+from experiments import fedavg, feddyn, fedprox, independent, models, studies
 from experiments.engine.item import Item
 from experiments.printed import PRINTED, Printed
 from fedprox.errors import InputError
@@ -16,6 +16,7 @@ ITEMS: dict[str, Item] = {
         ("fedavg", fedavg.ITEMS),
         ("models", models.ITEMS),
         ("independent", independent.ITEMS),
+        ("studies", studies.ITEMS),
     )
     for name, item in items.items()
 }
@@ -29,6 +30,9 @@ LONG = (
     "feddyn/table-2-cifar-10-iid",
     "fedprox/headline-shakespeare",
     "fedavg/table-1-cnn",
+    "studies/time-synthetic",
+    "studies/time-mnist",
+    "studies/time-femnist",
 )
 """Items that take from half an hour to ten at the paper's scale, to be run beside other work."""
 

@@ -3,11 +3,9 @@
 from experiments.independent.ditto import POINT_ESTIMATION
 from experiments.independent.fednova import QUADRATICS
 from experiments.independent.fedsplit import LEAST_SQUARES
-from experiments.independent.time import ITEMS as TIME
 
 ITEMS = {
     "fednova-quadratics": QUADRATICS,
     "fedsplit-least-squares": LEAST_SQUARES,
     "ditto-point-estimation": POINT_ESTIMATION,
-    **TIME,
 }

@@ -49,7 +49,7 @@ RARE = 0.2
 LIMIT = 100_000
 """More rounds than any run reaches in its time."""
 
-EVALUATIONS = 50
+EVALUATIONS = 30
 """Evaluations of a run, about."""
 
 
