@@ -119,9 +119,12 @@ def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> Block:
         if not item.joined:
             made = f"at most {made}"  # rounds
         rows.append([row.title, str(row.target), *cells, made])
+    off = [f"more than {FACTOR} times off"]
+    if not any(entry.paper for row in race.rows for entry in row.entries if entry):
+        off, rows = [], [[*row[:-2], row[-1]] for row in rows]
     return {
         "words": f"{what} to the target; in brackets {brackets}.",
-        "header": ["", "target", *race.columns, f"more than {FACTOR} times off", "made with"],
+        "header": ["", "target", *race.columns, *off, "made with"],
         "rows": rows,
     }
 
@@ -160,6 +163,7 @@ def _claim(claim: Claim, item: Item, scale: Scale, measured: Measured) -> Block:
         )
     return {
         "claim": claim.text,
+        "by": claim.by,
         "what": f"{MEASURES[claim.measure]} {claim.over.text}",
         "percent": claim.measure in ACCURACIES,
         "alike": claim.alike,

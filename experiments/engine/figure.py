@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.item import AXES, MEASURES, Item, Panel
-from experiments.engine.series import LOSS, VARIANCE, Measured, Series, pick
+from experiments.engine.series import LOSS, VALIDATED, VARIANCE, Measured, Series, pick
 from fedprox.report.lines import is_logarithmic
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Seri
         labels = panel.labels or dict.fromkeys(series.label for series in measured[run])
         for label in labels:
             group = pick(measured[run], label)
-            shown = label if len(panel.runs) == 1 else f"{label}, {run}"
+            shown = label.removeprefix(VALIDATED)
+            if len(panel.runs) > 1:
+                shown = f"{shown}, {run}"
             found.append((run, shown, group))
     return found
 

@@ -83,7 +83,7 @@ class Comparison(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A paper's claim about its figure, as comparisons between runs.
+    """A claim of a paper, or of a study, about its figure, as comparisons between runs.
 
     Attributes:
         text: The claim.
@@ -93,6 +93,7 @@ class Claim(NamedTuple):
         alike: The largest difference that counts as equal, if the claim is that both sides are
             about equal; else None.
         paper: The number that the paper prints for the mean difference over its data sets.
+        by: Who says which side is larger.
     """
 
     text: str
@@ -101,6 +102,7 @@ class Claim(NamedTuple):
     comparisons: tuple[Comparison, ...]
     alike: float | None = None
     paper: str = ""
+    by: str = "says the paper"
 
 
 class Statistics(NamedTuple):

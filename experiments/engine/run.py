@@ -144,9 +144,7 @@ def _reproduce(
             ]
     for group, joined in item.joined.items():
         measured[group] = [
-            one._replace(label=f"{words[one.label.split()[0]]} {one.label}")
-            for run, words in joined.items()
-            for one in measured.pop(run)
+            _renamed(one, words) for run, words in joined.items() for one in measured.pop(run)
         ]
     statistics = {
         row.title: np.array([_counts(name, row, seed, data_dir) for seed in scale.seeds])
@@ -189,6 +187,12 @@ def add_devices(
                 with _naming(f"{name}: {run}{suffix}"):
                     loaded[data], _ = load_data(one["data"], data_dir)
             one["population"] = devices(loaded[data])
+
+
+def _renamed(series: Series, words: Mapping[str, str]) -> Series:
+    """A line of a joined run, whose label has other words for the method."""
+    method, *rest = series.label.split()
+    return series._replace(label=" ".join([words[method], *rest]))
 
 
 @contextmanager

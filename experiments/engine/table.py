@@ -99,7 +99,8 @@ def _claim_lines(claim: Block, judged: Sequence[Verdict]) -> list[str]:
         else:
             sides, difference = one["sides"], one["difference"]
         rows.append([one["where"], *sides, difference, p, f"**{verdict}**", one["made_with"]])
-    headings = ["larger, says the paper", "smaller, says the paper"]
+    by = claim.get("by", "says the paper")
+    headings = [f"larger, {by}", f"smaller, {by}"]
     if alike:
         bound = f"{100 * alike:g} %" if percent else f"{alike:.3g}"
         headings = [f"within {bound}, by our reading", "of this"]

@@ -29,7 +29,7 @@ from experiments.engine.item import (
     Values,
 )
 from experiments.engine.series import ACCURACY, VALIDATED
-from experiments.engine.summaries import FINAL, OVER_TIME, Summary
+from experiments.engine.summaries import END, OVER_TIME, Summary
 from fedprox.federation import Federation
 from fedprox.simulation.results.target import Target
 
@@ -90,6 +90,7 @@ class Task(NamedTuple):
         data: `[data]` of an experiment.
         rates: Learning rates.
         epoch: Seconds that the median client takes for an epoch on the median device.
+        lasts: The time of a run, in such epochs.
         target: Test accuracy whose time a table shows.
     """
 
@@ -98,6 +99,7 @@ class Task(NamedTuple):
     data: Table
     rates: tuple[float, ...]
     epoch: float
+    lasts: int
     target: float
 
 
@@ -105,17 +107,15 @@ TASKS = (
     Task(
         "synthetic",
         "Synthetic(1,1)",
-        {"name": "synthetic", "alpha": 1.0, "beta": 1.0, "clients": 100},
+        {"name": "synthetic", "alpha": 1.0, "beta": 1.0, "clients": 100, "seed": 0},
         (0.01, 0.1),
         8.0,
+        1000,
         0.6,
     ),
-    Task("mnist", "MNIST", {"name": "mnist"}, (0.03, 0.1), 2.0, 0.85),
-    Task("femnist", "FEMNIST", {"name": "femnist"}, (0.01, 0.03), 2.0, 0.75),
+    Task("mnist", "MNIST", {"name": "mnist"}, (0.03, 0.1), 2.0, 500, 0.85),
+    Task("femnist", "FEMNIST", {"name": "femnist"}, (0.01, 0.03), 2.0, 500, 0.75),
 )
-
-LASTS = 1000
-"""The time of a run, in epochs of the median client on the median device."""
 
 LOG_NORMAL: Table = {"step_seconds": {"median": 1.0, "spread": SPREAD}}
 POPULATIONS: dict[str, Any] = {
@@ -159,7 +159,7 @@ def runs_of(task: Task, population: str) -> dict[str, tuple[Table, dict[str, str
     fedavg, fednova = {"name": "fedavg"}, {"name": "fednova"}
     for epochs in EPOCHS:
         words, whole = f"E={epochs}", (1 + epochs) * task.epoch
-        rounds = LASTS / (1 + epochs)  # of the median client's length
+        rounds = task.lasts / (1 + epochs)  # of the median client's length
         for clients in COHORTS:
             add(
                 f"waits-{clients}",
@@ -216,8 +216,8 @@ def _experiment(task: Task, population: str, epochs: int, every: int, settings: 
         "data": task.data,
         "evaluation": {"gradients": False, "every": every, "rows": 20},
         "solver": {"learning_rate": list(task.rates), "batch_size": 10, "epochs": epochs},
-        SECONDS: LASTS * task.epoch,
-        SHORT: {SECONDS: LASTS * task.epoch / 10, MOST_SEEDS: 1},
+        SECONDS: task.lasts * task.epoch,
+        SHORT: {SECONDS: task.lasts * task.epoch / 10, MOST_SEEDS: 1},
         **settings,
     }
     way = {"latency": task.epoch / 2}
@@ -251,6 +251,7 @@ def claim(task: Task, text: str, measure: str, over: Summary, less: str, *where:
             Comparison(place(task, p), line(task, p, PROX), line(task, p, less))
             for p in where or POPULATIONS
         ),
+        by="by the claim",
     )
 
 
@@ -258,11 +259,12 @@ def study(task: Task, seconds: dict[str, float]) -> Item:
     """The study on a data set."""
     runs: dict[str, Table] = {}
     joined: dict[str, dict[str, dict[str, str]]] = {}
-    for population in POPULATIONS:
-        words = joined[place(task, population)] = {}
-        for name, (table, rules) in runs_of(task, population).items():
+    each = {population: runs_of(task, population) for population in POPULATIONS}
+    for name in each["equal"]:  # populations one after the other have the same programs
+        for population in POPULATIONS:
             run = f"time-{task.key}-{population.split()[0]}-{name}"
-            runs[run], words[run] = table, rules
+            runs[run], rules = each[population][name]
+            joined.setdefault(place(task, population), {})[run] = rules
     slow = tuple(population for population in POPULATIONS if population != "equal")
     return Item(
         f"Time to accuracy under the same devices: {task.title}",
@@ -293,13 +295,13 @@ def study(task: Task, seconds: dict[str, float]) -> Item:
                 for rule in RULES
                 if rule != PROX
             ),
-            claim(task, "At the end it is more accurate than FedBuff.", ACCURACY, FINAL, BUFFER),
+            claim(task, "At the end it is more accurate than FedBuff.", ACCURACY, END, BUFFER),
             *(
                 claim(
                     task,
                     f"At the end it is more accurate on the slowest clients than {rule}.",
                     "slow_accuracy",
-                    FINAL,
+                    END,
                     rule,
                     *slow,
                 )
@@ -324,13 +326,13 @@ def study(task: Task, seconds: dict[str, float]) -> Item:
         values=(
             Values(
                 "Test accuracy: mean over the time / at the end.",
-                ((ACCURACY, OVER_TIME), (ACCURACY, FINAL)),
+                ((ACCURACY, OVER_TIME), (ACCURACY, END)),
                 RULES,
                 tuple(row(task, population) for population in POPULATIONS),
             ),
             Values(
                 "Test accuracy at the end: the slowest fifth of the devices / the fastest fifth.",
-                (("slow_accuracy", FINAL), ("fast_accuracy", FINAL)),
+                (("slow_accuracy", END), ("fast_accuracy", END)),
                 RULES,
                 tuple(row(task, population) for population in slow),
             ),

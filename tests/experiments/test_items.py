@@ -126,7 +126,11 @@ def test_lines_name_runs_and_methods_that_there_are(name: str) -> None:
     known = {run: labels(paper) for run, paper in item.runs.items()}
     for group, runs in item.joined.items():
         each = [(words, known.pop(run)) for run, words in runs.items()]
-        known[group] = {f"{words[one.split()[0]]} {one}" for words, found in each for one in found}
+        known[group] = {
+            " ".join([words[method], *rest])
+            for words, found in each
+            for method, *rest in map(str.split, found)
+        }
     known |= dict.fromkeys(item.others, OTHERS)
     for run, line in named - {one for one in named if one.label in (BEST, LOWEST)}:
         beginning = without_choice(line)
