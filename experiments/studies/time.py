@@ -14,7 +14,6 @@ from scipy.special import ndtri
 
 from experiments.engine.item import (
     DEVICES,
-    MOST_SEEDS,
     SECONDS,
     SHORT,
     Claim,
@@ -217,7 +216,10 @@ def _experiment(task: Task, population: str, epochs: int, every: int, settings: 
         "evaluation": {"gradients": False, "every": every, "rows": 20},
         "solver": {"learning_rate": list(task.rates), "batch_size": 10, "epochs": epochs},
         SECONDS: task.lasts * task.epoch,
-        SHORT: {SECONDS: task.lasts * task.epoch / 10, MOST_SEEDS: 1},
+        SHORT: {
+            SECONDS: task.lasts * task.epoch / 5,
+            "evaluation": {"every": max(every // 5, 1)},
+        },
         **settings,
     }
     way = {"latency": task.epoch / 2}
