@@ -340,6 +340,17 @@ def study(task: Task, seconds: dict[str, float]) -> Item:
             ),
         ),
         joined=joined,
+        notes=(
+            f"At most {AT_WORK} clients are at work at any moment. A step takes 1 s on the median "
+            f"device, a message there and back {task.epoch:g} s, about as long as the median "
+            f"client's epoch, and a run {task.lasts * task.epoch:g} s. Slow and fast clients are "
+            "told by their seconds per step. Their accuracy is that of the first model after the "
+            "end.",
+            "Each rule has 16 settings: 2 learning rates, 1 or 10 epochs, and 4 of its own. A "
+            "fifth of each client's training rows chooses one of them for all seeds; test rows "
+            "choose nothing. All seeds have one draw of the data; they differ in cohorts, "
+            "mini-batches, initial models and, with log-normal speeds, devices.",
+        ),
     )
 
 
