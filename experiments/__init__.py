@@ -30,9 +30,6 @@ LONG = (
     "feddyn/table-2-cifar-10-iid",
     "fedprox/headline-shakespeare",
     "fedavg/table-1-cnn",
-    "studies/time-synthetic",
-    "studies/time-mnist",
-    "studies/time-femnist",
 )
 """Items that take from half an hour to ten at the paper's scale, to be run beside other work."""
 

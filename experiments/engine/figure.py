@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SHOWN_RANGE = 5
 """Upper limit of a loss axis, in multiples of the lowest line's 95th percentile."""
 
+CHARACTERS = 14
+"""Characters of the legend that an inch has room for."""
+
 TIMES = 200
 """The times at which seeds are averaged."""
 
@@ -71,7 +74,8 @@ def figure(item: Item, measured: Measured) -> "Figure":
             axis.set_ylabel(MEASURES[panel.measure], fontsize=8)
             axis.tick_params(labelsize=8)
             axis.grid(alpha=0.3)
-    ncols = min(len(legend), 4 if columns > 2 else 2)
+    fit = int(CHARACTERS * size[0] / (max(map(len, legend)) + 6))
+    ncols = max(1, min(len(legend), 4 if columns > 2 else 2, fit))
     drawn.legend(
         list(legend.values()),
         list(legend),

@@ -13,7 +13,7 @@ from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in (ROOT / "docs" / "papers").glob("*.md")}
-MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent")
+MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent", "time")
 """The pages whose tables are all made from files."""
 
 SAID = {
