@@ -1,0 +1,142 @@
+"""The secure sums of a node: the requests of their stages, one sum at a time."""
+
+from pathlib import Path
+
+from fedprox.deployment.messages import (
+    Advert,
+    Answer,
+    Array,
+    Claims,
+    Request,
+    Secret,
+    Securing,
+    Setup,
+)
+from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.secure.fixed_point import FixedPoint
+from fedprox.deployment.secure.keys import Identity
+from fedprox.deployment.secure.ledger import read_revealed, write_revealed
+from fedprox.deployment.secure.node_sum import NodeSum, context_of
+from fedprox.errors import require
+from fedprox.simulation.planning.jobs import Jobs
+
+MASKED = "masked"
+"""The array of an answer that holds the masked message."""
+
+
+class Sums:
+    """The secure sums of a node.
+
+    Args:
+        identity: The node, and the nodes that it knows.
+        folder: Where it stores which sums it has helped to reveal.
+    """
+
+    def __init__(self, identity: Identity, folder: Path) -> None:
+        self.identity, self.folder = identity, folder
+        self.revealed = read_revealed(folder)
+        self.current: NodeSum | None = None
+
+    def advertise(self, request: Request, setup: Setup, jobs: Jobs) -> Answer:
+        """Begin a sum, with new keys; secrets of an earlier one are forgotten.
+
+        Raises:
+            InputError: If the node does not know a node of the run, has helped to reveal the sum of
+                this round, or has no work in it.
+        """
+        secret, securing = _secret(request), setup.secure
+        require(securing is not None, "advertise: the run has no secure sums")
+        assert securing is not None
+        known = {self.identity.name, *self.identity.peers}
+        unknown = sorted(set(securing.nodes) - known)
+        require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
+        require(self.identity.name in securing.nodes, "the node is not among those of the run")
+        self.revealed.check(_name(setup, secret), request.round)
+        advert = Advert(
+            node=self.identity.name,
+            sum=secret.sum,
+            context=secret.context,
+            work=_claims(secret, jobs),
+        )
+        self.current = NodeSum(self.identity, securing, advert)
+        return Answer(id="", advert=self.current.advert)
+
+    def answer(self, request: Request, setup: Setup) -> Answer:
+        """Answer "share", "confirm" and "reveal"."""
+        secret = _secret(request)
+        current = self._current(secret)
+        if request.kind == "share":
+            return Answer(id="", shares=current.share(secret.roster))
+        if request.kind == "confirm":
+            name = _name(setup, secret)
+            self.revealed.check(name, request.round)
+            signature = current.confirm(secret.included)
+            revealed = self.revealed.after(name, request.round)
+            write_revealed(self.folder, revealed)  # before the signature leaves the node
+            self.revealed = revealed
+            return Answer(id="", signature=signature)
+        shares = current.reveal(secret.signatures)
+        self.current = None
+        return Answer(id="", shares=shares)
+
+    def accept(self, request: Request, jobs: Jobs) -> None:
+        """Take the shares of other nodes, before the node computes its message.
+
+        Raises:
+            InputError: If the request is another one than the node has signed.
+        """
+        secret = _secret(request)
+        current = self._current(secret)
+        require(secret.of == request.kind, f"{request.kind}: the sum is of {secret.of}")
+        signed = current.advert
+        require(
+            context_of(request) == signed.context,
+            f"{request.kind}: another request than the nodes of the sum have signed",
+        )
+        require(
+            _claims(secret, jobs) == signed.work,
+            f"{request.kind}: other work than the node has signed",
+        )
+        current.accept(secret.shares)
+
+    def masked(self, securing: Securing, part: RoundPart) -> dict[str, Array]:
+        """A node's part of a round with its message under masks."""
+        assert self.current is not None  # `accept` comes before
+        fixed = FixedPoint(securing.bound, securing.bits, len(securing.nodes))
+        vector = fixed.quantized(part.message, part.counted)
+        self.current.mask(vector)
+        return {**part._replace(message=None).arrays(), MASKED: vector}
+
+    def _current(self, secret: Secret) -> NodeSum:
+        current = self.current
+        require(
+            current is not None and current.advert.sum == secret.sum,
+            "a sum that is over, or from before the node was restarted",
+        )
+        assert current is not None
+        return current
+
+
+def _secret(request: Request) -> Secret:
+    secret = request.secret
+    require(secret is not None, f"{request.kind}: messages are summed in secret only")
+    assert secret is not None
+    return secret
+
+
+def _name(setup: Setup, secret: Secret) -> str:
+    """The name of a kind of sum in a run."""
+    return f"{setup.run}/{setup.number}-{setup.seed}/{secret.of}"
+
+
+def _claims(secret: Secret, jobs: Jobs) -> Claims:
+    """What a node says of its work: clients, their rows and weight.
+
+    Raises:
+        InputError: If a client has no work, so that its part of a sum would be known.
+    """
+    has_work = (jobs.weight > 0) & ((jobs.steps > 0) | (secret.of == "gradients"))
+    require(len(has_work) and has_work.all(), "a client without work, whose part of a sum is known")
+    return Claims(
+        clients=len(jobs.client), rows=int(jobs.size.sum()), weight=float(jobs.weight.sum())
+    )
