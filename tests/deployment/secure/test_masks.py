@@ -16,7 +16,7 @@ VECTOR = bytes.fromhex("dc95c078a2408989ad48a21492842087530f8afbc74536b9a963b4f1
 
 def test_the_generator_is_aes_in_counter_mode() -> None:
     for word in (np.uint32, np.uint64):
-        vector = np.zeros(32 // np.dtype(word).itemsize, word)
+        vector: Any = np.zeros(32 // np.dtype(word).itemsize, word)
         add_mask(vector, bytes(32))
         assert vector.tobytes() == VECTOR
 

@@ -168,6 +168,9 @@ class SecureRound:
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
             self.problems[index] = problem
+            if kind in ("confirm", "reveal"):  # its message is in the sum, if there is one
+                name = server.name(index)
+                self.warn(f"round {self.round + 1}: node {name!r}: {kind}: {problem}")
         return checked
 
     def _secret(self, **fields: Any) -> Secret:
