@@ -199,6 +199,8 @@ class Node:
         if setup is None:
             raise InputError(f"{request.kind}: the setup is missing")
         self.policy.check(setup)
+        if setup.secure is not None:
+            self._sums.check(setup.secure)
         parts = self._parts_of(setup)
         self.policy.check_measures(parts.given, parts.solver)
         if setup.privacy is not None:
@@ -210,7 +212,7 @@ class Node:
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)
             return Answer(id=""), {}
         if request.kind in ("share", "confirm", "reveal"):
-            return self._sums.answer(request, setup), {}
+            return self._sums.answer(request), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         arrays = [self.arrays[name] for name in request.arrays]
         asked = Asked(request, digest, setup, parts, arrays)
@@ -222,7 +224,7 @@ class Node:
         if request.kind == "advertise":
             return self._sums.advertise(request, setup, jobs), {}
         if setup.secure is not None:
-            self._sums.accept(request, jobs)
+            self._sums.accept(request, setup, jobs)
         if request.kind == "gradients":
             part = self._gradients(asked, jobs)
         else:

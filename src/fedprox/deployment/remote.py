@@ -421,7 +421,8 @@ class RemoteSeed:
         if secret is None or not parts:
             return parts, None
         try:
-            return parts, secret.total(parts)
+            total = secret.total(parts)
+            return [secret.counted(part) for part in parts], total
         except InputError as error:
             self._give_up(t, error)
             return [], None

@@ -1,6 +1,6 @@
 """The sections of an experiment file."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -111,7 +111,7 @@ class SecureSection(Section):
     bound: float
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
     and counted."""
-    bits: Literal[32, 64] = 32
+    bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""
 

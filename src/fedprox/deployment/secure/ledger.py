@@ -15,6 +15,9 @@ from fedprox.files.whole import write_whole
 
 FILE = "sums.json"
 
+Place = tuple[str, int]
+"""The run and kind of a sum, and its round."""
+
 
 class Revealed(Message):
     """The sums that a node has helped to reveal.
@@ -25,15 +28,17 @@ class Revealed(Message):
 
     rounds: dict[str, Round]
 
-    def check(self, name: str, round_: int) -> None:
-        """Raise `InputError` if a node has helped to reveal a round."""
+    def check(self, place: Place) -> None:
+        """Raise `InputError` if a node has helped to reveal the sum of a round."""
+        name, round_ = place
         require(
             round_ > self.rounds.get(name, -1),
             f"round {round_ + 1}: this node has helped to reveal its sum, and does so once",
         )
 
-    def after(self, name: str, round_: int) -> "Revealed":
+    def after(self, place: Place) -> "Revealed":
         """The same and one more round."""
+        name, round_ = place
         return Revealed(rounds=self.rounds | {name: round_})
 
 

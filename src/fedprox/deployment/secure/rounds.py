@@ -30,6 +30,7 @@ class SecureRound:
 
     Attributes:
         problems: Why nodes have dropped out, by index.
+        bytes: Bytes of the stages' messages down and up, by index.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SecureRound:
         self.fixed = FixedPoint(securing.bound, securing.bits, len(securing.nodes))
         self.operator = OperatorSum(securing)
         self.problems: dict[int, str] = {}
+        self.bytes: dict[int, tuple[int, int]] = {}
         self.secret = Secret(sum=secrets.token_hex(16), of="train")
         self.round = 0
 
@@ -130,6 +132,15 @@ class SecureRound:
             )
         return message
 
+    def counted(self, part: NodePart) -> NodePart:
+        """A node's part, whose bytes include those of the stages."""
+        answered, (down, up) = part.answered, self.bytes[part.node]
+        return part._replace(
+            answered=answered._replace(
+                bytes_down=answered.bytes_down + down, bytes_up=answered.bytes_up + up
+            )
+        )
+
     def _ask(
         self,
         kind: Kind,
@@ -162,8 +173,11 @@ class SecureRound:
             problem = server.problem(index)
             if index in answers:
                 try:
-                    check(index, answers[index].head)
-                    checked[index] = answers[index].head
+                    head, _, down, up = answers[index]
+                    before = self.bytes.get(index, (0, 0))
+                    self.bytes[index] = before[0] + down, before[1] + up
+                    check(index, head)
+                    checked[index] = head
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"

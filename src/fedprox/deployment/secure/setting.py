@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedprox.deployment.messages import Securing
-from fedprox.errors import require, require_number, require_whole
+from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.experiment.resolved import Resolved
 from fedprox.experiment.sections import Experiment
 
@@ -49,6 +49,7 @@ def securing_of(
     require_whole("deployment.secure.threshold", given.threshold)
     require_threshold(given.threshold, len(nodes))
     require_number("deployment.secure.bound", given.bound, positive=True)
+    require_one_of("deployment.secure.bits", given.bits, (32, 64))
     solvers = [method.solver(resolved.solver) for method in resolved.methods]
     refused = {
         "[asynchronous]": resolved.asynchronous is not None,
@@ -66,6 +67,4 @@ def securing_of(
         f"deployment.secure: {', '.join(found)} {'do' if len(found) > 1 else 'does'} not fit, "
         "since the operator sees no node's message alone; leave out one or the other",
     )
-    return Securing(
-        threshold=given.threshold, bound=given.bound, bits=given.bits, nodes=sorted(nodes)
-    )
+    return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})

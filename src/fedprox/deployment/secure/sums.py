@@ -15,7 +15,7 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.fixed_point import FixedPoint
 from fedprox.deployment.secure.keys import Identity
-from fedprox.deployment.secure.ledger import read_revealed, write_revealed
+from fedprox.deployment.secure.ledger import Place, read_revealed, write_revealed
 from fedprox.deployment.secure.node_sum import NodeSum, context_of
 from fedprox.errors import require
 from fedprox.simulation.planning.jobs import Jobs
@@ -36,42 +36,44 @@ class Sums:
         self.identity, self.folder = identity, folder
         self.revealed = read_revealed(folder)
         self.current: NodeSum | None = None
+        self.place: Place = ("", 0)
+
+    def check(self, securing: Securing) -> None:
+        """Raise `InputError` unless the nodes of a run are this one and those that it knows."""
+        unknown = sorted(set(securing.nodes) - {self.identity.name, *self.identity.peers})
+        require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
+        require(self.identity.name in securing.nodes, "the node is not among those of the run")
 
     def advertise(self, request: Request, setup: Setup, jobs: Jobs) -> Answer:
         """Begin a sum, with new keys; secrets of an earlier one are forgotten.
 
         Raises:
-            InputError: If the node does not know a node of the run, has helped to reveal the sum of
-                this round, or has no work in it.
+            InputError: If the node has helped to reveal the sum of this round, or has no work in
+                it.
         """
         secret, securing = _secret(request), setup.secure
         require(securing is not None, "advertise: the run has no secure sums")
         assert securing is not None
-        known = {self.identity.name, *self.identity.peers}
-        unknown = sorted(set(securing.nodes) - known)
-        require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
-        require(self.identity.name in securing.nodes, "the node is not among those of the run")
-        self.revealed.check(_name(setup, secret), request.round)
+        place = _place(request, setup)
+        self.revealed.check(place)
         advert = Advert(
             node=self.identity.name,
             sum=secret.sum,
             context=secret.context,
             work=_claims(secret, jobs),
         )
-        self.current = NodeSum(self.identity, securing, advert)
+        self.current, self.place = NodeSum(self.identity, securing, advert), place
         return Answer(id="", advert=self.current.advert)
 
-    def answer(self, request: Request, setup: Setup) -> Answer:
+    def answer(self, request: Request) -> Answer:
         """Answer "share", "confirm" and "reveal"."""
         secret = _secret(request)
         current = self._current(secret)
         if request.kind == "share":
             return Answer(id="", shares=current.share(secret.roster))
         if request.kind == "confirm":
-            name = _name(setup, secret)
-            self.revealed.check(name, request.round)
             signature = current.confirm(secret.included)
-            revealed = self.revealed.after(name, request.round)
+            revealed = self.revealed.after(self.place)
             write_revealed(self.folder, revealed)  # before the signature leaves the node
             self.revealed = revealed
             return Answer(id="", signature=signature)
@@ -79,7 +81,7 @@ class Sums:
         self.current = None
         return Answer(id="", shares=shares)
 
-    def accept(self, request: Request, jobs: Jobs) -> None:
+    def accept(self, request: Request, setup: Setup, jobs: Jobs) -> None:
         """Take the shares of other nodes, before the node computes its message.
 
         Raises:
@@ -87,10 +89,11 @@ class Sums:
         """
         secret = _secret(request)
         current = self._current(secret)
-        require(secret.of == request.kind, f"{request.kind}: the sum is of {secret.of}")
         signed = current.advert
         require(
-            context_of(request) == signed.context,
+            secret.of == request.kind
+            and _place(request, setup) == self.place
+            and context_of(request) == signed.context,
             f"{request.kind}: another request than the nodes of the sum have signed",
         )
         require(
@@ -124,9 +127,9 @@ def _secret(request: Request) -> Secret:
     return secret
 
 
-def _name(setup: Setup, secret: Secret) -> str:
-    """The name of a kind of sum in a run."""
-    return f"{setup.run}/{setup.number}-{setup.seed}/{secret.of}"
+def _place(request: Request, setup: Setup) -> Place:
+    """The run, kind and round of a request's sum."""
+    return f"{setup.run}/{setup.number}-{setup.seed}/{_secret(request).of}", request.round
 
 
 def _claims(secret: Secret, jobs: Jobs) -> Claims:
