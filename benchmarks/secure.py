@@ -38,7 +38,7 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     public = {name: key.public_key() for name, key in keys.items()}
     securing = Securing(threshold=count // 2 + 1, bound=1.0, bits=bits, nodes=names)  # type: ignore[arg-type]
-    number, work = secrets.token_hex(16), Claims(clients=1, rows=1, weight=1 / count)
+    number, work = secrets.token_hex(16), Claims(by="clients", rate=1 / count)
 
     def begin(name: str) -> NodeSum:
         peers = {other: key for other, key in public.items() if other != name}

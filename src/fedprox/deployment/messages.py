@@ -59,6 +59,10 @@ Summed = Literal["gradients", "train"]
 """The requests whose answers can be summed in secret."""
 
 
+WeightsBy = Literal["clients", "rows"]
+"""Whether the clients of a round weigh the same, or as their training rows."""
+
+
 class Message(BaseModel):
     """A part of a head, with exactly these fields."""
 
@@ -166,17 +170,15 @@ class Securing(Message):
 
 
 class Claims(Message):
-    """What a node says of its work in a secure sum.
+    """How a node's clients, each of which has work, weigh in a secure sum.
 
     Attributes:
-        clients: Its clients.
-        rows: Their training rows.
-        weight: The sum of their weights.
+        by: Whether all clients weigh the same, or as their rows.
+        rate: The weight of a client, or of a row.
     """
 
-    clients: Positive
-    rows: Positive
-    weight: Annotated[float, Field(gt=0, le=1.000001)]
+    by: WeightsBy
+    rate: Annotated[float, Field(gt=0, le=1)]
 
 
 class Advert(Message):
@@ -186,7 +188,7 @@ class Advert(Message):
         node: Its name.
         sum: Identifier of the sum.
         context: Digest of what all nodes of the sum are asked alike.
-        work: Its work.
+        work: How its clients weigh.
         sharing: Public key for shares that are sent to it.
         masking: Public key for pairwise masks.
         seed: Digest of the seed of its self mask.
@@ -214,6 +216,7 @@ class Secret(Message):
     Attributes:
         sum: Identifier of the sum.
         of: What is summed.
+        by: How clients weigh.
         context: Digest of what all nodes will be asked alike, for "advertise".
         roster: The advertisements, for "share".
         shares: The sealed shares for the node by sender, for "gradients" and "train".
@@ -223,6 +226,7 @@ class Secret(Message):
 
     sum: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     of: Summed
+    by: WeightsBy
     context: str = ""
     roster: list[Advert] = []
     shares: dict[str, Hex] = {}

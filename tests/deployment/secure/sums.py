@@ -42,7 +42,7 @@ def begun(
     known: dict[str, Identity],
     threshold: int,
     context: Callable[[str], str] = lambda name: "context",  # noqa: ARG005
-    work: Callable[[str], Claims] = lambda name: Claims(clients=1, rows=10, weight=0.2),  # noqa: ARG005
+    work: Callable[[str], Claims] = lambda name: Claims(by="rows", rate=0.02),  # noqa: ARG005
 ) -> Nodes:
     """Nodes that have advertised."""
     securing = Securing(threshold=threshold, bound=1.0, bits=32, nodes=sorted(known))

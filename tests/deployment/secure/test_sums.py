@@ -189,17 +189,13 @@ def test_nodes_with_another_model_or_request_are_not_summed(known: Any) -> None:
 
 
 def test_weights_do_not_single_out_a_node(known: Any) -> None:
-    def work(rows: dict[str, int], weight: dict[str, float]) -> Any:
-        return lambda name: Claims(
-            clients=1, rows=rows.get(name, 10), weight=weight.get(name, 1e-4)
-        )
-
-    nodes = begun(known, 3, work=work({}, {"a": 0.9}))
-    with pytest.raises(InputError, match="they must be equal or those of rows"):
-        nodes.sums["a"].share(nodes.roster)
-    for allowed in (work({"a": 20}, {"a": 2e-4}), work({"a": 20}, {})):
-        nodes = begun(known, 3, work=allowed)
-        nodes.sums["a"].share(nodes.roster)
+    for one, others in (
+        (Claims(by="rows", rate=0.9), Claims(by="rows", rate=1e-4)),
+        (Claims(by="rows", rate=0.1), Claims(by="clients", rate=0.1)),
+    ):
+        nodes = begun(known, 3, work=lambda name: one if name == "a" else others)  # noqa: B023
+        with pytest.raises(InputError, match="they must be equal or those of rows"):
+            nodes.sums["a"].share(nodes.roster)
 
 
 def test_shares_of_another_sum_are_refused(known: Any) -> None:

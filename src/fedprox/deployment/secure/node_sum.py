@@ -214,13 +214,17 @@ class NodeSum:
 
 
 def _check_weights(roster: Sequence[Advert]) -> None:
-    """Raise `InputError` unless clients weigh the same, or as their rows.
+    """Raise `InputError` unless the clients of all nodes weigh the same, or as their rows.
 
     With weights of the operator's choice, a sum could be one node's message but for rounding.
     """
-    weight, clients, rows = (
-        np.array([getattr(each.work, name) for each in roster], float)
-        for name in ("weight", "clients", "rows")
+    rates = [each.work.rate for each in roster]
+    require(
+        len({each.work.by for each in roster}) == 1 and equal(rates),
+        f"weights of {rates} in different nodes; they must be equal or those of rows",
     )
-    same: list[Any] = [np.ptp(a) <= EQUAL * a.min() for a in (weight / clients, weight / rows)]
-    require(any(same), f"weights {weight.tolist()} of nodes; they must be equal or those of rows")
+
+
+def equal(numbers: Any) -> bool:
+    """Whether positive numbers are equal but for rounding."""
+    return bool(np.ptp(numbers) <= EQUAL * np.min(numbers))

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedprox.deployment.combine import NodePart
 from fedprox.deployment.conversation import Answered, named
 from fedprox.deployment.messages import Answer, Array, Kind, Request, Secret, Securing, Setup
 from fedprox.deployment.secure.fixed_point import FixedPoint, size_of
-from fedprox.deployment.secure.node_sum import context_of
+from fedprox.deployment.secure.node_sum import context_of, equal
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES
 from fedprox.deployment.secure.sums import MASKED
@@ -46,7 +47,7 @@ class SecureRound:
         self.operator = OperatorSum(securing)
         self.problems: dict[int, str] = {}
         self.bytes: dict[int, tuple[int, int]] = {}
-        self.secret = Secret(sum=secrets.token_hex(16), of="train")
+        self.secret = Secret(sum=secrets.token_hex(16), of="train", by="clients")
         self.round = 0
 
     @property
@@ -70,7 +71,12 @@ class SecureRound:
         first = next(iter(requests.values()))
         assert first.kind in ("gradients", "train")
         self.round = first.round
-        self.secret = self.secret.model_copy(update={"of": first.kind})
+        works = [each.work for each in requests.values() if each.work is not None]
+        weight, rows = (
+            np.concatenate([getattr(work, name) for work in works]) for name in ("weight", "rows")
+        )
+        by = "rows" if equal(weight / rows) else "clients"
+        self.secret = self.secret.model_copy(update={"of": first.kind, "by": by})
         context = context_of(first.model_copy(update={"arrays": named(arrays).digests}))
         self.operator.require_enough({self.server.name(index): None for index in requests})
         adverts = self._ask(

@@ -16,7 +16,7 @@ from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.fixed_point import FixedPoint
 from fedprox.deployment.secure.keys import Identity
 from fedprox.deployment.secure.ledger import Place, read_revealed, write_revealed
-from fedprox.deployment.secure.node_sum import NodeSum, context_of
+from fedprox.deployment.secure.node_sum import NodeSum, context_of, equal
 from fedprox.errors import require
 from fedprox.simulation.planning.jobs import Jobs
 
@@ -133,13 +133,14 @@ def _place(request: Request, setup: Setup) -> Place:
 
 
 def _claims(secret: Secret, jobs: Jobs) -> Claims:
-    """What a node says of its work: clients, their rows and weight.
+    """How a node's clients weigh.
 
     Raises:
-        InputError: If a client has no work, so that its part of a sum would be known.
+        InputError: If a client has no work, so that its part of a sum would be known, or has a
+            weight of its own.
     """
     has_work = (jobs.weight > 0) & ((jobs.steps > 0) | (secret.of == "gradients"))
     require(len(has_work) and has_work.all(), "a client without work, whose part of a sum is known")
-    return Claims(
-        clients=len(jobs.client), rows=int(jobs.size.sum()), weight=float(jobs.weight.sum())
-    )
+    rates = jobs.weight / (jobs.size if secret.by == "rows" else 1)
+    require(equal(rates), f"weights {jobs.weight.tolist()}; they must be equal or those of rows")
+    return Claims(by=secret.by, rate=float(rates[0]))
