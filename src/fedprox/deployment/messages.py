@@ -42,6 +42,9 @@ Round = Annotated[int, Field(ge=-1, le=LARGEST)]
 Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
 """Bytes in hexadecimal."""
 
+Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+"""32 bytes in hexadecimal, or none."""
+
 Kind = Literal[
     "describe",
     "prepare",
@@ -199,9 +202,9 @@ class Advert(Message):
     sum: str
     context: str
     work: Claims
-    sharing: Hex = ""
-    masking: Hex = ""
-    seed: Hex = ""
+    sharing: Hex32 = ""
+    masking: Hex32 = ""
+    seed: Hex32 = ""
     signature: Hex = ""
 
     @property

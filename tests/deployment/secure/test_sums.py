@@ -1,6 +1,7 @@
 """Secure sums are exact, whoever drops out, and attacks on nodes are refused."""
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
-from fedprox.deployment.messages import Advert, Claims
+from fedprox.deployment.messages import Advert, Claims, Secret
 from fedprox.deployment.secure.masks import Whole
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES, join
+from fedprox.deployment.secure.sums import _claims
 from fedprox.errors import InputError
+from fedprox.simulation.planning.jobs import no_jobs
 from tests.deployment.secure.sums import Nodes, begun, identities, shared, some_messages, summed
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -198,6 +201,22 @@ def test_weights_do_not_single_out_a_node(known: Any) -> None:
             nodes.sums["a"].share(nodes.roster)
 
 
+def test_weights_within_a_node_are_of_one_kind() -> None:
+    jobs = no_jobs()._replace(
+        weight=np.array([0.1, 0.3]), size=np.array([10, 30]), steps=np.array([1, 2])
+    )
+    secret = Secret(sum="0" * 32, of="train", by="rows")
+    assert _claims(secret, jobs) == Claims(by="rows", rate=0.01)
+    line = "weights [0.1, 0.3]; they must be equal or those of rows"
+    with pytest.raises(InputError, match=re.escape(line)):
+        _claims(secret.model_copy(update={"by": "clients"}), jobs)
+    for change in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
+        with pytest.raises(InputError, match="a client without work"):
+            _claims(secret, jobs._replace(**change))
+    first = secret.model_copy(update={"of": "gradients"})  # which takes no steps
+    assert _claims(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
+
+
 def test_shares_of_another_sum_are_refused(known: Any) -> None:
     nodes, others = begun(known, 3), begun(known, 3)
     sealed = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
@@ -205,7 +224,9 @@ def test_shares_of_another_sum_are_refused(known: Any) -> None:
     given_ = {name: shares["a"] for name, shares in sealed.items() if name != "a"}
     flipped = f"{int(given_['b'][0], 16) ^ 1:x}" + given_["b"][1:]
     for share in (old["b"]["a"], sealed["b"]["c"], flipped, ""):
-        with pytest.raises(InputError, match="a share that was changed on its way, or is of anoth"):
+        with pytest.raises(
+            InputError, match="the share of node 'b': changed on its way, or of another sum"
+        ):
             nodes.sums["a"].accept({**given_, "b": share})
     with pytest.raises(InputError, match="shares of nodes that are not in the sum"):
         nodes.sums["a"].accept({**given_, "x": given_["b"]})
@@ -217,7 +238,9 @@ def test_a_roster_that_differs_between_nodes_gives_no_sum(known: Any) -> None:
     # a is told of everybody, and the others of one node less
     sealed = {"a": nodes.sums["a"].share(nodes.roster)}
     sealed |= {n: nodes.sums[n].share(nodes.roster[:-1]) for n in "bcd"}
-    with pytest.raises(InputError, match="a share that was changed on its way, or is of another s"):
+    with pytest.raises(
+        InputError, match="the share of node 'b': changed on its way, or of another sum"
+    ):
         nodes.sums["a"].accept({n: sealed[n]["a"] for n in "bcd"})
 
 

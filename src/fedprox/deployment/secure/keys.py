@@ -108,6 +108,11 @@ def agreed(own: "X25519PrivateKey", other: bytes, purpose: bytes) -> bytes:
     return derived
 
 
+def require_public(key: bytes) -> None:
+    """Raise `InputError` unless others can agree on a key with the owner of a public key."""
+    agreed(X25519PrivateKey.generate(), key, b"")
+
+
 def seal(key: bytes, content: bytes) -> bytes:
     """Encrypt and authenticate; each key seals once."""
     sealed: bytes = ChaCha20Poly1305(key).encrypt(NONCE, content, None)
@@ -123,5 +128,5 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
     try:
         content: bytes = ChaCha20Poly1305(key).decrypt(NONCE, sealed, None)
     except InvalidTag:
-        raise InputError("a share that was changed on its way, or is of another sum") from None
+        raise InputError("changed on its way, or of another sum") from None
     return content

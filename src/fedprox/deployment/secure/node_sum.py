@@ -18,7 +18,7 @@ from fedprox.deployment.messages import Advert, Request, Securing
 from fedprox.deployment.secure import shamir
 from fedprox.deployment.secure.keys import Identity, agreed, seal, unseal
 from fedprox.deployment.secure.masks import KEY_BYTES, Whole, add_mask
-from fedprox.errors import require
+from fedprox.errors import InputError, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -134,10 +134,7 @@ class NodeSum:
         self._require_enough([self.identity.name, *sealed])
         known = self.roster.keys() - {self.identity.name}
         require(sealed.keys() <= known, "shares of nodes that are not in the sum")
-        opened = {
-            name: unseal(self._sealing(name, self.identity.name), bytes.fromhex(share))
-            for name, share in sealed.items()
-        }
+        opened = {name: self._unsealed(name, share) for name, share in sealed.items()}
         self.stage = "accepted"
         self.shares |= opened
 
@@ -206,6 +203,13 @@ class NodeSum:
         other = receiver if sender == self.identity.name else sender
         purpose = f"shares {self.digest} {json.dumps([sender, receiver])}".encode()
         return agreed(self.sharing, bytes.fromhex(self.roster[other].sharing), purpose)
+
+    def _unsealed(self, sender: str, sealed: str) -> bytes:
+        """The share that another node has sealed for this one."""
+        try:
+            return unseal(self._sealing(sender, self.identity.name), bytes.fromhex(sealed))
+        except InputError as error:
+            raise InputError(f"the share of node {sender!r}: {error}") from None
 
     def _confirmed(self) -> bytes:
         """What a node signs of a sum: its roster, whose messages were asked for, and whose came."""

@@ -11,6 +11,7 @@ from fedprox.deployment.combine import NodePart
 from fedprox.deployment.conversation import Answered, named
 from fedprox.deployment.messages import Answer, Array, Kind, Request, Secret, Securing, Setup
 from fedprox.deployment.secure.fixed_point import FixedPoint, size_of
+from fedprox.deployment.secure.keys import require_public
 from fedprox.deployment.secure.node_sum import context_of, equal
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES
@@ -68,6 +69,7 @@ class SecureRound:
         Raises:
             InputError: If too few nodes have a request, or are left.
         """
+        self.operator.require_enough({self.server.name(index): None for index in requests})
         first = next(iter(requests.values()))
         assert first.kind in ("gradients", "train")
         self.round = first.round
@@ -76,12 +78,11 @@ class SecureRound:
             np.concatenate([getattr(work, name) for work in works]) for name in ("weight", "rows")
         )
         by = "rows" if equal(weight / rows) else "clients"
-        self.secret = self.secret.model_copy(update={"of": first.kind, "by": by})
         context = context_of(first.model_copy(update={"arrays": named(arrays).digests}))
-        self.operator.require_enough({self.server.name(index): None for index in requests})
+        self.secret = self._secret(of=first.kind, by=by, context=context)
         adverts = self._ask(
             "advertise",
-            {i: {"context": context} for i in requests},
+            {i: {} for i in requests},
             self._check_advert,
             {
                 i: {"work": each.work, "participation": each.participation}
@@ -197,12 +198,16 @@ class SecureRound:
         return self.secret.model_copy(update=fields)
 
     def _check_advert(self, index: int, answer: Answer) -> None:
-        advert = answer.advert
+        advert, secret = answer.advert, self.secret
         require(
             advert is not None
-            and (advert.node, advert.sum) == (self.server.name(index), self.secret.sum),
-            "it does not advertise itself",
+            and (advert.node, advert.sum) == (self.server.name(index), secret.sum)
+            and (advert.context, advert.work.by) == (secret.context, secret.by),
+            "it advertises something else than it was asked",
         )
+        assert advert is not None
+        for key in (advert.sharing, advert.masking):
+            require_public(bytes.fromhex(key))
 
     def _check_revealed(self, index: int, answer: Answer) -> None:
         del index
