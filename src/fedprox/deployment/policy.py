@@ -128,7 +128,6 @@ class Policy(Section):
             require(
                 setup.privacy is not None, f"a run without [privacy]; at most {most} is allowed"
             )
-
         self._check_secure(setup.secure)
 
     def _check_secure(self, securing: Securing | None) -> None:

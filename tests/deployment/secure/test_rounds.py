@@ -112,6 +112,26 @@ def test_sweep_points_and_64_bits(fresh: Fresh, tmp_path: Path) -> None:
         assert apart(one.params, two.params) < 1e-6
 
 
+def test_bytes_are_those_of_all_stages(fresh: Fresh, tmp_path: Path) -> None:
+    counted = [0, 0]
+
+    def counting(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            answered = site.answer(parcel)
+            if json.loads(parcel.head)["kind"] not in ("describe", "prepare"):
+                counted[0] += len(parcel.head) + len(parcel.body)
+                counted[1] += len(answered.head) + len(answered.body)
+            return answered
+
+        return answer
+
+    (run,) = deployed(TABLE, [counting(site) for site in fresh(tmp_path)])
+    assert [
+        sum(record.bytes_down or 0 for record in run.history),
+        sum(record.bytes_up or 0 for record in run.history),
+    ] == counted
+
+
 class Watched:
     """What nodes make whole numbers of, and what the operator makes numbers of."""
 

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 pytest.importorskip("cryptography")
 
 from fedprox.deployment.messages import Advert, Claims, Secret
+from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.masks import Whole
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES, join
-from fedprox.deployment.secure.sums import _claims
+from fedprox.deployment.secure.sums import Sums, _claims
 from fedprox.errors import InputError
 from fedprox.simulation.planning.jobs import no_jobs
 from tests.deployment.secure.sums import Nodes, begun, identities, shared, some_messages, summed
@@ -215,6 +217,14 @@ def test_weights_within_a_node_are_of_one_kind() -> None:
             _claims(secret, jobs._replace(**change))
     first = secret.model_copy(update={"of": "gradients"})  # which takes no steps
     assert _claims(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
+
+
+def test_a_node_without_an_update_is_not_in_a_sum(known: Any, tmp_path: Path) -> None:
+    nodes = begun(known, 3)
+    counts = np.array([[True, False], [True, False]])
+    part = RoundPart(None, np.ones(2, np.float32), np.ones((2, 2), np.int64), counts, ~counts)
+    with pytest.raises(InputError, match="no update counts, and a sum without any hides less"):
+        Sums(known["a"], tmp_path).masked(nodes.securing, part)
 
 
 def test_shares_of_another_sum_are_refused(known: Any) -> None:

@@ -103,7 +103,13 @@ class Sums:
         current.accept(secret.shares)
 
     def masked(self, securing: Securing, part: RoundPart) -> dict[str, Array]:
-        """A node's part of a round with its message under masks."""
+        """A node's part of a round with its message under masks.
+
+        Raises:
+            InputError: If no update counts at a sweep point, so that the node's part of the sum
+                would be known and hide nobody's.
+        """
+        require(part.counts.any(axis=0).all(), "no update counts, and a sum without any hides less")
         assert self.current is not None  # `accept` comes before
         fixed = FixedPoint(securing.bound, securing.bits, len(securing.nodes))
         vector = fixed.quantized(part.message, part.counted)
