@@ -28,14 +28,6 @@ def add_mask(vector: Whole, key: bytes, *, subtract: bool = False) -> None:
         vector: The array, with one axis.
         key: 32 bytes, of which each is used for one mask only.
         subtract: Whether the mask is subtracted.
-
-    >>> vector = np.arange(3, dtype=np.uint32)
-    >>> add_mask(vector, bytes(32))
-    >>> vector.tolist()
-    [2024862940, 3106374478, 2302328649]
-    >>> add_mask(vector, bytes(32), subtract=True)
-    >>> vector.tolist()
-    [0, 1, 2]
     """
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     zeros, made = bytes(PIECE), bytearray(PIECE)
