@@ -90,13 +90,13 @@ class Site:
     def restart(self) -> None:
         """Kill the node, and start another."""
         old = self.node
-        self.node = Node(old.name, old.federation, old.folder, old.policy)
+        self.node = Node(old.name, old.federation, old.folder, old.policy, old.identity)
         self.node._parts, self.node._data = old._parts, old._data
 
     def moved(self, folder: Path) -> "Site":
         """A site of the same clients without client state."""
         node = self.node
-        other = Node(node.name, node.federation, folder / node.name, node.policy)
+        other = Node(node.name, node.federation, folder / node.name, node.policy, node.identity)
         other._parts, other._data = node._parts, node._data
         return Site(other)
 

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
-    node, superlink, experiment, private, policy = blocks("deploy.md", "toml")
+    node, superlink, experiment, private, policy, secure, peers = blocks("deploy.md", "toml")
     names = ["hospital-a", "hospital-b"]
     file = folder / "file.toml"
 
@@ -60,6 +60,16 @@ def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
     data = {"data": {"name": DEPLOYED}}
     assert parse("page", {**parse_toml(experiment), **data, **parse_toml(private)}).privacy
 
-    file.write_text(node.replace("[policy]", "[rest]").split("[rest]")[0] + policy)
+    without_policy = node.replace("[policy]", "[rest]").split("[rest]")[0]
+    file.write_text(without_policy + policy)
     policy_read = read_node_file(file).policy
     assert policy_read.privacy is not None
+
+    securing = parse("page", {**parse_toml(experiment), **data, **parse_toml(secure)}).deployment
+    file.write_text(without_policy + peers)
+    known_to = read_node_file(file).policy.secure
+    assert known_to is not None
+    assert securing.secure is not None
+    assert known_to.threshold == securing.secure.threshold
+    others = securing.names[1:]
+    assert known_to.peers == {name: str(folder / f"{name}.pub") for name in others}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedprox.algorithms import ALGORITHMS
-from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
+from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy, SecurePolicy
 from fedprox.errors import InputError
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together
@@ -22,6 +22,7 @@ EPSILON = epsilon_together(((RELEASED, 3),), 1e-5)
 EXACT = Policy(privacy=PrivacyPolicy(epsilon=EPSILON, delta=1e-5))
 """It allows three rounds, to the last bit."""
 
+SECURE = Policy(secure=SecurePolicy(threshold=4, peers={}))
 THREE = Policy(fewest_clients=3)
 PRIVATE: Any = Given()
 
@@ -33,10 +34,16 @@ def setup(
     solver: Any = None,
     options: Any = None,
     privacy: Any = None,
+    secure: Any = None,
 ) -> Any:
     """What a policy reads of a run."""
     table = {"name": method, **(options or {})}
-    return Given(method=table, model={"name": model}, solver=solver or {}, privacy=privacy)
+    asked = {"solver": solver or {}, "privacy": privacy, "secure": secure}
+    return Given(method=table, model={"name": model}, **asked)
+
+
+def securing(threshold: int, nodes: int) -> Any:
+    return Given(threshold=threshold, nodes=[str(i) for i in range(nodes)])
 
 
 def hiding(rounds: int) -> Any:
@@ -71,6 +78,35 @@ ROWS = np.array([5, 20, 35])
 @pytest.mark.parametrize(
     ("policy", "check", "given", "line"),
     [
+        (SECURE, "check", [setup(secure=securing(4, 7))], ""),
+        (SECURE, "check", [setup(secure=securing(4, 4))], ""),
+        (
+            SECURE,
+            "check",
+            [setup(secure=securing(3, 4))],
+            "deployment.secure.threshold = 3; at lea",
+        ),
+        (
+            SECURE,
+            "check",
+            [setup(secure=securing(4, 8))],
+            "deployment.secure.threshold = 4; with 8",
+        ),
+        (
+            SECURE,
+            "check",
+            [setup(secure=securing(5, 4))],
+            "deployment.secure.threshold = 5; with 4",
+        ),
+        (SECURE, "check", [setup(secure=securing(51, 100))], ""),
+        (
+            SECURE,
+            "check",
+            [setup(secure=securing(52, 101))],
+            "deployment.secure: 101 nodes; a secure",
+        ),
+        (SECURE, "check", [setup()], "a run without deployment.secure"),
+        (Policy(), "check", [setup(secure=securing(3, 3))], "deployment.secure: the node has"),
         (Policy(), "check", [setup()], ""),
         (Policy(methods=[OWN], models=[OWN]), "check", [setup(OWN, OWN)], ""),
         (Policy(methods=[]), "check", [setup()], "method 'fedavg'; allowed: none"),

@@ -1,5 +1,6 @@
 """Answers and requests that cannot be used are refused in one line, and the others go on."""
 
+import copy
 import json
 import logging
 from collections.abc import Callable
@@ -409,7 +410,8 @@ def test_requests_with_strange_values_get_an_answer(
         for key in path:
             part = part[key]
         if data.draw(st.booleans()):
-            part[last] = data.draw(st.sampled_from(STRANGE))
+            # a copy, which a second change may reach into
+            part[last] = copy.deepcopy(data.draw(st.sampled_from(STRANGE)))
         else:
             del part[last]
     with pytest.MonkeyPatch.context() as patch:

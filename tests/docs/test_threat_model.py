@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/concepts/threat-model.md"
-NAMED = re.compile(r"`(\w+/test_\w+\.py)::(test_\w+)`")
+NAMED = re.compile(r"`((?:\w+/)+test_\w+\.py)::(test_\w+)`")
 
 
 def test_every_test_that_the_page_names_exists() -> None:

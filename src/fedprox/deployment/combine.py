@@ -74,6 +74,7 @@ def combined(
     nodes: Sequence[NodePart],
     message: Any,
     size: Callable[[Any], jax.Array] | None = None,
+    total: Any = None,
 ) -> Combined:
     """Combine the parts of nodes, whose order does not matter.
 
@@ -86,6 +87,8 @@ def combined(
         nodes: Their parts.
         message: The message, in shape, leaves (points, ...).
         size: (message) -> its size; None for the method's.
+        total: The sum of the parts' messages if it is all that is known of them; None if the parts
+            have them.
     """
     points = len(method.points)
     shape = (len(jobs.client), points)
@@ -98,6 +101,9 @@ def combined(
     if not nodes:
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), message)
         return Combined(nodes, zeros, steps, counts, faulty)
+    if total is not None:
+        mean = mean_of(total, jnp.asarray(_sum([part.counted for part in parts])))
+        return Combined(nodes, mean, steps, counts, faulty)
     faults = method.faults
     assert faults is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])

@@ -25,7 +25,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 4
+VERSION = 5
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -39,8 +39,31 @@ Finite = Annotated[float, Field(ge=0, le=LARGEST)]
 Round = Annotated[int, Field(ge=-1, le=LARGEST)]
 """A round; -1 for none."""
 
-Kind = Literal["describe", "prepare", "gradients", "train", "evaluate"]
-"""What a request asks for."""
+Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
+"""Bytes in hexadecimal."""
+
+Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+"""32 bytes in hexadecimal, or none."""
+
+Kind = Literal[
+    "describe",
+    "prepare",
+    "gradients",
+    "train",
+    "evaluate",
+    "advertise",
+    "share",
+    "confirm",
+    "reveal",
+]
+"""What a request asks for; the last four are of a secure sum."""
+
+Summed = Literal["gradients", "train"]
+"""The requests whose answers can be summed in secret."""
+
+
+WeightsBy = Literal["clients", "rows"]
+"""Whether the clients of a round weigh the same, or as their training rows."""
 
 
 class Message(BaseModel):
@@ -133,6 +156,87 @@ class Hiding(Message):
         return Privacy(self.clip, noise_multiplier=0.0, adaptive_clip=self.adaptive_clip)
 
 
+class Securing(Message):
+    """How the messages of a run are summed in secret.
+
+    Attributes:
+        threshold: Nodes that a sum needs.
+        bound: Largest absolute value of a number in a node's mean message.
+        bits: Bits of a number on its way.
+        nodes: The names of all nodes of the run.
+    """
+
+    threshold: Annotated[int, Field(ge=3, le=LARGEST)]
+    bound: Annotated[float, Field(gt=0, le=SINGLE[1])]
+    bits: Literal[32, 64]
+    nodes: list[str]
+
+
+class Claims(Message):
+    """How a node's clients, each of which has work, weigh in a secure sum.
+
+    Attributes:
+        by: Whether all clients weigh the same, or as their rows.
+        rate: The weight of a client, or of a row.
+    """
+
+    by: WeightsBy
+    rate: Annotated[float, Field(gt=0, le=1)]
+
+
+class Advert(Message):
+    """What a node says of itself for one secure sum.
+
+    Attributes:
+        node: Its name.
+        sum: Identifier of the sum.
+        context: Digest of what all nodes of the sum are asked alike.
+        work: How its clients weigh.
+        sharing: Public key for shares that are sent to it.
+        masking: Public key for pairwise masks.
+        seed: Digest of the seed of its self mask.
+        signature: Its signature of all this.
+    """
+
+    node: str
+    sum: str
+    context: str
+    work: Claims
+    sharing: Hex32 = ""
+    masking: Hex32 = ""
+    seed: Hex32 = ""
+    signature: Hex = ""
+
+    @property
+    def signed(self) -> bytes:
+        """What is signed of it."""
+        return b"advertisement " + self.model_dump_json(exclude={"signature"}).encode()
+
+
+class Secret(Message):
+    """A request's part of a secure sum; each stage has some of its fields.
+
+    Attributes:
+        sum: Identifier of the sum.
+        of: What is summed.
+        by: How clients weigh.
+        context: Digest of what all nodes will be asked alike, for "advertise".
+        roster: The advertisements, for "share".
+        shares: The sealed shares for the node by sender, for "gradients" and "train".
+        included: The nodes whose messages are in the sum, for "confirm".
+        signatures: What nodes have answered to "confirm", for "reveal".
+    """
+
+    sum: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    of: Summed
+    by: WeightsBy
+    context: str = ""
+    roster: list[Advert] = []
+    shares: dict[str, Hex] = {}
+    included: list[str] = []
+    signatures: dict[str, Hex] = {}
+
+
 class Setup(Message):
     """What a node must know to compute for a method. It names functions, and holds no code.
 
@@ -154,6 +258,7 @@ class Setup(Message):
         deadline: Seconds that a node works on a round, which the round's requests share; None for
             no limit.
         privacy: What hides the clients; None for nothing.
+        secure: How messages are summed in secret; None if the coordinator sees each node's.
     """
 
     run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
@@ -172,6 +277,7 @@ class Setup(Message):
     gradients: bool
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
+    secure: Securing | None
 
 
 class Work(Message):
@@ -212,10 +318,11 @@ class Request(Message):
         setup: The method; None for "describe".
         round: Round t.
         participation: Share of the weight of all clients that the cohort has.
-        work: The jobs, for "train" and "gradients".
+        work: The jobs, for "train" and "gradients", and before them for "advertise".
         initial: Whether w^0 is among the arrays, from which clients make their first state.
         seconds: Seconds that the node may work on it, for "train" and "gradients" with a deadline.
         arrays: Digests of the arrays that the request needs, in order.
+        secret: Its part of a secure sum; None for requests without one.
     """
 
     version: int
@@ -228,6 +335,7 @@ class Request(Message):
     initial: bool = False
     seconds: Finite | None = None
     arrays: list[str] = []
+    secret: Secret | None = None
 
 
 class Answer(Message):
@@ -241,6 +349,10 @@ class Answer(Message):
         description: The answer to "describe".
         seconds: Seconds in which the node computed the answer.
         withheld: Measures that the node does not report.
+        advert: The answer to "advertise".
+        shares: The sealed shares by receiver, for "share"; for "reveal" those of secrets, by the
+            node whose secret is shared.
+        signature: The answer to "confirm".
     """
 
     id: str
@@ -250,6 +362,9 @@ class Answer(Message):
     description: Description | None = None
     seconds: float = 0.0
     withheld: list[str] = []
+    advert: Advert | None = None
+    shares: dict[str, Hex] = {}
+    signature: Hex = ""
 
 
 def digest_of(array: Array) -> str:

@@ -37,6 +37,9 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import REPORTS, Policy
+from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.secure.keys import Identity
+from fedprox.deployment.secure.sums import Sums
 from fedprox.deployment.spending import read_spent, write_spent
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
@@ -85,13 +88,21 @@ class Node:
         federation: Its clients.
         folder: Where client state is stored, and what the node has spent.
         policy: What it computes and reports.
+        identity: Its key and those of other nodes, for a policy with secure sums.
 
     Raises:
         InputError: If no client has enough rows for the policy, a file of the folder is damaged, or
             JAX computes in double precision.
     """
 
-    def __init__(self, name: str, federation: Federation, folder: Path, policy: Policy) -> None:
+    def __init__(
+        self,
+        name: str,
+        federation: Federation,
+        folder: Path,
+        policy: Policy,
+        identity: Identity | None = None,
+    ) -> None:
         require_single("a node")
         enough = np.flatnonzero(federation.train.sizes >= policy.fewest_rows)
         require(
@@ -106,6 +117,8 @@ class Node:
         self.name, self.federation, self.policy = name, federation, policy
         self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
         self.spent = read_spent(folder)
+        self.identity = identity
+        self.sums = None if identity is None else Sums(identity, folder)
         self.arrays: dict[str, Array] = {}
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
@@ -121,8 +134,8 @@ class Node:
         """The measures that the node reports."""
         enough = len(self.federation) >= self.policy.fewest_clients
         reported = {measure for measure in self.policy.report if enough}
-        if self.policy.privacy is not None:
-            reported.discard("gradients")  # they have no noise, and the size of a model
+        if self.policy.privacy is not None or self.policy.secure is not None:
+            reported.discard("gradients")  # as large as a message, without noise or masks
         return [measure for measure in REPORTS if measure in reported]
 
     def answer(self, parcel: Parcel) -> Parcel:
@@ -186,6 +199,8 @@ class Node:
         if setup is None:
             raise InputError(f"{request.kind}: the setup is missing")
         self.policy.check(setup)
+        if setup.secure is not None:
+            self._sums.check(setup.secure)
         parts = self._parts_of(setup)
         self.policy.check_measures(parts.given, parts.solver)
         if setup.privacy is not None:
@@ -196,6 +211,8 @@ class Node:
             self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)
             return Answer(id=""), {}
+        if request.kind in ("share", "confirm", "reveal"):
+            return self._sums.answer(request), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         arrays = [self.arrays[name] for name in request.arrays]
         asked = Asked(request, digest, setup, parts, arrays)
@@ -204,9 +221,24 @@ class Node:
         if request.work is None:
             raise InputError(f"{request.kind}: the work is missing")
         jobs = self._jobs(asked, request.work)
+        if request.kind == "advertise":
+            return self._sums.advertise(request, setup, jobs), {}
+        if setup.secure is not None:
+            self._sums.accept(request, setup, jobs)
         if request.kind == "gradients":
-            return self._gradients(asked, jobs)
-        return self._train(asked, request.work, jobs)
+            part = self._gradients(asked, jobs)
+        else:
+            part = self._train(asked, request.work, jobs)
+        if setup.secure is None:
+            return Answer(id=""), part.arrays()
+        return Answer(id=""), self._sums.masked(setup.secure, part)
+
+    @property
+    def _sums(self) -> Sums:
+        """The node's secure sums."""
+        require(self.sums is not None, "secure sums: the node has no policy.secure")
+        assert self.sums is not None
+        return self.sums
 
     def _jobs(self, asked: Asked, work: Work) -> Jobs:
         """The jobs of a request, after a check of what the policy and the run allow."""
@@ -318,16 +350,16 @@ class Node:
             return True  # they belong to no client
         return bool((rows.sizes > 0).sum() >= self.policy.fewest_clients)
 
-    def _gradients(self, asked: Asked, jobs: Jobs) -> tuple[Answer, dict[str, Array]]:
+    def _gradients(self, asked: Asked, jobs: Jobs) -> RoundPart:
         parts = asked.parts
         require(parts.given.exchange is not None, "gradients: the method has no first exchange")
         (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
         self._pay(asked)
         part = parts.gradients(jobs, params, asked.request.seconds)
         self.policy.check_counted(jobs, part.counted)
-        return Answer(id=""), part.arrays()
+        return part
 
-    def _train(self, asked: Asked, work: Work, jobs: Jobs) -> tuple[Answer, dict[str, Array]]:
+    def _train(self, asked: Asked, work: Work, jobs: Jobs) -> RoundPart:
         request, setup, parts = asked.request, asked.setup, asked.parts
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = parts.broadcast
@@ -361,7 +393,7 @@ class Node:
             for i, name in enumerate(work.names):
                 if part.counts[i].any():
                     states.write(name, request.round, jax.tree.map(lambda a, i=i: a[i], after))
-        return Answer(id=""), part.arrays()
+        return part
 
 
 def _ownership(federation: Federation) -> Ownership:

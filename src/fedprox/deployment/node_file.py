@@ -1,21 +1,26 @@
 """The files of a node and of an operator: addresses, keys, data and policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError
 
+from fedprox.deployment.flower_calls import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
+from fedprox.deployment.secure.keys import read_identity
 from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.messages import Section, Table, explain
 from fedprox.experiment.resolved import limited, load_data
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 
-HEADERS = {name: f"[{name}]" for name in ("data", "deal", "keys", "policy", "policy.privacy")}
+HEADERS = {
+    name: f"[{name}]"
+    for name in ("data", "deal", "keys", "policy", "policy.privacy", "policy.secure")
+}
 
 S = TypeVar("S", bound=Section)
 
@@ -46,8 +51,8 @@ class NodeFile(Section):
         examples=["node.key"],
     )
     folder: str = Field(
-        description="Folder for client state, logs and the count of what was answered "
-        "(`spent.json`), which should be backed up.",
+        description="Folder for client state, logs, the count of what was answered "
+        "(`spent.json`) and of secure sums (`sums.json`), which should be backed up.",
         examples=["state"],
     )
     client_rows: int | None = Field(
@@ -105,7 +110,11 @@ def read_node_file(path: Path) -> NodeFile:
     """
     file = _read(path, NodeFile, ("ca_certificate", "key", "folder"))
     require(file.name.isprintable() and file.name, f"{path}: name = {file.name!r}; give a name")
-    return file
+    secure = file.policy.secure
+    if secure is None:
+        return file
+    secure = secure.model_copy(update={"peers": _beside(path, secure.peers)})
+    return file.model_copy(update={"policy": file.policy.model_copy(update={"secure": secure})})
 
 
 def read_superlink_file(path: Path) -> SuperLinkFile:
@@ -115,10 +124,13 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
         InputError: As `read_node_file`.
     """
     file = _read(path, SuperLinkFile, ("ca_certificate", "secret"))
+    return file.model_copy(update={"keys": _beside(path, file.keys)})
+
+
+def _beside(path: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """The paths of files by name, which are relative to the folder of another."""
     folder = path.absolute().parent
-    return file.model_copy(
-        update={"keys": {name: str(folder / each) for name, each in file.keys.items()}}
-    )
+    return {name: str(folder / each) for name, each in files.items()}
 
 
 def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
@@ -136,13 +148,19 @@ def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
     """Load a node's data.
 
     Raises:
-        InputError: If the data cannot be loaded, or the part or the policy leaves no client.
+        InputError: If the data or a key cannot be loaded, or the part or the policy leaves no
+            client.
     """
     federation, _ = load_data(file.data, data_dir)
     federation = limited(federation, file.client_rows, file.validation_share)
     if file.deal is not None:
         federation = part_of_clients(federation, file.deal)
-    return Node(file.name, federation, Path(file.folder), file.policy)
+    identity = None
+    if file.policy.secure is not None:
+        require_flower()
+        peers = {name: Path(each) for name, each in file.policy.secure.peers.items()}
+        identity = read_identity(file.name, Path(file.key), peers)
+    return Node(file.name, federation, Path(file.folder), file.policy, identity)
 
 
 def part_of_clients(federation: Federation, deal: Deal) -> Federation:

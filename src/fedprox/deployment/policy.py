@@ -9,7 +9,8 @@ from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
-from fedprox.deployment.messages import Hiding, Setup
+from fedprox.deployment.messages import Hiding, Securing, Setup
+from fedprox.deployment.secure.setting import require_threshold
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section
 from fedprox.models import MODELS
@@ -33,6 +34,19 @@ class PrivacyPolicy(Section):
     delta: float = Field(
         description="Delta at which this epsilon is computed, whatever delta a run has.",
         examples=[1e-5],
+    )
+
+
+class SecurePolicy(Section):
+    """`[policy.secure]`: the nodes with which a node's messages are summed in secret."""
+
+    threshold: int = Field(
+        description="Fewest nodes of a sum, at least 3; a run may ask for more.", examples=[3]
+    )
+    peers: dict[str, str] = Field(
+        description="The public key of each other node, a file by the node's name. Make sure by "
+        "another way than the operator that the files are these nodes'.",
+        examples=[{"hospital-b": "hospital-b.pub", "hospital-c": "hospital-c.pub"}],
     )
 
 
@@ -92,6 +106,12 @@ class Policy(Section):
         description="Weakest guarantee of differential privacy; runs without one are accepted if "
         "left out.",
     )
+    secure: SecurePolicy | None = Field(
+        default=None,
+        description="Other nodes with which messages are summed in secret: runs in which the "
+        "operator would see the node's own are refused. Runs with secure sums are refused if left "
+        "out.",
+    )
 
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
@@ -108,6 +128,23 @@ class Policy(Section):
             require(
                 setup.privacy is not None, f"a run without [privacy]; at most {most} is allowed"
             )
+        self._check_secure(setup.secure)
+
+    def _check_secure(self, securing: Securing | None) -> None:
+        """Raise `InputError` if messages are not summed in secret as the policy asks."""
+        own = self.secure
+        if own is None:
+            require(securing is None, "deployment.secure: the node has no policy.secure")
+            return
+        line = "a run without deployment.secure; the node's messages are summed in secret only"
+        require(securing is not None, line)
+        assert securing is not None
+        require(
+            securing.threshold >= own.threshold,
+            f"deployment.secure.threshold = {securing.threshold}; at least {own.threshold} is "
+            "allowed",
+        )
+        require_threshold(securing.threshold, len(set(securing.nodes)))
 
     def check_rounds(self, spent: int, more: int) -> None:
         """Raise `InputError` if rounds are more than are left.

@@ -35,9 +35,10 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.deadline import planned_rows, shares_of_first
-from fedprox.deployment.messages import Array, Kind, Work
+from fedprox.deployment.messages import Array, Kind, Request, Work
 from fedprox.deployment.noise import system_normals
 from fedprox.deployment.round_part import Possible, part_shapes, read_part, require_clipped
+from fedprox.deployment.secure.rounds import SecureRound
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -219,10 +220,10 @@ class RemoteSeed:
             return Computed(t + 1, now.state, LastRound(work), tally)
         began = time.perf_counter()
         if self.training is not None:
-            answers = self.training.parts_of(jobs)
+            answers, total = self.training.parts_of(jobs), None
         else:
-            answers = self._train(t, jobs, state, now.hparams, seconds)
-        result = combined(self.method, jobs, answers, self.remote.message)
+            answers, total = self._train(t, jobs, state, now.hparams, seconds)
+        result = combined(self.method, jobs, answers, self.remote.message, total=total)
         # no valid g^t: discard this round's updates
         result = result._replace(counts=result.counts & valid)
         counts = result.counts
@@ -280,8 +281,8 @@ class RemoteSeed:
         state: State,
         hparams: Mapping[str, Any],
         seconds: Mapping[int, float],
-    ) -> list[NodePart]:
-        """The nodes' parts of a round; those that are missing or refused are not there."""
+    ) -> tuple[list[NodePart], Any]:
+        """The nodes' parts of a round, and their sum; see `_parts`."""
         needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
         initial = self.params if needed else None
         numbers = {name: hparams[name] for name in self.method.points[0]}
@@ -321,12 +322,12 @@ class RemoteSeed:
             rows = planned_rows(self.method.algorithm, self.method.solver, call.jobs)
             shares = shares_of_first(jobs, rows, call.jobs, self.server.owner)
             own = {node: share * seconds[node] for node, share in enumerate(shares.tolist())}
-        parts = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip, own)
+        parts, total = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip, own)
         took = {part.node: part.answered.head.seconds for part in parts}
         for node, most in own.items():
             # a longer answer was compiled meanwhile
             seconds[node] -= took[node] if 0 <= took.get(node, most) < most else most
-        result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm)
+        result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm, total)
         cost = self._cost(began, [(each.node, each.answered) for each in result.parts])
         valid = np.full(self.used.shape[1], self.private)
         return result.mean, valid | result.counts.any(axis=0), cost
@@ -343,7 +344,7 @@ class RemoteSeed:
         *,
         possible: Possible | None = None,
         initial: bool = False,
-    ) -> list[NodePart]:
+    ) -> tuple[list[NodePart], Any]:
         """Ask nodes for their parts of some jobs, and check what they answer.
 
         Args:
@@ -357,6 +358,10 @@ class RemoteSeed:
             possible: Which mean messages clients can send; None if they may be any.
             initial: Whether w^0 is among the arrays.
 
+        Returns:
+            The parts; those that are missing or refused are not there. The sum of their messages if
+            it is secret what each one is, leaves (points, ...); else None.
+
         Raises:
             InputError: If a node has lost client state, without which the run cannot go on.
         """
@@ -366,7 +371,7 @@ class RemoteSeed:
             participation = self.setup.clients_per_round / self.setup.clients
         points = len(self.method.points)
         places = {index: np.flatnonzero(owner == index) for index in np.unique(owner).tolist()}
-        requests = {
+        requests: Mapping[int, Request] = {
             index: server.request(
                 kind,
                 self.setup,
@@ -378,14 +383,25 @@ class RemoteSeed:
             )
             for index, at in places.items()
         }
-        allowed = {index: part_shapes(len(at), message, points) for index, at in places.items()}
+        secret, dropped, beside = self._secret_sum(message), {}, {}
+        if secret is not None:
+            # no node's message is among its arrays, so none is compared with what can be
+            message, possible, dropped, beside = None, None, secret.problems, secret.allowed
+            requests = self._prepared(t, secret, requests, arrays)
+        allowed = {
+            index: part_shapes(len(places[index]), message, points) | beside for index in requests
+        }
         answers = server.answers(server.begin(requests, arrays, allowed))
         parts = []
         for index, at in places.items():
-            problem = server.problem(index)
+            if index not in requests and index not in dropped:
+                continue  # the sum was given up
+            problem = dropped.get(index) or server.problem(index)
             # the rounds after this one would lack it too
             require(
-                not (kind == "train" and self._has_lost(index, jobs.client[at])),
+                not (
+                    kind == "train" and index in requests and self._has_lost(index, jobs.client[at])
+                ),
                 f"node {server.name(index)!r}: {problem}",
             )
             if index in answers:
@@ -402,7 +418,39 @@ class RemoteSeed:
             many = f"{len(at)} client{'s' * (len(at) != 1)}"
             name = server.name(index)
             self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
-        return parts
+        if secret is None or not parts:
+            return parts, None
+        try:
+            total = secret.total(parts)
+            return [secret.counted(part) for part in parts], total
+        except InputError as error:
+            self._give_up(t, error)
+            return [], None
+
+    def _secret_sum(self, message: Any) -> SecureRound | None:
+        """A secure sum of messages; None if the coordinator sees each node's."""
+        securing = self.setup.secure
+        if securing is None:
+            return None
+        return SecureRound(self.server, securing, self.setup, message, self._warn)
+
+    def _prepared(
+        self,
+        t: int,
+        secret: SecureRound,
+        requests: Mapping[int, Request],
+        arrays: Sequence[Array],
+    ) -> Mapping[int, Request]:
+        """The requests of a secure sum to the nodes that are left; empty if it is given up."""
+        try:
+            return secret.prepared(requests, arrays)
+        except InputError as error:
+            self._give_up(t, error)
+            return {}
+
+    def _give_up(self, t: int, error: InputError) -> None:
+        """Log that a secure sum is given up."""
+        self._warn(f"round {t + 1}: {error}: without this round's updates")
 
     def _work(self, jobs: Jobs) -> Work:
         """Some jobs as a request has them."""

@@ -20,10 +20,12 @@ from fedprox.deployment.messages import (
     Hiding,
     Kind,
     Request,
+    Securing,
     Setup,
 )
 from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.run_file import Ledger
+from fedprox.deployment.secure.setting import securing_of
 from fedprox.deployment.stand_in import stand_in
 from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
@@ -46,12 +48,14 @@ class Deployment(NamedTuple):
         experiment: The experiment.
         resolved: Its objects, with a stand-in for the data.
         ledger: The run's identifier, and how many of its rounds have been released.
+        secure: How messages are summed in secret; None if the operator sees each node's.
     """
 
     joined: Joined
     experiment: Experiment
     resolved: Resolved
     ledger: Ledger
+    secure: Securing | None
 
 
 def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
@@ -100,6 +104,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             f'faults.policy = "clip": {method.name} has client state; use "drop" in a deployment, '
             "where nodes store it before the coordinator compares their messages",
         )
+    secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
@@ -111,7 +116,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
     if resolved.privacy is not None:
         _require_one_run(resolved, experiment.seed)
-    return Deployment(joined, experiment, resolved, ledger)
+    return Deployment(joined, experiment, resolved, ledger, secure)
 
 
 def _require_one_run(resolved: Resolved, seed: int | list[int]) -> None:
@@ -187,6 +192,7 @@ class Server:
             gradients=protocol.evaluation.gradients,
             deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),
+            secure=deployment.secure,
         )
 
     def on_nodes(self, method: Method) -> Algorithm:

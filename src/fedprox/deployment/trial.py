@@ -44,10 +44,10 @@ def local_nodes(
     folder = folder.absolute()
     with local_superlink(folder / "superlink") as superlink:
         programs = []
-        for part in range(nodes):
-            own = folder / f"node-{part + 1:0{len(str(nodes))}}"
-            _, public = make_node_key(own)
-            superlink.register(public)
+        folders = [folder / f"node-{part + 1:0{len(str(nodes))}}" for part in range(nodes)]
+        public = {own.name: make_node_key(own)[1] for own in folders}
+        for part, own in enumerate(folders):
+            superlink.register(public[own.name])
             file = own / "node.toml"
             table: dict[str, Any] = {
                 "name": own.name,
@@ -58,6 +58,10 @@ def local_nodes(
                 **_data_of(experiment, file),
                 "deal": {"part": part, "parts": nodes},
             }
+            if experiment.deployment.secure is not None:
+                peers = {name: str(key) for name, key in public.items() if name != own.name}
+                threshold = experiment.deployment.secure.threshold
+                table["policy"] = {"secure": {"threshold": threshold, "peers": peers}}
             write_whole(file, tomli_w.dumps(table).encode())
             programs.append(
                 Program(

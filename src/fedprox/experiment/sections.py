@@ -102,6 +102,20 @@ InitialSection = schema_of(load_model)
 TuningSection = schema_of(Tuning)
 
 
+class SecureSection(Section):
+    """`secure` of `[deployment]`: messages of nodes are summed in secret."""
+
+    threshold: int
+    """Nodes that a sum needs: at least 3, and more than half of all. With fewer a round is given
+    up."""
+    bound: float
+    """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
+    and counted."""
+    bits: int = 32
+    """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
+    sizes, with a large `bound`."""
+
+
 class DeploymentSection(Section):
     """`[deployment]`: how `fedprox deploy` waits for nodes; other commands do not read it."""
 
@@ -112,6 +126,9 @@ class DeploymentSection(Section):
     out, and in a trial with `--local`."""
     patience: float = 300.0
     """Seconds that a round waits for a node; it then goes on without the node."""
+    secure: SecureSection | None = None
+    """Sum the nodes' messages in secret: a table with the keys `threshold`, `bound` and `bits`; the
+    operator sees each node's if left out."""
 
 
 class StudySection(Section):

@@ -1,0 +1,133 @@
+r"""Messages as whole numbers, whose sums over nodes cannot wrap.
+
+With :math:`n` nodes, words of :math:`b` bits and a bound :math:`B`, a number :math:`x` becomes
+
+.. math:: q = \lfloor x 2^k / B + u \rfloor, \qquad k = b - 1 - \lceil \log_2 (n + 1) \rceil,
+
+with :math:`u` uniform on [0, 1), so that :math:`q B / 2^k` is :math:`x` on average and differs from
+it by less than a step :math:`B / 2^k`. A node's numbers are at most :math:`B` times the weight of
+its clients, which is at most 1, so :math:`|q| \le 2^k` and a sum of n of them is below
+:math:`2^{b - 1}`. The sum over nodes differs from that of the numbers by less than n steps, and by
+a standard deviation of at most :math:`\sqrt n / 2` steps.
+"""
+
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.deployment.secure.masks import Whole
+from fedprox.errors import require
+
+PIECE = 2**16
+"""Numbers that are rounded together, which stay in a processor's cache."""
+
+
+class FixedPoint(NamedTuple):
+    """How numbers become whole ones.
+
+    Attributes:
+        bound: Largest absolute value.
+        bits: Bits of a word, 32 or 64.
+        nodes: Number of nodes over which is summed at most.
+
+    >>> FixedPoint(1.0, 32, nodes=10).places
+    27
+    """
+
+    bound: float
+    bits: int
+    nodes: int
+
+    @property
+    def places(self) -> int:
+        """k: the bound is the whole number 2^k."""
+        return self.bits - 1 - self.nodes.bit_length()
+
+    @property
+    def step(self) -> float:
+        """The value of 1."""
+        return math.ldexp(self.bound, -self.places)
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """The type of whole numbers modulo 2^bits."""
+        return np.dtype(f"uint{self.bits}")
+
+    @property
+    def signed(self) -> np.dtype[Any]:
+        """The type of the same words, from -2^(bits - 1) on."""
+        return np.dtype(f"int{self.bits}")
+
+    def quantized(self, message: Any, counted: NDArray[np.float32]) -> Whole:
+        """A node's message as whole numbers, and at the end how many of them were clipped.
+
+        Args:
+            message: The messages that count, times their weights, summed, leaves (points, ...).
+            counted: The sum of these weights, (points,).
+
+        Raises:
+            InputError: If a number is not finite.
+        """
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(message)]
+        vector = np.empty(size_of(leaves), self.word)
+        generator = np.random.default_rng(secrets.randbits(128))
+        begin, clipped = 0, 0
+        for leaf in leaves:
+            for row, weight in zip(leaf, np.minimum(counted.astype(float), 1.0), strict=True):
+                end = begin + row.size
+                clipped += self._round(
+                    row.reshape(-1), self.bound * weight, vector[begin:end], generator
+                )
+                begin = end
+        vector[-1] = min(clipped, 2**self.places)
+        return vector
+
+    def _round(
+        self,
+        numbers: NDArray[Any],
+        limit: float,
+        into: Whole,
+        generator: np.random.Generator,
+    ) -> int:
+        """Clip numbers to a limit and round them; how many were clipped."""
+        clipped = 0
+        for begin in range(0, len(numbers), PIECE):
+            piece = numbers[begin : begin + PIECE].astype(np.float64)
+            require(np.isfinite(piece).all(), "its sum is not finite")
+            clipped += int(np.count_nonzero(np.abs(piece) > limit))
+            np.clip(piece, -limit, limit, out=piece)
+            piece /= self.step
+            piece += generator.random(len(piece))
+            np.floor(piece, out=piece)
+            into[begin : begin + PIECE] = piece.astype(self.signed).view(self.word)
+        return clipped
+
+    def values(self, total: Whole, message: Any) -> tuple[Any, int]:
+        """The numbers of a sum, and how many of them were clipped before.
+
+        Args:
+            total: The sum of what `quantized` returns.
+            message: The message, in shape, leaves (points, ...).
+        """
+        leaves, structure = jax.tree.flatten(message)
+        whole, begin, values = total.view(self.signed), 0, []
+        for leaf in leaves:
+            end = begin + math.prod(leaf.shape)
+            numbers = (whole[begin:end] * self.step).astype(leaf.dtype)
+            values.append(numbers.reshape(leaf.shape))
+            begin = end
+        return jax.tree.unflatten(structure, values), int(whole[-1])
+
+
+def size_of(leaves: Sequence[Any]) -> int:
+    """The words of a message with such leaves.
+
+    >>> size_of([np.zeros((1, 3)), np.zeros((1, 2, 2))])
+    8
+    """
+    return sum(math.prod(leaf.shape) for leaf in leaves) + 1

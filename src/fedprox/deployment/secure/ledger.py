@@ -1,0 +1,70 @@
+"""Which sums a node has taken part in, in a file of its folder.
+
+A node helps to reveal one sum of each kind in each round of a run. With two sums of the same
+messages, over all nodes and over all but one, anybody could subtract. Secrets of a sum are in the
+node's memory alone: a node that was restarted has none of earlier sums, and can reveal nothing.
+"""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedprox.deployment.messages import Message, Round
+from fedprox.errors import InputError, require
+from fedprox.files.whole import write_whole
+
+FILE = "sums.json"
+
+Place = tuple[str, int]
+"""The run and kind of a sum, and its round."""
+
+
+class Revealed(Message):
+    """The sums that a node has helped to reveal.
+
+    Attributes:
+        rounds: The last such round, by run and kind of sum. Earlier ones count as revealed.
+    """
+
+    rounds: dict[str, Round]
+
+    def check(self, place: Place) -> None:
+        """Raise `InputError` if a node has helped to reveal the sum of a round."""
+        name, round_ = place
+        require(
+            round_ > self.rounds.get(name, -1),
+            f"round {round_ + 1}: this node has helped to reveal its sum, and does so once",
+        )
+
+    def after(self, place: Place) -> "Revealed":
+        """The same and one more round."""
+        name, round_ = place
+        return Revealed(rounds=self.rounds | {name: round_})
+
+
+def read_revealed(folder: Path) -> Revealed:
+    """The sums that the node of a folder has helped to reveal; none if the folder has no file.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Revealed(rounds={})
+    try:
+        return Revealed.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise InputError(
+            f"{path}: damaged; it says which sums the node has helped to reveal: restore it from a "
+            "copy, or remove it if the operator begins all runs anew"
+        ) from None
+
+
+def write_revealed(folder: Path, revealed: Revealed) -> None:
+    """Write the file, before the node helps to reveal a sum.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(folder / FILE, revealed.model_dump_json(indent=1).encode())

@@ -1,0 +1,218 @@
+"""The operator's requests of a secure sum, around those whose answers are summed."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedprox.deployment.combine import NodePart
+from fedprox.deployment.conversation import Answered, named
+from fedprox.deployment.messages import Answer, Array, Kind, Request, Secret, Securing, Setup
+from fedprox.deployment.secure.fixed_point import FixedPoint, size_of
+from fedprox.deployment.secure.keys import require_public
+from fedprox.deployment.secure.node_sum import context_of, equal
+from fedprox.deployment.secure.operator_sum import OperatorSum
+from fedprox.deployment.secure.shamir import SHARE_BYTES
+from fedprox.deployment.secure.sums import MASKED
+from fedprox.deployment.server import Server
+from fedprox.errors import InputError, require
+
+
+class SecureRound:
+    """One secure sum.
+
+    Args:
+        server: What all methods share.
+        securing: What the run declares.
+        setup: The method.
+        message: The message, in shape, leaves (points, ...).
+        warn: Logs a line.
+
+    Attributes:
+        problems: Why nodes have dropped out, by index.
+        bytes: Bytes of the stages' messages down and up, by index.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        securing: Securing,
+        setup: Setup,
+        message: Any,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.server, self.setup, self.message, self.warn = server, setup, message, warn
+        self.fixed = FixedPoint(securing.bound, securing.bits, len(securing.nodes))
+        self.operator = OperatorSum(securing)
+        self.problems: dict[int, str] = {}
+        self.bytes: dict[int, tuple[int, int]] = {}
+        self.secret = Secret(sum=secrets.token_hex(16), of="train", by="clients")
+        self.round = 0
+
+    @property
+    def allowed(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The array of an answer that holds a masked message, in shape."""
+        size = size_of(jax.tree.leaves(self.message))
+        return {MASKED: jax.ShapeDtypeStruct((size,), self.fixed.word)}
+
+    def prepared(
+        self, requests: Mapping[int, Request], arrays: Sequence[Array]
+    ) -> dict[int, Request]:
+        """Agree on keys; the same requests with what each node needs for its masks.
+
+        Args:
+            requests: The requests whose answers are summed, by node.
+            arrays: The arrays that they need.
+
+        Raises:
+            InputError: If too few nodes have a request, or are left.
+        """
+        self.operator.require_enough({self.server.name(index): None for index in requests})
+        first = next(iter(requests.values()))
+        assert first.kind in ("gradients", "train")
+        self.round = first.round
+        works = [each.work for each in requests.values() if each.work is not None]
+        weight, rows = (
+            np.concatenate([getattr(work, name) for work in works]) for name in ("weight", "rows")
+        )
+        by = "rows" if equal(weight / rows) else "clients"
+        context = context_of(first.model_copy(update={"arrays": named(arrays).digests}))
+        self.secret = self._secret(of=first.kind, by=by, context=context)
+        adverts = self._ask(
+            "advertise",
+            {i: {} for i in requests},
+            self._check_advert,
+            {
+                i: {"work": each.work, "participation": each.participation}
+                for i, each in requests.items()
+            },
+        )
+        roster = self.operator.advertised(
+            {self.server.name(i): each.advert for i, each in adverts.items() if each.advert}
+        )
+        names = {each.node for each in roster}
+        sealed = self._ask(
+            "share",
+            {i: {"roster": roster} for i in adverts},
+            lambda index, answer: require(
+                answer.shares.keys() == names - {self.server.name(index)},
+                "its shares are not for the nodes of the sum",
+            ),
+        )
+        given = self.operator.shared({self.server.name(i): s.shares for i, s in sealed.items()})
+        return {
+            index: requests[index].model_copy(
+                update={"secret": self._secret(shares=given[self.server.name(index)])}
+            )
+            for index in sealed
+        }
+
+    def total(self, parts: Sequence[NodePart]) -> Any:
+        """The sum of the messages of some nodes, leaves (points, ...).
+
+        Args:
+            parts: Their parts; all other nodes have dropped out.
+
+        Raises:
+            InputError: If too few nodes are left.
+        """
+        server = self.server
+        masked = {server.name(each.node): each.answered.arrays[MASKED] for each in parts}
+        self.operator.require_enough(masked)
+        included = sorted(masked)
+        confirmed = self._ask("confirm", {each.node: {"included": included} for each in parts})
+        signatures = {server.name(i): answer.signature for i, answer in confirmed.items()}
+        self.operator.require_enough(signatures)
+        revealed = self._ask(
+            "reveal", {i: {"signatures": signatures} for i in confirmed}, self._check_revealed
+        )
+        total = self.operator.unmasked(
+            masked, {server.name(i): answer.shares for i, answer in revealed.items()}
+        )
+        message, clipped = self.fixed.values(total, self.message)
+        if clipped:
+            self.warn(
+                f"round {self.round + 1}: {clipped:,} numbers beyond deployment.secure.bound = "
+                f"{self.fixed.bound:g} were clipped"
+            )
+        return message
+
+    def counted(self, part: NodePart) -> NodePart:
+        """A node's part, whose bytes include those of the stages."""
+        answered, (down, up) = part.answered, self.bytes[part.node]
+        return part._replace(
+            answered=answered._replace(
+                bytes_down=answered.bytes_down + down, bytes_up=answered.bytes_up + up
+            )
+        )
+
+    def _ask(
+        self,
+        kind: Kind,
+        secret: Mapping[int, Mapping[str, Any]],
+        check: Callable[[int, Answer], None] = lambda index, answer: None,  # noqa: ARG005
+        others: Mapping[int, Mapping[str, Any]] = {},
+    ) -> dict[int, Answer]:
+        """Ask nodes for a stage; those that fail are missing, and `problems` says why.
+
+        Args:
+            kind: The stage.
+            secret: Fields of each node's `Request.secret`.
+            check: Raises `InputError` if an answer cannot be used.
+            others: Further fields of each node's request.
+        """
+        server = self.server
+        requests = {
+            index: server.request(
+                kind,
+                self.setup,
+                round=self.round,
+                secret=self._secret(**fields),
+                **others.get(index, {}),
+            )
+            for index, fields in secret.items()
+        }
+        answers: dict[int, Answered] = server.answers(server.begin(requests))
+        checked = {}
+        for index in requests:
+            problem = server.problem(index)
+            if index in answers:
+                try:
+                    head, _, down, up = answers[index]
+                    before = self.bytes.get(index, (0, 0))
+                    self.bytes[index] = before[0] + down, before[1] + up
+                    check(index, head)
+                    checked[index] = head
+                    continue
+                except InputError as error:
+                    problem = f"its answer is refused: {error}"
+            self.problems[index] = problem
+            if kind in ("confirm", "reveal"):  # its message is in the sum, if there is one
+                name = server.name(index)
+                self.warn(f"round {self.round + 1}: node {name!r}: {kind}: {problem}")
+        return checked
+
+    def _secret(self, **fields: Any) -> Secret:
+        return self.secret.model_copy(update=fields)
+
+    def _check_advert(self, index: int, answer: Answer) -> None:
+        advert, secret = answer.advert, self.secret
+        require(
+            advert is not None
+            and (advert.node, advert.sum) == (self.server.name(index), secret.sum)
+            and (advert.context, advert.work.by) == (secret.context, secret.by),
+            "it advertises something else than it was asked",
+        )
+        assert advert is not None
+        for key in (advert.sharing, advert.masking):
+            require_public(bytes.fromhex(key))
+
+    def _check_revealed(self, index: int, answer: Answer) -> None:
+        del index
+        require(
+            answer.shares.keys() == self.operator.sealed.keys()
+            and all(len(share) == 2 * SHARE_BYTES for share in answer.shares.values()),
+            "its shares are not those of the nodes of the sum",
+        )

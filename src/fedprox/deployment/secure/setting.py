@@ -1,0 +1,70 @@
+"""What a run with secure sums declares, and what does not go with them."""
+
+from collections.abc import Sequence
+
+from fedprox.deployment.messages import Securing
+from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.experiment.resolved import Resolved
+from fedprox.experiment.sections import Experiment
+
+LEAST_NODES, MOST_NODES = 3, 100
+"""Nodes of a secure sum. In a sum of two each knows the other's part; beyond the most, the shares
+of a node no longer fit into the head of an answer."""
+
+
+def require_threshold(threshold: int, nodes: int) -> None:
+    """Raise `InputError` unless a threshold fits a number of nodes.
+
+    More than half of the nodes are needed, so that no two different sums of a round are confirmed
+    by enough nodes each.
+    """
+    require(
+        LEAST_NODES <= nodes <= MOST_NODES,
+        f"deployment.secure: {nodes} nodes; a secure sum is over {LEAST_NODES} to {MOST_NODES}",
+    )
+    least = max(LEAST_NODES, nodes // 2 + 1)
+    require(
+        least <= threshold <= nodes,
+        f"deployment.secure.threshold = {threshold}; with {nodes} nodes it must be from {least} to "
+        f"{nodes}",
+    )
+
+
+def securing_of(
+    experiment: Experiment, resolved: Resolved, nodes: Sequence[str]
+) -> Securing | None:
+    """How a run's messages are summed in secret; None if they are not.
+
+    Args:
+        experiment: The experiment.
+        resolved: Its objects.
+        nodes: The names of the nodes that have joined.
+
+    Raises:
+        InputError: If a key is out of range, or the experiment has settings that do not fit.
+    """
+    given = experiment.deployment.secure
+    if given is None:
+        return None
+    require_whole("deployment.secure.threshold", given.threshold)
+    require_threshold(given.threshold, len(nodes))
+    require_number("deployment.secure.bound", given.bound, positive=True)
+    require_one_of("deployment.secure.bits", given.bits, (32, 64))
+    solvers = [method.solver(resolved.solver) for method in resolved.methods]
+    refused = {
+        "[asynchronous]": resolved.asynchronous is not None,
+        "[privacy]": resolved.privacy is not None,
+        "faults.norm": resolved.faults is not None and resolved.faults.compares,
+        "aggregation.rule": resolved.aggregation.stores,
+        "evaluation.gradients": resolved.evaluation.gradients
+        and "gradients" in experiment.evaluation.model_fields_set,
+        "solver.gamma": any(solver.gamma is not None for solver in solvers),
+        'cohort.sampling = "proportional"': resolved.cohort.sampling == "proportional",
+    }
+    found = [name for name, is_set in refused.items() if is_set]
+    require(
+        not found,
+        f"deployment.secure: {', '.join(found)} {'do' if len(found) > 1 else 'does'} not fit, "
+        "since the operator sees no node's message alone; leave out one or the other",
+    )
+    return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})

@@ -1,0 +1,492 @@
+"""Rounds whose messages are summed in secret, in deployments in memory."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedprox.deployment import node as node_module
+from fedprox.deployment.messages import Answer, pack, unpack_answer
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.policy import Policy, SecurePolicy
+from fedprox.deployment.secure.fixed_point import FixedPoint
+from fedprox.deployment.secure.ledger import read_revealed
+from fedprox.deployment.secure.masks import Whole
+from fedprox.errors import InputError
+from fedprox.simulation.results.run import Run
+from tests.deployment.federations import (
+    FEDPROX,
+    STATEFUL,
+    Site,
+    apart,
+    deployed,
+    nodes_of,
+    table_of,
+    unreliable,
+    vector,
+)
+from tests.deployment.secure.sums import identities
+
+NODES = 5
+SECURE = {"secure": {"threshold": 3, "bound": 10.0}}
+SIZES: dict[str, Any] = {
+    "client_rows": 20,  # of every client, so that nodes share compiled programs
+    "data": {"clients": NODES},
+    "cohort": {"clients_per_round": NODES},
+}
+PLAIN = table_of(FEDPROX, **SIZES, rounds=2, evaluation={"every": 1})
+TABLE = PLAIN | {"deployment": SECURE}
+ONE_ROUND = TABLE | {"rounds": 1}
+
+Fresh = Callable[..., list[Site]]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
+    """Five sites without a past, with a policy of secure sums unless told otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_module, "METHODS_KEPT", 100)
+        first = nodes_of(PLAIN, tmp_path_factory.mktemp("first"), NODES)
+        known = identities([node.name for node in first])
+
+        def sites(folder: Path, *, secure: bool = True, threshold: int = 3) -> list[Site]:
+            policy = (
+                Policy(secure=SecurePolicy(threshold=threshold, peers={})) if secure else Policy()
+            )
+            made = []
+            for old in first:
+                own = known[old.name] if secure else None
+                new = Node(old.name, old.federation, folder / old.name, policy, own)
+                new._parts, new._data = old._parts, old._data
+                made.append(Site(new))
+            return made
+
+        yield sites
+
+
+def answers(sites: Sequence[Site]) -> list[Callable[[Parcel], Parcel]]:
+    """What the sites answer."""
+    return [site.answer for site in sites]
+
+
+def operator_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the operator has logged."""
+    return [record.getMessage() for record in caplog.records if record.name == OPERATOR]
+
+
+OPERATOR = "fedprox.deployment.remote"
+
+METHODS: list[dict[str, Any]] = [FEDPROX, *STATEFUL]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
+def test_it_is_the_run_without_it_but_for_rounding(
+    method: dict[str, Any], fresh: Fresh, tmp_path: Path
+) -> None:
+    table = table_of(method, **SIZES, rounds=2, evaluation={"every": 1})
+    (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
+    (secure,) = deployed(
+        table | {"deployment": SECURE}, answers(fresh(tmp_path / "secure")), patience=60.0
+    )
+    difference = np.abs(vector(plain.params) - vector(secure.params))
+    assert 0 < difference.max() < 1e-5
+    assert secure.final.train_loss == pytest.approx(plain.final.train_loss, rel=1e-4)
+    assert secure.final.total_steps == plain.final.total_steps
+
+
+def test_sweep_points_and_64_bits(fresh: Fresh, tmp_path: Path) -> None:
+    table = table_of({"name": "fedprox", "mu": [0.0, 1.0]}, **SIZES, rounds=2)
+    plain = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
+    bits = {"secure": {"threshold": 3, "bound": 1e6, "bits": 64}}
+    secure = deployed(table | {"deployment": bits}, answers(fresh(tmp_path / "secure")))
+    for one, two in zip(plain, secure, strict=True):
+        assert apart(one.params, two.params) < 1e-6
+
+
+def test_bytes_are_those_of_all_stages(fresh: Fresh, tmp_path: Path) -> None:
+    counted = [0, 0]
+
+    def counting(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            answered = site.answer(parcel)
+            if json.loads(parcel.head)["kind"] not in ("describe", "prepare"):
+                counted[0] += len(parcel.head) + len(parcel.body)
+                counted[1] += len(answered.head) + len(answered.body)
+            return answered
+
+        return answer
+
+    (run,) = deployed(TABLE, [counting(site) for site in fresh(tmp_path)])
+    assert [
+        sum(record.bytes_down or 0 for record in run.history),
+        sum(record.bytes_up or 0 for record in run.history),
+    ] == counted
+
+
+class Watched:
+    """What nodes make whole numbers of, and what the operator makes numbers of."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.messages: list[Any] = []
+        self.whole: list[Whole] = []
+        self.totals: list[Whole] = []
+        quantized, values = FixedPoint.quantized, FixedPoint.values
+
+        def watch_node(fixed: FixedPoint, message: Any, counted: Any) -> Whole:
+            made = quantized(fixed, message, counted)
+            self.messages.append(message)
+            self.whole.append(made.copy())
+            return made
+
+        def watch_operator(fixed: FixedPoint, total: Whole, message: Any) -> Any:
+            self.totals.append(total.copy())
+            return values(fixed, total, message)
+
+        patch.setattr(FixedPoint, "quantized", watch_node)
+        patch.setattr(FixedPoint, "values", watch_operator)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """The whole numbers of a run."""
+    return Watched(monkeypatch)
+
+
+def test_the_operator_has_the_sum_bit_for_bit_and_no_message(
+    watched: Watched, fresh: Fresh, tmp_path: Path
+) -> None:
+    seen: list[bytes] = []
+
+    def recorded(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            answered = site.answer(parcel)
+            seen.extend([parcel.head, parcel.body, answered.head, answered.body])
+            return answered
+
+        return answer
+
+    deployed(TABLE, [recorded(site) for site in fresh(tmp_path)])
+    assert len(watched.totals) == 2
+    for i, total in enumerate(watched.totals):
+        whole = watched.whole[NODES * i : NODES * (i + 1)]
+        assert (total == sum(whole[1:], whole[0])).all()
+    received = b"".join(seen)
+    assert len(watched.messages) == 2 * NODES
+    for message, quantized in zip(watched.messages, watched.whole, strict=True):
+        for leaf in jax.tree.leaves(message):
+            assert np.any(leaf)
+            assert np.asarray(leaf).tobytes()[:64] not in received
+        # nor a part of the whole numbers, at any place
+        assert quantized.tobytes()[:64] not in received
+        assert quantized.tobytes()[-64:] not in received
+    # the same search finds what does travel
+    sent = [unpack_answer(Parcel(head)) for head in seen if b'"advert":{' in head]
+    assert any(answer.advert and answer.advert.masking.encode() in received for answer in sent)
+
+
+def gone(site: Site, kind: str) -> Callable[[Parcel], Parcel]:
+    """A node that refuses from the first request of a kind on, but for evaluations."""
+    stages = ["advertise", "share", "train", "confirm", "reveal"]
+
+    def answer(parcel: Parcel) -> Parcel:
+        head = json.loads(parcel.head)
+        if head["kind"] in stages[stages.index(kind) :]:
+            return pack(Answer(id=head["id"], refused="it is gone"))
+        return site.answer(parcel)
+
+    return answer
+
+
+STAGES = ["advertise", "share", "train", "confirm", "reveal"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_nodes_that_drop_out_lose_their_own_updates_alone(
+    stage: str, watched: Watched, fresh: Fresh, tmp_path: Path
+) -> None:
+    sites = fresh(tmp_path)
+    nodes = [gone(site, stage) if i in (1, 3) else site.answer for i, site in enumerate(sites)]
+    (run,) = deployed(ONE_ROUND, nodes)
+    (total,) = watched.totals
+    came = NODES if stage in ("confirm", "reveal") else NODES - 2
+    assert run.final.dropped == NODES - came
+    assert (total == sum(watched.whole[1:], watched.whole[0])).all()
+    assert len(watched.whole) == came
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_below_the_threshold_a_round_is_given_up_in_one_line(
+    stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+    nodes = [
+        gone(site, stage) if i != 1 and i != 3 else site.answer for i, site in enumerate(sites)
+    ]
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(ONE_ROUND, nodes)
+    lines = operator_lines(caplog)
+    given_up = [line for line in lines if "without this round's updates" in line]
+    (line,) = given_up
+    assert line.startswith(
+        "fedprox mu=0.5, seed 0: round 1: 2 of 5 nodes are left, and a secure su"
+    )
+    assert run.final.dropped == NODES
+    assert not run.params["dense"]["bias"].any()  # those of the initial model
+
+
+def test_a_restarted_node_drops_out_of_its_sum(
+    watched: Watched, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+
+    def fault(node: int, number: int, head: dict[str, Any]) -> Any:
+        del number
+        return "restart" if node == 2 and head["kind"] == "confirm" else ""
+
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(TABLE, unreliable(sites, fault))
+    assert run.final.dropped == 0
+    (line, _) = operator_lines(caplog)
+    assert line.endswith(
+        "round 1: node 'node-2': confirm: it refuses: a sum that is over, or from before the node "
+        "was restarted"
+    )
+    for i, total in enumerate(watched.totals):
+        whole = watched.whole[NODES * i : NODES * (i + 1)]
+        assert (total == sum(whole[1:], whole[0])).all()
+
+
+def test_repeated_and_lost_messages_change_nothing(
+    watched: Watched, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedprox.deployment.conversation.REPEAT", 0.1)
+
+    def fault(node: int, number: int, head: dict[str, Any]) -> Any:
+        del head
+        return ["", "lost answer", "twice", "", "lost request", "late"][(3 * node + number) % 6]
+
+    (run,) = deployed(TABLE, unreliable(fresh(tmp_path), fault), patience=60.0)
+    assert run.final.dropped == 0
+    assert len(watched.whole) == 2 * NODES
+    assert len(watched.totals) == 2
+
+
+def test_a_round_is_revealed_once(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+    (first,) = deployed(ONE_ROUND, answers(sites))
+    for site in sites:
+        site.restart()
+    with caplog.at_level(logging.WARNING):
+        (again,) = deployed(TABLE, answers(sites))
+    lines = operator_lines(caplog)
+    once = "it refuses: round 1: this node has helped to reveal its sum, and does so once; without"
+    assert sum(once in line for line in lines) == NODES
+    assert [record.dropped for record in again.history[1:]] == [NODES, 0]
+    assert first.params["dense"]["bias"].any()
+
+
+def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_path: Path) -> None:
+    def disguised(kinds: Sequence[str]) -> Callable[[dict[str, Any]], None]:
+        def change(head: dict[str, Any]) -> None:
+            if head["kind"] in kinds:
+                head["round"], head["setup"]["run"] = 7, "run7"
+
+        return change
+
+    sites = fresh(tmp_path)
+    nodes = answers(sites)
+    for kind in ("share", "confirm", "reveal"):
+        nodes = [
+            asking(SimpleNamespace(answer=answer), kind, disguised([kind])) for answer in nodes
+        ]
+    (run,) = deployed(ONE_ROUND, nodes)
+    assert run.final.dropped == 0
+    assert {read_revealed(site.node.folder).rounds["run1/0-0/train"] for site in sites} == {0}
+    # that the node advertised for another round does not help
+    nodes = [asking(site, "advertise", disguised(["advertise"])) for site in sites]
+    (run,) = deployed(ONE_ROUND, nodes)
+    assert run.final.dropped == NODES
+
+
+def test_clipped_numbers_are_counted(
+    watched: Watched, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = ONE_ROUND | {"deployment": {"secure": {"threshold": 3, "bound": 1e-3}}}
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, answers(fresh(tmp_path)))
+    counted = sum(int(whole[-1]) for whole in watched.whole)
+    (line,) = operator_lines(caplog)
+    assert line.endswith(
+        f"round 1: {counted:,} numbers beyond deployment.secure.bound = 0.001 were clipped"
+    )
+    assert 0 < np.abs(run.params["dense"]["bias"]).max() <= 1e-3 * (1 + 1e-6)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def asking(site: Any, kind: str, change: Change) -> Callable[[Parcel], Parcel]:
+    """A node whose requests of a kind an operator has changed."""
+
+    def answer(parcel: Parcel) -> Parcel:
+        head = json.loads(parcel.head)
+        if head["kind"] == kind:
+            change(head)
+        return site.answer(parcel._replace(head=json.dumps(head).encode()))
+
+    return answer
+
+
+def another_model(head: dict[str, Any]) -> None:
+    head["arrays"] = head["arrays"][::-1]
+
+
+def other_steps(head: dict[str, Any]) -> None:
+    head["work"]["steps"] = [0]
+
+
+def other_weight(head: dict[str, Any]) -> None:
+    head["work"]["weight"] = [0.9]
+
+
+def without_masks(head: dict[str, Any]) -> None:
+    head["secret"] = None
+
+
+def not_secure(head: dict[str, Any]) -> None:
+    head["setup"]["secure"], head["secret"] = None, None
+
+
+def fewer_nodes(head: dict[str, Any]) -> None:
+    head["setup"]["secure"]["threshold"] = 3
+    head["setup"]["secure"]["nodes"] = head["setup"]["secure"]["nodes"][:2]
+
+
+def another_run(head: dict[str, Any]) -> None:
+    head["setup"]["run"] = "run2"
+
+
+def larger_bound(head: dict[str, Any]) -> None:
+    head["setup"]["secure"]["bound"] = 1e6
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (another_model, "train: another request than the nodes of the sum have signed"),
+        (another_run, "train: another request than the nodes of the sum have signed"),
+        (larger_bound, "train: another request than the nodes of the sum have signed"),
+        (other_steps, "a client without work, whose part of a sum is known"),
+        (other_weight, "train: other work than the node has signed"),
+        (without_masks, "train: messages are summed in secret only"),
+        (not_secure, "a run without deployment.secure; the node's messages are summed in secret o"),
+        (fewer_nodes, "deployment.secure: 2 nodes; a secure sum is over 3 to 100"),
+    ],
+)
+def test_a_node_answers_only_what_it_has_signed(
+    change: Change, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+    nodes = [asking(sites[0], "train", change), *answers(sites[1:])]
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(ONE_ROUND, nodes)
+    (logged,) = operator_lines(caplog)
+    assert f"round 1: node 'node-0': it refuses: {line}" in logged
+    assert run.final.dropped == 1
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"secure": {"threshold": 2, "bound": 1.0}},
+        "threshold = 2; with 5 nodes it must be from 3 to",
+    ),
+    (
+        {"secure": {"threshold": 6, "bound": 1.0}},
+        "threshold = 6; with 5 nodes it must be from 3 to",
+    ),
+    ({"secure": {"threshold": 3, "bound": 0.0}}, "bound = 0.0; it must be"),
+    ({"secure": {"threshold": 3, "bound": 1.0, "bits": 16}}, "bits = 16; it must be one of 32, 64"),
+]
+
+
+@pytest.mark.parametrize(("section", "line"), REFUSED)
+def test_settings_out_of_range(
+    section: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        deployed(TABLE | {"deployment": section}, answers(fresh(tmp_path)))
+    assert str(caught.value).startswith("deployment.secure." + line)
+
+
+def test_what_does_not_fit_is_refused_together(fresh: Fresh, tmp_path: Path) -> None:
+    table = TABLE | {
+        "faults": {"norm": 5.0},
+        "evaluation": {"gradients": True},
+        "aggregation": {"rule": "median"},
+        "cohort": {"clients_per_round": 3, "sampling": "proportional"},
+    }
+    with pytest.raises(InputError) as caught:
+        deployed(table, answers(fresh(tmp_path)))
+    assert str(caught.value) == (
+        "deployment.secure: faults.norm, aggregation.rule, evaluation.gradients, "
+        'cohort.sampling = "proportional" do not fit, since the operator sees no node\'s message '
+        "alone; leave out one or the other"
+    )
+
+
+def test_two_nodes_are_refused(fresh: Fresh, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 nodes; a secure sum is over 3 to 100"):
+        deployed(TABLE, answers(fresh(tmp_path))[:2])
+
+
+def test_a_round_with_clients_of_too_few_nodes_is_given_up(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = ONE_ROUND | {"cohort": {"clients_per_round": 2}}
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(table, answers(fresh(tmp_path)))
+    assert run.final.dropped == 2
+    (line,) = operator_lines(caplog)
+    assert "round 1: 2 of 5 nodes are left, and a secure sum needs 3: without this round" in line
+
+
+def refusal(run: Callable[[], list[Run]]) -> str:
+    """The line in which a run is refused."""
+    with pytest.raises(InputError) as caught:
+        run()
+    return str(caught.value)
+
+
+def test_policies(fresh: Fresh, tmp_path: Path) -> None:
+    without = answers(fresh(tmp_path / "without", secure=False))
+    line = refusal(lambda: deployed(TABLE, without))
+    assert line.endswith("it refuses: deployment.secure: the node has no policy.secure")
+    line = refusal(lambda: deployed(PLAIN, answers(fresh(tmp_path / "secure"))))
+    assert "it refuses: a run without deployment.secure; the node's messages are summed" in line
+    line = refusal(lambda: deployed(TABLE, answers(fresh(tmp_path / "four", threshold=4))))
+    assert line.endswith("it refuses: deployment.secure.threshold = 3; at least 4 is allowed")
+
+
+def test_a_node_that_is_not_known_is_not_summed_with(fresh: Fresh, tmp_path: Path) -> None:
+    sites = fresh(tmp_path)
+    sums = sites[0].node.sums
+    assert sums is not None
+    peers = {name: key for name, key in sums.identity.peers.items() if name != "node-3"}
+    sums.identity = sums.identity._replace(peers=peers)
+    line = refusal(lambda: deployed(ONE_ROUND, answers(sites)))
+    assert line.endswith("node 'node-0': it refuses: nodes node-3: not in policy.secure.peers")
+
+
+def test_a_node_with_secure_sums_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
+    assert fresh(tmp_path)[0].node.reports == ["loss", "accuracy", "metrics"]

@@ -1,0 +1,273 @@
+"""Secure sums are exact, whoever drops out, and attacks on nodes are refused."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("cryptography")
+
+from fedprox.deployment.messages import Advert, Claims, Secret
+from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.secure.masks import Whole
+from fedprox.deployment.secure.operator_sum import OperatorSum
+from fedprox.deployment.secure.shamir import SHARE_BYTES, join
+from fedprox.deployment.secure.sums import Sums, _claims
+from fedprox.errors import InputError
+from fedprox.simulation.planning.jobs import no_jobs
+from tests.deployment.secure.sums import Nodes, begun, identities, shared, some_messages, summed
+
+NAMES = ["a", "b", "c", "d", "e"]
+STAGES = ["advertise", "share", "mask", "confirm", "reveal"]
+
+
+@pytest.fixture(scope="module")
+def known() -> Any:
+    """Five nodes that know each other."""
+    return identities(NAMES)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(STAGES), max_size=2))
+@settings(max_examples=30)
+def test_the_sum_is_that_of_the_nodes_whose_messages_came(gone: dict[str, str]) -> None:
+    messages = some_messages(NAMES)
+    by_stage = {stage: [n for n, s in gone.items() if s == stage] for stage in STAGES}
+    total = summed(KNOWN, 3, messages, by_stage)
+    came = [n for n in NAMES if gone.get(n) not in ("advertise", "share", "mask")]
+    assert (total == sum((messages[n] for n in came), np.zeros(50, np.uint32))).all()
+
+
+KNOWN = identities(NAMES)
+"""For tests by hypothesis, which share no fixtures between examples."""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_below_the_threshold_there_is_no_sum(stage: str, known: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"2 of 5 nodes are left, and a secure sum needs 3|a sum over 2"
+    ):
+        summed(known, 3, some_messages(NAMES), {stage: ["a", "c", "e"]})
+
+
+def test_a_masked_message_is_uniform(known: Any) -> None:
+    nodes = begun(known, 3)
+    shared(nodes)
+    vector = np.zeros(100_000, np.uint32)
+    nodes.sums["b"].mask(vector)
+    counts = np.bincount(vector >> 24, minlength=256)
+    assert abs(((counts - counts.mean()) ** 2 / counts.mean()).sum() - 255) < 6 * np.sqrt(2 * 255)
+
+
+def masked(nodes: Nodes) -> dict[str, Whole]:
+    """All masked messages of zeros."""
+    shared(nodes)
+    vectors = {name: np.zeros(3, np.uint32) for name in nodes.sums}
+    for name, vector in vectors.items():
+        nodes.sums[name].mask(vector)
+    return vectors
+
+
+def attempt(call: Any, *arguments: Any) -> Any:
+    """What a call returns; None if the node refuses."""
+    try:
+        return call(*arguments)
+    except InputError:
+        return None
+
+
+SUBSETS = [set(names) for size in range(1, 6) for names in itertools.combinations(NAMES, size)]
+
+
+@pytest.mark.parametrize("threshold", [3, 4])
+def test_no_node_reveals_both_secrets_of_a_peer(threshold: int, known: Any) -> None:
+    for first, second in itertools.islice(itertools.product(SUBSETS, repeat=2), 0, None, 37):
+        nodes = begun(known, threshold)
+        masked(nodes)
+        before = {name: dict(each.shares) for name, each in nodes.sums.items()}
+        signatures: list[dict[str, str]] = []
+        for included in (first, second):
+            answers = {n: attempt(nodes.sums[n].confirm, included) for n in NAMES}
+            signatures.append({n: s for n, s in answers.items() if s})
+        seen: dict[str, set[str]] = {}
+        for name, given_ in itertools.product(NAMES, signatures):
+            shares = attempt(nodes.sums[name].reveal, given_) or {}
+            for peer, share in shares.items():
+                seen.setdefault(f"{name} of {peer}", set()).add(share)
+                assert share in (
+                    before[name][peer][:SHARE_BYTES].hex(),
+                    before[name][peer][SHARE_BYTES:].hex(),
+                )
+        assert all(len(each) == 1 for each in seen.values())
+        # what was revealed unmasks one sum, of at least as many nodes as the threshold
+        by_peer = {
+            peer: {
+                half
+                for n in NAMES
+                for half in (0, 1)
+                if before[n][peer][half * SHARE_BYTES :][:SHARE_BYTES].hex()
+                in seen.get(f"{n} of {peer}", ())
+            }
+            for peer in NAMES
+        }
+        assert all(len(kinds) <= 1 for kinds in by_peer.values())
+        if seen:
+            assert sum(kinds == {0} for kinds in by_peer.values()) >= threshold
+
+
+def test_two_sums_are_not_both_confirmed(known: Any) -> None:
+    nodes = begun(known, 3)
+    masked(nodes)
+    one = {n: nodes.sums[n].confirm("abc") for n in "ab"}
+    two = {n: nodes.sums[n].confirm("cde") for n in "cde"}
+    with pytest.raises(InputError, match="a sum over 2 nodes; at least 3 are needed"):
+        nodes.sums["a"].reveal(one)
+    with pytest.raises(InputError, match="signatures of nodes outside of the sum"):
+        nodes.sums["a"].reveal(one | two)
+    with pytest.raises(InputError, match="not signed by the key of node 'c'"):
+        nodes.sums["a"].reveal({**one, "c": two["c"]})
+    revealed = {n: nodes.sums[n].reveal(two) for n in "cde"}
+    assert join({i: bytes.fromhex(revealed[n]["c"]) for i, n in enumerate("cde", 3)})
+
+
+def test_a_stage_is_passed_once(known: Any) -> None:
+    nodes = begun(known, 3)
+    with pytest.raises(InputError, match="the node has advertised already"):
+        nodes.sums["a"].accept(dict.fromkeys("bc", ""))
+    masked(nodes)
+    node = nodes.sums["a"]
+    with pytest.raises(InputError, match="the node has masked already"):
+        node.share(nodes.roster)
+    with pytest.raises(InputError, match="the node has masked already"):
+        node.mask(np.zeros(3, np.uint32))
+    signatures = {n: nodes.sums[n].confirm(NAMES) for n in NAMES}
+    with pytest.raises(InputError, match="the node has confirmed already"):
+        node.confirm("abc")
+    assert node.reveal(signatures).keys() == set(NAMES)
+    with pytest.raises(InputError, match="the node has revealed already"):
+        node.reveal(signatures)
+
+
+def changed(nodes: Nodes, name: str, **values: Any) -> list[Advert]:
+    """A roster in which one advertisement is changed."""
+    return [each.model_copy(update=values) if each.node == name else each for each in nodes.roster]
+
+
+def test_an_operator_that_swaps_keys_is_refused(known: Any) -> None:
+    nodes, others = begun(known, 3), begun(known, 3)
+    for key in ("sharing", "masking", "seed"):
+        value = getattr(others.sums["b"].advert, key)
+        with pytest.raises(InputError, match="not signed by the key of node 'b'"):
+            nodes.sums["a"].share(changed(nodes, "b", **{key: value}))
+    # the operator signs as b with a key of its own
+    forged = begun(identities(NAMES), 3).sums["b"]
+    own = forged.advert.model_copy(update={"sum": nodes.roster[0].sum})
+    signed = own.model_copy(update={"signature": forged.identity.sign(own.signed).hex()})
+    with pytest.raises(InputError, match="not signed by the key of node 'b'"):
+        nodes.sums["a"].share([signed if each.node == "b" else each for each in nodes.roster])
+
+
+def test_a_roster_is_checked(known: Any) -> None:
+    nodes, others = begun(known, 3), begun(known, 3)
+    node = nodes.sums["a"]
+    with pytest.raises(InputError, match="advertisement of node 'b': it is asked for something el"):
+        node.share([nodes.roster[0], *others.roster[1:]])  # those of an earlier sum
+    with pytest.raises(InputError, match="a sum over 2 nodes; at least 3 are needed"):
+        node.share(nodes.roster[:2])
+    with pytest.raises(InputError, match="not in order"):
+        node.share([nodes.roster[0]] * 3)
+    with pytest.raises(InputError, match="the node's own advertisement is not there"):
+        node.share(nodes.roster[1:])
+    strangers = begun(identities([*NAMES, "x"]), 4)
+    with pytest.raises(InputError, match="advertisement of node 'x': it is not of this run"):
+        node.share([*nodes.roster, strangers.roster[-1]])
+
+
+def test_nodes_with_another_model_or_request_are_not_summed(known: Any) -> None:
+    nodes = begun(known, 3, context=lambda name: "other" if name == "c" else "context")
+    with pytest.raises(InputError, match="advertisement of node 'c': it is asked for something el"):
+        nodes.sums["a"].share(nodes.roster)
+
+
+def test_weights_do_not_single_out_a_node(known: Any) -> None:
+    for one, others in (
+        (Claims(by="rows", rate=0.9), Claims(by="rows", rate=1e-4)),
+        (Claims(by="rows", rate=0.1), Claims(by="clients", rate=0.1)),
+    ):
+        nodes = begun(known, 3, work=lambda name: one if name == "a" else others)  # noqa: B023
+        with pytest.raises(InputError, match="they must be equal or those of rows"):
+            nodes.sums["a"].share(nodes.roster)
+
+
+def test_weights_within_a_node_are_of_one_kind() -> None:
+    jobs = no_jobs()._replace(
+        weight=np.array([0.1, 0.3]), size=np.array([10, 30]), steps=np.array([1, 2])
+    )
+    secret = Secret(sum="0" * 32, of="train", by="rows")
+    assert _claims(secret, jobs) == Claims(by="rows", rate=0.01)
+    line = "weights [0.1, 0.3]; they must be equal or those of rows"
+    with pytest.raises(InputError, match=re.escape(line)):
+        _claims(secret.model_copy(update={"by": "clients"}), jobs)
+    for change in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
+        with pytest.raises(InputError, match="a client without work"):
+            _claims(secret, jobs._replace(**change))
+    first = secret.model_copy(update={"of": "gradients"})  # which takes no steps
+    assert _claims(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
+
+
+def test_a_node_without_an_update_is_not_in_a_sum(known: Any, tmp_path: Path) -> None:
+    nodes = begun(known, 3)
+    counts = np.array([[True, False], [True, False]])
+    part = RoundPart(None, np.ones(2, np.float32), np.ones((2, 2), np.int64), counts, ~counts)
+    with pytest.raises(InputError, match="no update counts, and a sum without any hides less"):
+        Sums(known["a"], tmp_path).masked(nodes.securing, part)
+
+
+def test_shares_of_another_sum_are_refused(known: Any) -> None:
+    nodes, others = begun(known, 3), begun(known, 3)
+    sealed = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+    old = {name: each.share(others.roster) for name, each in others.sums.items()}
+    given_ = {name: shares["a"] for name, shares in sealed.items() if name != "a"}
+    flipped = f"{int(given_['b'][0], 16) ^ 1:x}" + given_["b"][1:]
+    for share in (old["b"]["a"], sealed["b"]["c"], flipped, ""):
+        with pytest.raises(
+            InputError, match="the share of node 'b': changed on its way, or of another sum"
+        ):
+            nodes.sums["a"].accept({**given_, "b": share})
+    with pytest.raises(InputError, match="shares of nodes that are not in the sum"):
+        nodes.sums["a"].accept({**given_, "x": given_["b"]})
+    nodes.sums["a"].accept(given_)
+
+
+def test_a_roster_that_differs_between_nodes_gives_no_sum(known: Any) -> None:
+    nodes = begun(known, 3)
+    # a is told of everybody, and the others of one node less
+    sealed = {"a": nodes.sums["a"].share(nodes.roster)}
+    sealed |= {n: nodes.sums[n].share(nodes.roster[:-1]) for n in "bcd"}
+    with pytest.raises(
+        InputError, match="the share of node 'b': changed on its way, or of another sum"
+    ):
+        nodes.sums["a"].accept({n: sealed[n]["a"] for n in "bcd"})
+
+
+def test_wrong_shares_of_a_node_give_no_sum(known: Any) -> None:
+    nodes = begun(known, 5)
+    operator = OperatorSum(nodes.securing)
+    operator.advertised({each.node: each for each in nodes.roster})
+    given_ = operator.shared({n: each.share(nodes.roster) for n, each in nodes.sums.items()})
+    vectors = {}
+    for name, each in nodes.sums.items():
+        each.accept(given_[name])
+        vectors[name] = np.zeros(3, np.uint32)
+        each.mask(vectors[name])
+    signatures = {n: each.confirm(NAMES) for n, each in nodes.sums.items()}
+    revealed = {n: each.reveal(signatures) for n, each in nodes.sums.items()}
+    revealed["b"]["d"] = revealed["b"]["a"]
+    with pytest.raises(
+        InputError, match=r"node 'd': the shares of its secret do not fit|no shares of"
+    ):
+        operator.unmasked(vectors, revealed)
