@@ -42,19 +42,26 @@ def require_certificates(file: Path) -> None:
 
 
 def read_public_key(file: Path) -> bytes:
-    """A node's public key as Flower stores it.
+    """A node's public key as Flower stores it; see `load_public_key`."""
+    return encoded(load_public_key(file))
+
+
+def load_public_key(file: Path) -> "ec.EllipticCurvePublicKey":
+    """A node's public key.
 
     Raises:
-        InputError: If the file holds no public key of OpenSSH.
+        InputError: If the file holds no public key of OpenSSH that a node may have.
     """
     require(file.is_file(), f"{file}: no such file")
     try:
         key = load_ssh_public_key(file.read_bytes())
     except (ValueError, UnsupportedAlgorithm):
-        raise InputError(
-            f"{file}: no public key, as ssh-keygen writes it to node.key.pub"
-        ) from None
-    return encoded(key)
+        key = None
+    require(
+        isinstance(key, ec.EllipticCurvePublicKey),
+        f"{file}: no public ECDSA key, as ssh-keygen writes it to node.key.pub",
+    )
+    return key
 
 
 def encoded(key: Any) -> bytes:

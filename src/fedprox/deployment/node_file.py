@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import Field, ValidationError
 
-from fedprox.deployment.flower_calls import require_flower
+from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.deployment.secure.keys import read_identity

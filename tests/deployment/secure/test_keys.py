@@ -66,7 +66,7 @@ def test_what_a_node_signs_others_check(folder: Path) -> None:
         ("a.key", {"b": "x.pub"}, "x.pub: no such file"),
         ("a.key", {"b": "b.key"}, "b.key: no public ECDSA key"),
         ("a.key", {"b": "other.pub"}, "other.pub: no public ECDSA key"),
-        ("a.pub", {"b": "b.pub"}, "a.pub: no private ECDSA key"),
+        ("a.pub", {"b": "b.pub"}, "a.pub: a node's key is an ECDSA private key"),
     ],
 )
 def test_files_that_do_not_fit(key: str, peers: dict[str, str], line: str, folder: Path) -> None:

@@ -9,19 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fedprox.deployment.endpoints import load_public_key, read_private_key
 from fedprox.errors import InputError, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
-    from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+    from cryptography.exceptions import InvalidSignature, InvalidTag
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    from cryptography.hazmat.primitives.serialization import (
-        load_ssh_private_key,
-        load_ssh_public_key,
-    )
 
 PURPOSE = b"fedprox secure sum, version 1: "
 
@@ -65,28 +62,12 @@ def read_identity(name: str, key: Path, peers: Mapping[str, Path]) -> Identity:
             among its peers.
     """
     require(name not in peers, f"policy.secure.peers: {name!r} is the node itself")
-    own: ec.EllipticCurvePrivateKey = _read(key, private=True)
-    others = {each: _read(file, private=False) for each, file in peers.items()}
+    own = read_private_key(key)
+    others = {each: load_public_key(file) for each, file in peers.items()}
     keys = [own.public_key(), *others.values()]
     numbers = {each.public_numbers() for each in keys}
     require(len(numbers) == len(keys), "policy.secure.peers: two nodes have the same key")
     return Identity(name, own, others)
-
-
-def _read(file: Path, *, private: bool) -> "ec.EllipticCurvePrivateKey":
-    require(file.is_file(), f"{file}: no such file")
-    content = file.read_bytes()
-    try:
-        key = load_ssh_private_key(content, None) if private else load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    kind = ec.EllipticCurvePrivateKey if private else ec.EllipticCurvePublicKey
-    require(
-        isinstance(key, kind),
-        f"{file}: no {'private' if private else 'public'} ECDSA key, as ssh-keygen -t ecdsa -b 384 "
-        "makes it",
-    )
-    return key
 
 
 def agreed(own: "X25519PrivateKey", other: bytes, purpose: bytes) -> bytes:
