@@ -63,6 +63,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     for setting, given, instead in (
         ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
+        ("compression", experiment.compression, "nodes send sums over their clients"),
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")

@@ -135,6 +135,6 @@ def test_a_checkpoint_of_another_format_is_refused(
         (tmp_path / name).touch()
         with pytest.raises(InputError) as error:
             train([fedavg()], again, seed=0)
-        line = f"{tmp_path / name}: a checkpoint of format {written}; this version reads 5"
+        line = f"{tmp_path / name}: a checkpoint of format {written}; this version reads 6"
         assert str(error.value) == f"{line}: {advice}"
         (tmp_path / name).unlink()

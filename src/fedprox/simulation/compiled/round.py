@@ -230,6 +230,7 @@ class RoundsProgram:
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
         protocol = method.protocol
+        self.has_client_keys = "client" in protocol.of_jobs
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
@@ -307,6 +308,8 @@ class RoundsProgram:
         if self.asynchronous:
             none = jnp.zeros((lanes_here, points))
             context = context._replace(staleness=none.astype(jnp.int32), rate=none)
+        if self.has_client_keys:
+            context = context._replace(key=jnp.zeros((lanes_here, points, 2), jnp.uint32))
         zeros = jnp.zeros(lanes_here)
         stop = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
@@ -409,7 +412,8 @@ class Round:
         # all of it whenever a job ends
         state = jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state)
         own = jax.tree.map(lambda a: a[slot], self.own)
-        context = contexts_of(self.jobs, slot, own, state, len(self.hparams["learning_rate"]))
+        points, key = len(self.hparams["learning_rate"]), self.plan.noise_key
+        context = contexts_of(self.jobs, slot, own, state, points, key)
         stop = None
         if self.until is not None and self.plan.due is not None:
             stop = deadline(self.began, self.until.local, self.plan.due[slot])

@@ -37,6 +37,7 @@ class Record(NamedTuple):
         client_steps: Mini-batch steps taken in the last round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: Communication of all rounds so far, in units of one round of FedAvg.
+        bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
         time: Seconds from the begin of the run to the end of the round, by the clients' devices;
             None without a `fedprox.Population`.
         staleness: Mean staleness of the last round's updates, see `fedprox.Asynchronous`; None in
@@ -115,6 +116,7 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int | float
+    bits_up: int | None = None
     time: float | None = None
     staleness: float | None = None
     empty_rounds: int = 0
