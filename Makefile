@@ -9,7 +9,8 @@ DOCS := .venv-docs
 LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
-	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings)
+	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings \
+	deployment/test_flower_contract deployment/test_flower deployment/test_processes_together)
 
 .PHONY: demo deploy experiment long-runs test test-slow test-experiments test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
 
@@ -116,7 +117,7 @@ $(DOCS)/.ready: requirements-docs.lock pyproject.toml
 $(LOWEST)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
-	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml \
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml --extra flower \
 		$$(grep -oE '^(hypothesis|pytest|pytest-xdist)==[^ ]+' requirements.lock)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

@@ -38,7 +38,8 @@ from rich.table import Table
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy
-from fedprox.deployment.flower_calls import environment, free_port
+from fedprox.deployment.endpoints import free_port
+from fedprox.deployment.flower import environment
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Program, running
@@ -131,7 +132,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         (run,) = deploy(conversation, deployment, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",
-            "SuperNode": "supernode.py",
+            "heartbeat": "deployment.heartbeat",
             "SuperLink": "flower_superlink",
         }
         peaks = {kind: peak_bytes(folder, word) for kind, word in kinds.items()}
@@ -414,7 +415,7 @@ def main() -> None:
     for header in ("case", "fedprox", "", "first", "CPU", "Flower", "", "first", "CPU", "ratio"):
         table.add_column(header, justify="left" if header == "case" else "right")
     costs = Table(title="bytes over the model's, MiB", box=None, header_style="bold")
-    for header in ("case", "down", "up", "node", "SuperNode", "SuperLink"):
+    for header in ("case", "down", "up", "node", "heartbeat", "SuperLink"):
         costs.add_column(header, justify="left" if header == "case" else "right")
     for header in ("Flower's client", "SuperNode", "SuperLink"):
         costs.add_column(header, justify="right")
@@ -432,8 +433,8 @@ def main() -> None:
         table.add_row(name, *cells, f"{best[0] / best[1]:.2f}")
         peaks = [
             f"{max(turn.peaks[kind] for turn in turns) / 2**20:.0f}"
-            for turns in (mine, theirs)
-            for kind in ("node", "SuperNode", "SuperLink")
+            for turns, beside in ((mine, "heartbeat"), (theirs, "SuperNode"))
+            for kind in ("node", beside, "SuperLink")
         ]
         costs.add_row(name, f"{mine[0].down:.3f}", f"{mine[0].up:.3f}", *peaks)
     for each in (table, costs):

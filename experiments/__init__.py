@@ -2,7 +2,7 @@
 
 import difflib
 
-from experiments import fedavg, feddyn, fedprox, independent, models
+from experiments import fedavg, feddyn, fedprox, independent, models, studies
 from experiments.engine.item import Item
 from experiments.printed import PRINTED, Printed
 from fedprox.errors import InputError
@@ -16,6 +16,7 @@ ITEMS: dict[str, Item] = {
         ("fedavg", fedavg.ITEMS),
         ("models", models.ITEMS),
         ("independent", independent.ITEMS),
+        ("studies", studies.ITEMS),
     )
     for name, item in items.items()
 }

@@ -6,13 +6,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.item import MEASURES, Claim, Item, Line, Race, Scale, Statistics, at_scale
+from experiments.engine.item import (
+    MEASURES,
+    Claim,
+    Item,
+    Line,
+    Race,
+    Scale,
+    Statistics,
+    Values,
+    at_scale,
+)
 from experiments.engine.races import FACTOR, race_rows
-from experiments.engine.series import ACCURACY, AT_EACH_ROUND, LOSS, Measured, candidates, pick
+from experiments.engine.series import (
+    ACCURACY,
+    AT_EACH_ROUND,
+    LOSS,
+    VALIDATED,
+    Measured,
+    candidates,
+    pick,
+)
 from experiments.engine.summaries import RULE, stop
 
 Block = dict[str, Any]
 """A claim with its comparisons, or a table of strings with the words before it."""
+
+ACCURACIES = (ACCURACY, "slow_accuracy", "fast_accuracy")
+"""The measures that tables show in per cent."""
 
 COLUMNS = {
     4: ("clients", "examples", "mean", "standard deviation"),
@@ -41,6 +62,7 @@ def blocks(
     if item.scores:
         found.append(_scores(item, scale, measured))
     found += [_race(race, item, scale, measured) for race in item.races]
+    found += [_values(table, measured) for table in item.values]
     claims = [(claim, _claim(claim, item, scale, measured)) for claim in item.claims]
     averages = [(claim, block) for claim, block in claims if claim.paper]
     if averages:
@@ -81,7 +103,11 @@ def _scores(item: Item, scale: Scale, measured: Measured) -> Block:
 
 
 def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> Block:
-    what = "Rounds" if race.unit == "rounds" else "Models sent, relative to one round of FedAvg,"
+    what = {
+        "rounds": "Rounds",
+        "models": "Models sent, relative to one round of FedAvg,",
+        "seconds": "Seconds by the clients' devices",
+    }[race.unit]
     brackets = f"how many times those of {race.columns[0]}"
     if race.relative == "first row":
         brackets = f"the speed-up over {race.rows[0].title}"
@@ -89,13 +115,30 @@ def _race(race: Race, item: Item, scale: Scale, measured: Measured) -> Block:
     for row, cells in zip(race.rows, race_rows(race, measured), strict=True):
         runs = list(dict.fromkeys(entry.run for entry in row.entries if entry))
         seeds = min(len({one.seed for one in measured[run]}) for run in runs)
-        made = f"at most {_made_with(item, runs, scale, seeds, row.note)}"
+        made = _made_with(item, runs, scale, seeds, row.note)
+        if not item.joined:
+            made = f"at most {made}"  # rounds
         rows.append([row.title, str(row.target), *cells, made])
+    off = [f"more than {FACTOR} times off"]
+    if not any(entry.paper for row in race.rows for entry in row.entries if entry):
+        off, rows = [], [[*row[:-2], row[-1]] for row in rows]
     return {
         "words": f"{what} to the target; in brackets {brackets}.",
-        "header": ["", "target", *race.columns, f"more than {FACTOR} times off", "made with"],
+        "header": ["", "target", *race.columns, *off, "made with"],
         "rows": rows,
     }
+
+
+def _values(table: Values, measured: Measured) -> Block:
+    rows = []
+    for title, lines in table.rows:
+        cells = []
+        for line in lines:
+            group = pick(measured[line.run], line.label)
+            each = [np.array([over.of(s, m) for s in group]) for m, over in table.measures]
+            cells.append(" / ".join(spread(e, percent=True, brackets=False) for e in each))
+        rows.append([title, *cells])
+    return {"words": table.words, "header": ["", *table.columns], "rows": rows}
 
 
 def _claim(claim: Claim, item: Item, scale: Scale, measured: Measured) -> Block:
@@ -120,8 +163,9 @@ def _claim(claim: Claim, item: Item, scale: Scale, measured: Measured) -> Block:
         )
     return {
         "claim": claim.text,
+        "by": claim.by,
         "what": f"{MEASURES[claim.measure]} {claim.over.text}",
-        "percent": claim.measure == ACCURACY,
+        "percent": claim.measure in ACCURACIES,
         "alike": claim.alike,
         "comparisons": comparisons,
     }
@@ -132,7 +176,8 @@ def _label(label: str, side: Line, runs: Sequence[str], measured: Measured) -> s
     words = [side.run] if len(runs) > 1 else []
     count = len({one.label for one in candidates(measured[side.run], side.label)})
     if count > 1 and not side.label.startswith(AT_EACH_ROUND):
-        words.append(f"best of {count} by training loss")
+        by = "validation accuracy" if side.label.startswith(VALIDATED) else "training loss"
+        words.append(f"best of {count} by {by}")
     return f"{label} ({', '.join(words)})" if words else label
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.item import AXES, MEASURES, Item, Panel
-from experiments.engine.series import LOSS, VARIANCE, Measured, Series, pick
+from experiments.engine.series import LOSS, VALIDATED, VARIANCE, Measured, Series, pick
 from fedprox.report.lines import is_logarithmic
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 SHOWN_RANGE = 5
 """Upper limit of a loss axis, in multiples of the lowest line's 95th percentile."""
 
+CHARACTERS = 14
+"""Characters of the legend that an inch has room for."""
+
+TIMES = 200
+"""The times at which seeds are averaged."""
+
 
 def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Series]]]:
     """The lines of a panel: the run, the name in the legend, and the series of each seed."""
@@ -25,7 +31,9 @@ def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Seri
         labels = panel.labels or dict.fromkeys(series.label for series in measured[run])
         for label in labels:
             group = pick(measured[run], label)
-            shown = label if len(panel.runs) == 1 else f"{label}, {run}"
+            shown = label.removeprefix(VALIDATED)
+            if len(panel.runs) > 1:
+                shown = f"{shown}, {run}"
             found.append((run, shown, group))
     return found
 
@@ -66,7 +74,8 @@ def figure(item: Item, measured: Measured) -> "Figure":
             axis.set_ylabel(MEASURES[panel.measure], fontsize=8)
             axis.tick_params(labelsize=8)
             axis.grid(alpha=0.3)
-    ncols = min(len(legend), 4 if columns > 2 else 2)
+    fit = int(CHARACTERS * size[0] / (max(map(len, legend)) + 6))
+    ncols = max(1, min(len(legend), 4 if columns > 2 else 2, fit))
     drawn.legend(
         list(legend.values()),
         list(legend),
@@ -79,13 +88,25 @@ def figure(item: Item, measured: Measured) -> "Figure":
 
 
 def _aligned(group: Sequence[Series], panel: Panel) -> tuple[Any, NDArray[np.float64]]:
-    """The longest seed's x, and each seed's values, NaN where one diverged or has ended."""
+    """The longest seed's x, and each seed's values, NaN where one diverged or has ended.
+
+    Seeds have times of their own: at each of some common times a seed has its last value.
+    """
+    if panel.x == "time":
+        times = np.linspace(0, max(series.values["time"][-1] for series in group), TIMES)
+        return times, np.array([_at_times(series, panel.measure, times) for series in group])
     x = max((series.along(panel.x) for series in group), key=len)
     values = np.full((len(group), len(x)), np.nan)
     for row, series in zip(values, group, strict=True):
         found = series.values[panel.measure]
         row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
     return x, values
+
+
+def _at_times(series: Series, measure: str, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A seed's last values at some times, NaN where it diverged."""
+    found = series.values[measure][np.searchsorted(series.values["time"], times, "right") - 1]
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _over_seeds(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ def searched(item: Item) -> dict[str, Target]:
     """The targets of an item's searches that grow, by run."""
     rows = [row for race in item.races for row in race.rows]
     entries = [(entry.run, row.target) for row in rows for entry in row.entries if entry]
-    return {run: target for run, target in entries if MORE_RATES in item.runs[run]}
+    return {run: target for run, target in entries if MORE_RATES in item.runs.get(run, {})}
 
 
 def beyond(tried: Sequence[float], best: float, grid: Sequence[float]) -> float | None:

@@ -22,10 +22,14 @@ RECORDED = {
     "gradient_variance": "variance of gradients",
     "dissimilarity": "B(w)",
     "mu": "mu in force",
+    "validation_accuracy": "validation accuracy",
+    "time": "seconds by the clients' devices",
 }
 """The measures of runs, by their names in `metrics.jsonl`."""
 
 MEASURES = RECORDED | {
+    "slow_accuracy": "test accuracy of the slowest fifth of the clients",
+    "fast_accuracy": "test accuracy of the fastest fifth of the clients",
     "clients": "clients",
     "distance": "distance from the minimizer of f",
     "gap": "distance from the point that is proved",
@@ -33,8 +37,8 @@ MEASURES = RECORDED | {
 }
 """The measures that a panel can show: those of runs and of `Item.others`."""
 
-AXES = {"round": "round", "theta": "theta", "classes": "classes"}
-"""The horizontal axes of a panel: rounds, and those of `Item.others`."""
+AXES = {"round": "round", "time": RECORDED["time"], "theta": "theta", "classes": "classes"}
+"""The horizontal axes of a panel: rounds, the devices' time, and those of `Item.others`."""
 
 
 class Panel(NamedTuple):
@@ -43,7 +47,7 @@ class Panel(NamedTuple):
     Attributes:
         title: Such as the data set.
         measure: Key of `MEASURES`.
-        runs: The runs that are drawn, keys of the item's `runs` or `others`.
+        runs: The runs that are drawn, keys of the item's `runs`, `joined` or `others`.
         labels: The lines of each run, labels as for `series.pick`; all of them if empty.
         x: Key of `AXES`.
     """
@@ -79,7 +83,7 @@ class Comparison(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A paper's claim about its figure, as comparisons between runs.
+    """A claim of a paper, or of a study, about its figure, as comparisons between runs.
 
     Attributes:
         text: The claim.
@@ -89,6 +93,7 @@ class Claim(NamedTuple):
         alike: The largest difference that counts as equal, if the claim is that both sides are
             about equal; else None.
         paper: The number that the paper prints for the mean difference over its data sets.
+        by: Who says which side is larger.
     """
 
     text: str
@@ -97,6 +102,7 @@ class Claim(NamedTuple):
     comparisons: tuple[Comparison, ...]
     alike: float | None = None
     paper: str = ""
+    by: str = "says the paper"
 
 
 class Statistics(NamedTuple):
@@ -131,7 +137,8 @@ class Entry(NamedTuple):
     Attributes:
         run: Key of the item's `runs`.
         method: A label, or the common beginning of the labels of a sweep. Of a sweep, the
-            setting that reaches the target first, on average, counts, and the table names it.
+            setting that reaches the target first, on average, counts, and the table names it;
+            after `series.VALIDATED`, the one that validation rows choose.
         paper: The paper's number; "1000+" if that many were not enough; "" if it prints none.
     """
 
@@ -157,7 +164,7 @@ class RaceRow(NamedTuple):
 
 
 class Race(NamedTuple):
-    """A table of the rounds, or the models sent, that methods or settings take to a target.
+    """A table of the rounds, the models sent or the time that methods or settings take to a target.
 
     Attributes:
         columns: Names of the columns, such as methods.
@@ -169,8 +176,24 @@ class Race(NamedTuple):
 
     columns: tuple[str, ...]
     rows: tuple[RaceRow, ...]
-    unit: Literal["rounds", "models"]
+    unit: Literal["rounds", "models", "seconds"]
     relative: Literal["first column", "first row"]
+
+
+class Values(NamedTuple):
+    """A table of measures, each summarized by one number.
+
+    Attributes:
+        words: What the table shows.
+        measures: What each cell has: keys of `MEASURES`, and how a run's rounds are summarized.
+        columns: Names of the columns, such as methods.
+        rows: A title, and a line for each column.
+    """
+
+    words: str
+    measures: tuple[tuple[str, Summary], ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Line, ...]], ...]
 
 
 class Other(NamedTuple):
@@ -195,6 +218,9 @@ class Item:
         statistics: The paper's table of data sets.
         scores: A table of accuracies.
         races: Tables of rounds to targets.
+        values: Tables of measures.
+        joined: Runs whose lines are compared as those of one. By its name, for each of its runs,
+            the words that come before the labels of each method. Nothing else refers to these runs.
         others: What is measured beside runs, by name. Panels and claims refer to it as to runs.
         notes: Remarks that the reader of the item needs.
     """
@@ -208,6 +234,8 @@ class Item:
     statistics: tuple[Statistics, ...] = ()
     scores: tuple[Score, ...] = ()
     races: tuple[Race, ...] = ()
+    values: tuple[Values, ...] = ()
+    joined: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     others: Mapping[str, Other] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -244,12 +272,26 @@ MORE_RATES = "more_rates"
 At the paper's scale rates beyond those of the experiment are run until the best is not at the edge.
 """
 
+SECONDS = "seconds"
+"""A key of a run that experiments lack: the devices' time that counts.
+
+Training ends at the first evaluation after it. Until then the server has the model of the last
+evaluation, by which the run is read.
+"""
+
+DEVICES = "devices"
+"""A key of a run that experiments lack: federation -> `[population]`, if devices depend on it."""
+
 SHORT = "short"
 """A key of a run that experiments lack: changes at the short scale, instead of fewer rounds.
 
 The changes, which may include `MOST_SEEDS`, replace keys of the experiment section by section.
 Their rounds, or else the paper's, are run undivided.
 """
+
+
+NO_SETTINGS = (SHORT, MORE_RATES, SECONDS, DEVICES)
+"""The keys of a run that its experiment at a scale lacks."""
 
 
 def at_scale(table: Table, scale: Scale) -> Table:
@@ -261,10 +303,18 @@ def at_scale(table: Table, scale: Scale) -> Table:
     {'rounds': 8, 'solver': {'epochs': 1, 'batch_size': 10}}
     """
     changes = table.get(SHORT)
-    experiment = {key: value for key, value in table.items() if key not in (SHORT, MORE_RATES)}
+    experiment = {key: value for key, value in table.items() if key not in NO_SETTINGS}
     if changes is not None and scale.name == SHORT:
-        return overlaid(experiment, changes)
+        settings = overlaid(experiment, changes)
+        return {key: value for key, value in settings.items() if key not in NO_SETTINGS}
     return experiment | {"rounds": max(table["rounds"] // scale.divisor, 1)}
+
+
+def seconds_of(table: Table, scale: Scale) -> float | None:
+    """The devices' time of a run that counts at a scale; None for all of it."""
+    changes = table.get(SHORT, {}) if scale.name == SHORT else {}
+    seconds: float | None = (table | changes).get(SECONDS)
+    return seconds
 
 
 def overlaid(table: Table, changes: Table) -> Table:

@@ -1,4 +1,4 @@
-"""Races: rounds, or models sent, to a target, in the paper and in our runs."""
+"""Races: rounds, models sent or time to a target, in the paper and in our runs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.item import Entry, Race
-from experiments.engine.series import WORST, Measured, Series, of_sweep
+from experiments.engine.series import (
+    VALIDATED,
+    WORST,
+    Measured,
+    Series,
+    candidates,
+    of_sweep,
+    pick,
+    without_choice,
+)
 from fedprox.simulation.results.target import Target
 
 FACTOR = 1.5
@@ -18,7 +27,7 @@ RATE = "learning_rate="
 
 
 class Count(NamedTuple):
-    """Rounds or models until a target.
+    """Rounds, models or seconds until a target.
 
     Attributes:
         value: The number.
@@ -37,7 +46,7 @@ class Cell(NamedTuple):
     """Our measurements for a cell, of the setting of its sweep that is the first on average.
 
     Attributes:
-        counts: Rounds or models until the target, or of the whole run, shape (seeds,).
+        counts: Rounds, models or seconds until the target, or of the whole run, shape (seeds,).
         reached: Whether the target was reached, shape (seeds,).
         diverged: Whether the line diverged before the target, shape (seeds,).
         setting: The setting in the line's label, "" if there is one alone.
@@ -76,12 +85,16 @@ def measure(race: Race, measured: Measured) -> list[list[Cell | None]]:
 
 
 def _cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Cell:
-    lines = of_sweep(run, entry.method)
-    chosen = first_at(lines, target)
-    ends = [line.rounds_to(target) for line in chosen]
+    if entry.method.startswith(VALIDATED):
+        lines, chosen = candidates(run, entry.method), pick(run, entry.method)
+    else:
+        lines = of_sweep(run, entry.method)
+        chosen = first_at(lines, target)
+    timed = race.unit == "seconds"
+    ends = [line.time_to(target) if timed else line.rounds_to(target) for line in chosen]
     reached = np.array([end is not None for end in ends])
     counts = [
-        float(line.rounds[-1]) if end is None else end
+        float(line.along("time" if timed else "round")[-1]) if end is None else end
         for line, end in zip(chosen, ends, strict=True)
     ]
     settings = len({line.label for line in lines})
@@ -90,7 +103,7 @@ def _cell(entry: Entry, target: Target, race: Race, run: Sequence[Series]) -> Ce
         np.array(counts) * (chosen[0].models if race.unit == "models" else 1),
         reached,
         np.array([line.diverged for line in chosen]) & ~reached,
-        chosen[0].label.removeprefix(entry.method).strip(),
+        chosen[0].label.removeprefix(without_choice(entry.method)).strip(),
         settings,
         tuple(sorted(rates)) if len(rates) == settings else (),
     )

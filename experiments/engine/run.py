@@ -17,6 +17,7 @@ from experiments.engine.blocks import COLUMNS, blocks
 from experiments.engine.figure import figure
 from experiments.engine.growing import grown, searched
 from experiments.engine.item import (
+    DEVICES,
     MORE_RATES,
     RECORDED,
     SHORT,
@@ -25,12 +26,15 @@ from experiments.engine.item import (
     Statistics,
     Table,
     expand,
+    seconds_of,
 )
 from experiments.engine.results import document
 from experiments.engine.series import Measured, Series
+from experiments.engine.speeds import read_by_speed, write_by_speed
 from experiments.engine.table import duration, table
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
+from fedprox.federation import Federation
 from fedprox.files.lock import locked
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
@@ -103,11 +107,14 @@ def _reproduce(
 ) -> str:
     begin = time.perf_counter()
     plan = {run: expand(paper, scale) for run, paper in item.runs.items()}
+    seconds = {run: seconds_of(paper, scale) for run, paper in item.runs.items()}
+    add_devices(name, item, plan, data_dir)
     parsed = {
         run + suffix: parse(f"{name}: {run}{suffix}", one)
         for run, tables in plan.items()
         for suffix, one in tables.items()
     }
+    limits = {run + suffix: seconds[run] for run, tables in plan.items() for suffix in tables}
     _check_data(name, parsed, data_dir)
     trained: dict[str, bool] = {}
 
@@ -116,8 +123,8 @@ def _reproduce(
         if run not in parsed:  # a rate that a search has added
             parsed[run] = parse(where, one)
         on_step(Step(run, len(trained) + 1, len(parsed)))
-        trained[run] = _train(where, parsed[run], path, data_dir)
-        return read_series(path, data_seed)
+        trained[run] = _train(where, parsed[run], path, data_dir, limits.get(run))
+        return read_series(path, data_seed, limits.get(run))
 
     folder, targets = out / name, {} if scale.name == SHORT else searched(item)
     measured: dict[str, list[Series]] = {
@@ -135,6 +142,10 @@ def _reproduce(
             measured[other] = [
                 one for seed in scale.seeds for one in series(experiment, seed, data_dir)
             ]
+    for group, joined in item.joined.items():
+        measured[group] = [
+            _renamed(one, words) for run, words in joined.items() for one in measured.pop(run)
+        ]
     statistics = {
         row.title: np.array([_counts(name, row, seed, data_dir) for seed in scale.seeds])
         for row in item.statistics
@@ -159,6 +170,29 @@ def _reproduce(
         runs = [out / "runs" / run for run in trained]
         write_report(runs, folder / "report.html", together=False)
     return text
+
+
+def add_devices(
+    name: str, item: Item, plan: Mapping[str, dict[str, Table]], data_dir: Path | None
+) -> None:
+    """Add the `[population]` of devices that depend on the data to an item's experiments."""
+    loaded: dict[str, Federation] = {}
+    for run, tables in plan.items():
+        devices = item.runs[run].get(DEVICES)
+        if devices is None:
+            continue
+        for suffix, one in tables.items():
+            data = json.dumps(one["data"], sort_keys=True)
+            if data not in loaded:
+                with _naming(f"{name}: {run}{suffix}"):
+                    loaded[data], _ = load_data(one["data"], data_dir)
+            one["population"] = devices(loaded[data])
+
+
+def _renamed(series: Series, words: Mapping[str, str]) -> Series:
+    """A line of a joined run, whose label has other words for the method."""
+    method, *rest = series.label.split()
+    return series._replace(label=" ".join([words[method], *rest]))
 
 
 @contextmanager
@@ -190,8 +224,18 @@ def _train(
     experiment: Experiment,
     path: Path,
     data_dir: Path | None,
+    seconds: float | None = None,
 ) -> bool:
-    """Run an experiment into its run directory; False if that is already complete."""
+    """Run an experiment into its run directory; False if that is already complete.
+
+    With `seconds` it ends at the first evaluation after so much of the devices' time.
+    """
+
+    def stop(record: Record) -> bool:
+        assert record.time is not None
+        assert seconds is not None
+        return record.time >= seconds
+
     resolved = _resolve(where, experiment, data_dir)
     directory = RunDirectory(path, resolved.table)
     if directory.complete:
@@ -208,22 +252,35 @@ def _train(
             # warnings on settings and data are of no use: they are the paper's
             warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
             record = Callback(on_record=directory.record)
-            runs = train(experiment, resolved, [record], checkpoints=checkpoints)
+            runs = train(
+                experiment,
+                resolved,
+                [record],
+                checkpoints=checkpoints,
+                stop=None if seconds is None else stop,
+            )
         write_clients(path, resolved.federation, resolved.model, runs)
+        if resolved.population is not None:
+            write_by_speed(path, resolved.population)
         directory.finish(runs, resolved.target)
         remove_folder(checkpoints.folder)
     return True
 
 
-def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
+def read_series(
+    directory: Path, data_seed: int | None = None, seconds: float | None = None
+) -> list[Series]:
     """The runs of a run directory.
 
     Args:
         directory: The run directory.
         data_seed: Seed of the data if each seed has a directory, which replaces the run's seed.
+        seconds: The devices' time that counts; None for all of it.
     """
-    return [
-        Series(
+    found = []
+    speeds = {} if seconds is None else read_by_speed(directory)
+    for run in read_archive(directory).runs:
+        one = Series(
             run.label,
             run.seed if data_seed is None else data_seed,
             np.array([record.round for record in run.history], np.int64),
@@ -233,12 +290,19 @@ def read_series(directory: Path, data_seed: int | None = None) -> list[Series]:
             },
             run.models_a_round,
         )
-        for run in read_archive(directory).runs
-    ]
+        if seconds is not None:
+            enough = one.diverged or one.values["time"][-1] >= seconds
+            require(enough, f"{directory}: its rounds end before {seconds:g} s of devices' time")
+            one = one.until(seconds)
+            for name, value in speeds[run.label, run.seed].items():
+                one.values[name] = np.full(len(one.rounds), value)
+        found.append(one)
+    return found
 
 
 def _measure(record: Record, name: str) -> float:
-    return record.hparams.get("mu", np.nan) if name == "mu" else getattr(record, name)
+    value = record.hparams.get("mu") if name == "mu" else getattr(record, name)
+    return np.nan if value is None else value
 
 
 def _counts(where: str, row: Statistics, seed: int, data_dir: Path | None) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """The measurements of runs, and how a label selects some of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +11,20 @@ from fedprox.simulation.results.target import Target
 Numbers = NDArray[np.float64]
 
 LOSS, ACCURACY, VARIANCE = "train_loss", "test_accuracy", "gradient_variance"
+VALIDATION = "validation_accuracy"
 
-WORST = {LOSS: np.inf, ACCURACY: -np.inf, VARIANCE: np.inf}
+WORST = {LOSS: np.inf, ACCURACY: -np.inf, VALIDATION: -np.inf, VARIANCE: np.inf}
 
 BEST = "fedprox best mu"
 """A label that selects the FedProx with mu > 0 whose final training loss is the lowest."""
 
 LOWEST = "lowest of "
 """Before the common beginning of a sweep's labels: its line with the lowest final training loss."""
+
+VALIDATED = "on validation rows the best of "
+"""Before the common beginning of a sweep's labels: its line that validation rows choose.
+
+It has the highest validation accuracy, mean over the devices' time, and over seeds."""
 
 AT_EACH_ROUND = "at each round the best of "
 """Before the common beginning of a sweep's labels: its best value at each round, over all lines.
@@ -56,6 +62,30 @@ class Series(NamedTuple):
         """Rounds until the run reaches a target, None if it never does; as `Run.rounds_to`."""
         return target.rounds(self.rounds.tolist(), self.values[target.measure].tolist())
 
+    def time_to(self, target: Target) -> float | None:
+        """The devices' time until the run reaches a target, None if it never does."""
+        values = self.values[target.measure]
+        return target.rounds(self.values["time"].tolist(), values.tolist())
+
+    def until(self, seconds: float) -> "Series":
+        """The run at the devices' time: the evaluations until then, the last of which is repeated.
+
+        >>> values = {"time": np.array([0.0, 3.0, 6.0]), "mu": np.array([1.0, 2.0, 3.0])}
+        >>> cut = Series("fedprox", 0, np.arange(3), values).until(4.0)
+        >>> cut.values["time"].tolist(), cut.values["mu"].tolist()
+        ([0.0, 3.0, 4.0], [1.0, 2.0, 2.0])
+        """
+        kept = np.flatnonzero(self.values["time"] <= seconds)
+        places = np.append(kept, kept[-1])
+        values = {name: each[places] for name, each in self.values.items()}
+        values["time"][-1] = seconds
+        return self._replace(rounds=self.rounds[places], values=values)
+
+    def over_time(self, measure: str) -> float:
+        """The mean of a measure over the devices' time."""
+        times = self.values["time"]
+        return float(self.of(measure)[:-1] @ np.diff(times) / times[-1])
+
     def of(self, measure: str) -> Numbers:
         """A measure, with its worst value where the loss is not finite (the model diverged)."""
         values = self.values[measure]
@@ -71,8 +101,8 @@ Measured = Mapping[str, Sequence[Series]]
 def pick(series: Sequence[Series], label: str) -> list[Series]:
     """The series of one label, by seed.
 
-    The label is that of a method, `BEST`, or the beginning of a sweep's labels after `LOWEST` or
-    `AT_EACH_ROUND`.
+    The label is that of a method, `BEST`, or the beginning of a sweep's labels after `LOWEST`,
+    `VALIDATED` or `AT_EACH_ROUND`.
 
     Raises:
         KeyError: There is none.
@@ -81,7 +111,8 @@ def pick(series: Sequence[Series], label: str) -> list[Series]:
     if label.startswith(AT_EACH_ROUND):
         return envelope(lines, label.removeprefix(AT_EACH_ROUND))
     labels = {one.label for one in lines}
-    chosen = lowest(lines) if len(labels) > 1 else labels.pop()
+    best = validated if label.startswith(VALIDATED) else lowest
+    chosen = best(lines) if len(labels) > 1 else labels.pop()
     return sorted((one for one in lines if one.label == chosen), key=lambda one: one.seed)
 
 
@@ -91,7 +122,7 @@ def candidates(series: Sequence[Series], label: str) -> list[Series]:
     Raises:
         KeyError: There is none.
     """
-    beginning = label.removeprefix(LOWEST).removeprefix(AT_EACH_ROUND)
+    beginning = without_choice(label)
     if label == BEST:
         lines = [s for s in series if s.label.startswith("fedprox mu=") and s.values["mu"][0] > 0]
     elif beginning != label:
@@ -101,6 +132,17 @@ def candidates(series: Sequence[Series], label: str) -> list[Series]:
     if not lines:
         raise KeyError(f"no {label!r} among {sorted({one.label for one in series})}")
     return lines
+
+
+def without_choice(label: str) -> str:
+    """A label without the words that choose among a sweep's lines.
+
+    >>> without_choice("lowest of fedprox"), without_choice("fedprox mu=1")
+    ('fedprox', 'fedprox mu=1')
+    """
+    for words in (LOWEST, VALIDATED, AT_EACH_ROUND):
+        label = label.removeprefix(words)
+    return label
 
 
 def of_sweep(series: Sequence[Series], beginning: str) -> list[Series]:
@@ -117,10 +159,20 @@ def of_sweep(series: Sequence[Series], beginning: str) -> list[Series]:
 
 def lowest(lines: Sequence[Series]) -> str:
     """The label with the lowest final training loss, mean over seeds."""
-    losses: dict[str, list[float]] = {}
+    return _least(lines, lambda one: float(one.of(LOSS)[-1]))
+
+
+def validated(lines: Sequence[Series]) -> str:
+    """The label with the highest validation accuracy, mean over the devices' time and seeds."""
+    return _least(lines, lambda one: -one.over_time(VALIDATION))
+
+
+def _least(lines: Sequence[Series], score: Callable[[Series], float]) -> str:
+    """The label with the lowest score, mean over seeds."""
+    scores: dict[str, list[float]] = {}
     for one in lines:
-        losses.setdefault(one.label, []).append(float(one.of(LOSS)[-1]))
-    return min(losses, key=lambda label: float(np.mean(losses[label])))
+        scores.setdefault(one.label, []).append(score(one))
+    return min(scores, key=lambda label: float(np.mean(scores[label])))
 
 
 def envelope(lines: Sequence[Series], beginning: str) -> list[Series]:

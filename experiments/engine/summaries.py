@@ -55,6 +55,10 @@ def _rise(series: Series, measure: str) -> float:
 
 FINAL = Summary("at the last round", lambda series, measure: float(series.of(measure)[-1]))
 MEAN = Summary("mean over the rounds", lambda series, measure: float(series.of(measure)[1:].mean()))
+END = FINAL._replace(text="at the end of the devices' time")
+OVER_TIME = Summary(
+    "mean over the devices' time", lambda series, measure: series.over_time(measure)
+)
 RISE = Summary(
     "mean rise from one evaluation to the next, falls as zero, without the first tenth", _rise
 )

@@ -26,6 +26,13 @@ HOW_RACES = (
     "T; its T enters the ratio, which is then a bound."
 )
 
+HOW_TIMES = (
+    "Times are those of the clients' devices: mean over seeds ± their standard deviation, on the "
+    "curve of the best value so far, interpolated between evaluations. Of a method's settings, one "
+    "counts for all seeds: that with the highest validation accuracy, mean over the time. T+: a "
+    "seed had not reached the target at the end, T; its T enters the ratio, which is then a bound."
+)
+
 AT_SHORT = (
     "The short scale has fewer rounds and seeds than the paper, and may have fewer rows, clients, "
     "steps or learning rates: see `experiment.toml` of each run."
@@ -86,7 +93,8 @@ def _claim_lines(claim: Block, judged: Sequence[Verdict]) -> list[str]:
         else:
             sides, difference = one["sides"], one["difference"]
         rows.append([one["where"], *sides, difference, p, f"**{verdict}**", one["made_with"]])
-    headings = ["larger, says the paper", "smaller, says the paper"]
+    by = claim.get("by", "says the paper")
+    headings = [f"larger, {by}", f"smaller, {by}"]
     if alike:
         bound = f"{100 * alike:g} %" if percent else f"{alike:.3g}"
         headings = [f"within {bound}, by our reading", "of this"]
@@ -114,7 +122,7 @@ def table(name: str, item: Item, scale: Scale, found: Sequence[Block], took: str
     if scale.name == SHORT:
         parts.append(AT_SHORT)
     if item.races:
-        parts.append(HOW_RACES)
+        parts.append(HOW_TIMES if item.joined else HOW_RACES)
     if item.claims:
         each = [one for group in judged_in(found) for one in group]
         parts += [HOW, f"All comparisons: {tally(each)}."]

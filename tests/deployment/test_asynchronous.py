@@ -76,8 +76,9 @@ def undisturbed(sites: list[Site]) -> list[Any]:
         ([{"name": "fedprox", "mu": [0.0, 1.0]}, {"name": "fednova"}], {"buffer": 2}),
         ([{"name": "fedavg"}], {"buffer": 1, "adds": "models", "staleness": "hinge", "b": 0}),
         ([{"name": "fedavg", "average": "clients"}], {"buffer": 3, "most_staleness": 0}),
+        ([{"name": "qffl", "q": 1.0}], {"buffer": 2}),
     ],
-    ids=["fedbuff", "fedasync", "fresh"],
+    ids=["fedbuff", "fedasync", "fresh", "qffl"],
 )
 def test_by_the_clock_of_a_population_it_is_the_simulation(
     methods: list[dict[str, Any]], asynchronous: dict[str, Any], tmp_path: Path

@@ -22,6 +22,7 @@ from fedprox.deployment.messages import Answer, DataKind
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from tests.deployment.test_answers import jobs_of
@@ -40,7 +41,13 @@ def method_of(faults: Faults, *, private: bool = False) -> Any:
     """A method of two points, whose messages have the size of "a"."""
     algorithm = SimpleNamespace(size=lambda message: jnp.abs(message["a"]))
     points: list[dict[str, float]] = [{}, {}]
-    return SimpleNamespace(points=points, faults=faults, algorithm=algorithm, keeps_weights=private)
+    return SimpleNamespace(
+        points=points,
+        faults=faults,
+        algorithm=algorithm,
+        keeps_weights=private,
+        rule=Aggregation(),
+    )
 
 
 def part_of(node: int, means: Sequence[float], weights: Sequence[float]) -> NodePart:

@@ -24,7 +24,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
-from fedprox.deployment import flower_calls, flower_operator, local, supernode
+from fedprox.deployment import endpoints, flower, local
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import LocalSuperLink, local_superlink, make_node_key
@@ -85,8 +85,8 @@ def receive(network: Network, count: int, seconds: float = 60) -> dict[str, Rece
     return received
 
 
-def supernode_of(node: "subprocess.Popen[bytes]") -> int:
-    """The process of a node's SuperNode."""
+def heartbeat_of(node: "subprocess.Popen[bytes]") -> int:
+    """The process that sends a node's heartbeats."""
     task = f"/proc/{node.pid}/task/{node.pid}/children"
     return int(Path(task).read_text().split()[0])
 
@@ -122,7 +122,7 @@ def test_a_node_answers_requests_in_turn(federation: Federation) -> None:
     assert heads == [Parcel(b"answer to %d" % number) for number in range(3)]
 
 
-@pytest.mark.parametrize("size", [flower_calls.SMALL, flower_calls.SMALL + 1, 30_000_000])
+@pytest.mark.parametrize("size", [flower.SMALL, flower.SMALL + 1, 30_000_000])
 def test_bodies_survive(federation: Federation, size: int) -> None:
     body = os.urandom(size)
     requests = federation.network.send(
@@ -226,13 +226,12 @@ def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) ->
     """A SuperNode with options of its own."""
     folder.mkdir()
     arguments = ["--superlink", superlink.address, "--isolation", "process"]
-    arguments += ["--host", "127.0.0.1", "--port", str(flower_calls.free_port())]
-    script = supernode.__file__
+    arguments += ["--host", "127.0.0.1", "--port", str(endpoints.free_port())]
     return Program(
-        f"{script}:main",
+        flower.command("flower-supernode"),
         [*arguments, *map(str, options)],
         folder / "log",
-        flower_calls.environment(folder),
+        flower.environment(folder),
     )
 
 
@@ -261,12 +260,12 @@ def test_a_killed_node_is_reported_and_returns(federation: Federation, tmp_path:
         problem = f"node {node} has started again since"
         assert network.receive(0.0) == [Received(request, None, problem)]
 
-        os.kill(supernode_of(process), signal.SIGTERM)
+        os.kill(heartbeat_of(process), signal.SIGTERM)
         wait_until(lambda: node not in network.nodes())
         wait_until(lambda: node in network.nodes())
         request = network.send({node: Parcel(b"again")})[node]
         assert receive(network, 1)[request].parcel == Parcel(b"answer to again")
-    assert "starting it again" in federation.programs[node].log.read_text()
+    assert "connecting again" in federation.programs[node].log.read_text()
 
 
 @needs_proc
@@ -325,8 +324,9 @@ with local_superlink(folder / "superlink") as superlink:
 
 def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
     with local_superlink(tmp_path / "superlink") as superlink:
-        control = flower_calls.control_client(*superlink[:2])
-        app = Fab(content=flower_operator.packed_app())
+        link = flower.control_link(*superlink[:2])
+        control = link.client
+        app = Fab(content=flower.packed_app())
         control.StartRun(StartRunRequest(fab=app))  # nobody waits for this one
         with (
             pytest.raises(ZeroDivisionError),
@@ -349,13 +349,22 @@ def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
             ("failed", "no fedprox deploy waits for this run"),
             ("stopped", ""),
         ]
-        control.close()
+        link.close()
 
 
 def test_the_app_holds_no_code() -> None:
-    with zipfile.ZipFile(io.BytesIO(flower_operator.packed_app())) as app:
+    with zipfile.ZipFile(io.BytesIO(flower.packed_app())) as app:
         names = [name for name in app.namelist() if not name.startswith(".info/")]
     assert names == ["pyproject.toml"]
+
+
+def test_no_node_asks_for_the_app(federation: Federation) -> None:
+    network = federation.network
+    network.send({node: Parcel(b"") for node in federation.programs})
+    receive(network, 2)
+    log = federation.superlink.ca_certificate.with_name("superlink.log").read_text()
+    assert "[Fleet.PushMessages]" in log
+    assert "[Fleet.GetFab]" not in log
 
 
 def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
@@ -399,23 +408,3 @@ def test_what_is_wrong_with_a_key(tmp_path: Path) -> None:
         connect(public)
     with pytest.raises(InputError, match="missing: no such file"):
         connect(tmp_path / "missing")
-
-
-def test_a_supernode_sleeps_for_a_fifth_of_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = 0.0, []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        slept.append(seconds)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    short_sleep = supernode._short_sleep()
-    while now < 100:
-        short_sleep(3.0)
-    assert slept[0] == supernode.SHORTEST
-    assert slept[-1] == 3.0
-    assert len(slept) < 60
-    short_sleep(0.5)
-    assert slept[-1] == supernode.SHORTEST

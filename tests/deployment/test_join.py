@@ -326,6 +326,10 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
             {"privacy": PRIVACY, "seed": [0, 1]},
             r"^2 runs: with \[privacy\] a deployment has one method, one value",
         ),
+        (
+            {"attack": {"kind": "noise", "share": 0.5}},
+            "^attack: leave it out in a deployment, where clients are what they are$",
+        ),
         ({"privacy": PRIVACY, "method": [{"name": "fedprox", "mu": [0.0, 1.0]}]}, "^2 runs: "),
         (
             {"privacy": {"clip": math.inf, "noise_multiplier": 0.0}},

@@ -25,6 +25,7 @@ from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.states import States
 from fedprox.errors import InputError
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.results.run import Run
 from tests.deployment.conftest import Fresh
@@ -261,6 +262,7 @@ def test_clipping_scales_the_message_of_a_node() -> None:
         faults=Faults("clip", norm=2.0),
         algorithm=SimpleNamespace(size=None),
         keeps_weights=False,
+        rule=Aggregation(),
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
     jobs = jobs._replace(client=np.arange(3))

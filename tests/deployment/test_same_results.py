@@ -29,7 +29,7 @@ from tests.variants import mostly_slow
 METHODS: dict[str, dict[str, Any]] = {
     **{name: variant.keys for name, variant in DEPLOYED.items()},
     "a sweep": {"name": "fedprox", "mu": [0.0, 1.0]},
-    "a sweep of q": {"name": "qffl", "q": [0.0, 1.0]},
+    "a sweep of q": {"name": "qffl", "q": [0.0, 0.5]},
 }
 
 ALL = {"clients_per_round": 4}
@@ -133,6 +133,18 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     )
     (run,) = compared(table, tmp_path, Policy(models=[OWN_MODEL]))
     assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
+
+
+def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
+    table = table_of(
+        {"name": "fedprox", "mu": [0.0, 1.0]},
+        {"name": "scaffold"},
+        cohort=ALL,
+        aggregation={"rule": "median"},
+        evaluation={"gradients": False},
+    )
+    nodes = nodes_of(table, tmp_path, nodes=4)
+    check(simulated(table), deployed(table, [node.answer for node in nodes]))
 
 
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:

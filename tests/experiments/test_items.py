@@ -13,8 +13,8 @@ from experiments import ITEMS, LONG, select
 from experiments.engine.item import (
     AXES,
     MEASURES,
-    MORE_RATES,
     MOST_SEEDS,
+    NO_SETTINGS,
     SCALES,
     SHORT,
     Item,
@@ -23,7 +23,7 @@ from experiments.engine.item import (
     Table,
     expand,
 )
-from experiments.engine.series import AT_EACH_ROUND, BEST, LOWEST
+from experiments.engine.series import BEST, LOWEST, without_choice
 from experiments.engine.summaries import MEAN, RULE
 from experiments.fedavg.averages import LINE, PARENT
 from experiments.feddyn.data import LABELS
@@ -85,7 +85,7 @@ def test_items_are_run_or_printed_and_the_long_ones_are_run() -> None:
 def labels(paper: Table) -> set[str]:
     """The labels that an experiment's methods will have, found with data that need no file."""
     easy: Table = {"data": {"name": "synthetic", "clients": 2}, "model": {"name": "logistic"}}
-    known = {k: v for k, v in paper.items() if k not in (MOST_SEEDS, MORE_RATES, SHORT)}
+    known = {k: v for k, v in paper.items() if k not in (MOST_SEEDS, *NO_SETTINGS)}
     return labels_of(json.dumps(known | easy))
 
 
@@ -109,9 +109,14 @@ def sides(item: Item) -> Iterator[Line]:
     for claim in item.claims:
         for comparison in claim.comparisons:
             yield from (comparison.greater, comparison.less)
+    for table in item.values:
+        for _, lines in table.rows:
+            yield from lines
     yield from (Line(score.run, "centralised") for score in item.scores)
     for row in [row for race in item.races for row in race.rows]:
-        yield from (Line(one.run, f"{LOWEST}{one.method}") for one in row.entries if one)
+        for one in filter(None, row.entries):
+            swept = without_choice(one.method) == one.method
+            yield Line(one.run, f"{LOWEST}{one.method}" if swept else one.method)
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -119,9 +124,16 @@ def test_lines_name_runs_and_methods_that_there_are(name: str) -> None:
     item = ITEMS[name]
     named = set(sides(item))
     known = {run: labels(paper) for run, paper in item.runs.items()}
+    for group, runs in item.joined.items():
+        each = [(words, known.pop(run)) for run, words in runs.items()]
+        known[group] = {
+            " ".join([words[method], *rest])
+            for words, found in each
+            for method, *rest in map(str.split, found)
+        }
     known |= dict.fromkeys(item.others, OTHERS)
     for run, line in named - {one for one in named if one.label in (BEST, LOWEST)}:
-        beginning = line.removeprefix(LOWEST).removeprefix(AT_EACH_ROUND)
+        beginning = without_choice(line)
         assert line in known[run] or beginning != line
         assert any(f"{one} ".startswith(f"{beginning} ") for one in known[run])
     # nothing is run that is neither drawn nor compared
@@ -144,7 +156,7 @@ def test_a_race_goes_on_until_its_target(name: str) -> None:
         for row in race.rows:
             assert len(row.entries) == len(race.columns)
             for entry in filter(None, row.entries):
-                run = item.runs[entry.run]
+                run = item.runs.get(entry.run, {})  # joined runs end at a time
                 if run.get("stop_at_target", "never") == "never":
                     continue
                 # a run that stops goes on until the row's target, and to the best of the sweep

@@ -13,7 +13,7 @@ from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in (ROOT / "docs" / "papers").glob("*.md")}
-MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent")
+MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent", "time")
 """The pages whose tables are all made from files."""
 
 SAID = {
@@ -29,6 +29,7 @@ SAID = {
     "models": "0.992 150 500",
     "newer": "",
     "others": "",
+    "time": "0.01 0.75 100 200 3.6 500",
     "what-does-not-hold": "0.9934 1.5 3,750 4.1 5.3.3",
 }
 PRECISE = re.compile(r"(?<![\w.,-])(?:\d+(?:\.\d+)+|\d{1,3}(?:,\d{3})+|\d{3,})(?![\w-])|± \d")

@@ -50,7 +50,7 @@ ROOMS = [
 EXPERIMENTS = [
     {"engine", "quirks", "printed"},
     {"common"},
-    {"fedavg", "fedprox", "feddyn", "independent", "models"},
+    {"fedavg", "fedprox", "feddyn", "independent", "models", "studies"},
     {"ITEMS", "select"},  # the names of `experiments/__init__.py`
     {"__main__"},
 ]

@@ -97,5 +97,6 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
         message=message,
         update=update,
         params=lambda state: algorithm.params(state.state),
+        received=lambda state, context: algorithm.params(started(state, context)),
         evaluated=None if evaluated is None else lambda state: evaluated(state.state),
     )

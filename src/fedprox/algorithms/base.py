@@ -299,6 +299,7 @@ class Algorithm(NamedTuple):
             it may be any.
         update: (state, weighted mean of the messages, hparams) -> the server's next state.
         params: (state) -> the parameters that the server sends.
+        received: (state, context) -> the parameters that a client received; None if `params` says.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
         exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over a first cohort, hparams) ->
             state; None for a method without exchange. It needs `own_gradient`.
@@ -347,6 +348,7 @@ class Algorithm(NamedTuple):
     possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
     update: Callable[[State, Message, HParams], State] = add
     params: Callable[[State], Params] = same_params
+    received: Callable[[State, ClientContext], Params] | None = None
     evaluated: Callable[[State], Params] | None = None
     exchange: Callable[[State, Params, HParams], State] | None = None
     exchange_cohort: ExchangeCohort = "another"

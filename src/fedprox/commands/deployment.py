@@ -182,7 +182,7 @@ def node(
 
     NODE.toml says which data the node holds, where it stores client state, which policy it follows,
     and how to reach the SuperLink. The node runs the methods, models and solvers of its own
-    library: no code travels to it. It keeps a SuperNode of Flower running beside it.
+    library: no code travels to it.
 
     Bad input is reported in one line, with exit status 2.
     """

@@ -24,7 +24,7 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
-from fedprox.messages.faults import mean_of, screen, sound
+from fedprox.messages.faults import mean_of, scaled, screen, sound
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
@@ -78,7 +78,7 @@ def combined(
     """Combine the parts of nodes, whose order does not matter.
 
     A part's message is one update: it is faulty if it is not finite, or if its mean is far larger
-    than those of the others.
+    than those of the others. A robust rule reads the means of the parts that count.
 
     Args:
         method: The method.
@@ -115,6 +115,11 @@ def combined(
     for i, (_, at, part, _) in enumerate(nodes):
         faulty[at] |= bad[i][None] & part.counts
         counts[at] &= (scales[i] > 0)[None]
+    if method.rule.stores:
+        stacked = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *means)
+        kept = scaled(screened.scale.T, stacked)
+        taken = jit_once(jax.vmap(method.rule.of))(kept, screened.scale.T > 0)
+        return Combined(nodes, taken, steps, counts, faulty)
     mean = _weighted(scales, [part.message for part in parts])
     if not method.keeps_weights:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]

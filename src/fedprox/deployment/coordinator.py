@@ -49,6 +49,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         privacy=resolved.privacy,
         population=resolved.population,
         asynchronous=resolved.asynchronous,
+        aggregation=resolved.aggregation,
     )
     methods = checked_methods(protocol, resolved.methods)
     server = Server(conversation, deployment, protocol, methods)

@@ -1,51 +1,54 @@
-"""A node's end of the network over Flower: requests that reach its SuperNode are answered here."""
+"""A node's end of the network over Flower: requests to the node are answered here.
+
+The node's process takes the place that Flower has for a SuperNode and the ClientApps that it
+starts. It never asks for the app of a run, so there is no code that it could run.
+"""
 
 import contextlib
 import logging
-import os
-import re
-import secrets
+import math
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedprox.deployment.flower_calls import (
-    PATIENCE,
-    Incoming,
-    Lost,
-    Runtime,
-    environment,
-    finish,
-    free_port,
-    heartbeats,
-    packed,
-    push,
+from fedprox.deployment.endpoints import (
+    Retry,
+    is_tls,
+    read_private_key,
     require_address,
     require_certificates,
+)
+from fedprox.deployment.flower import (
+    Incoming,
+    Link,
+    Lost,
+    Request,
+    environment,
+    fleet_link,
+    next_request,
+    problem_of,
     require_flower,
-    runtime_of,
-    unpacked,
+    send_answer,
+    sign_off,
+    sign_on,
     until_next_look,
 )
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.processes import Program, running
-from fedprox.errors import printable, reason, require
-from fedprox.files.whole import write_private
+from fedprox.errors import foreign, printable, reason
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.app import Error, Message
-    from flwr.common.constant import ErrorCode, SubStatus
-    from flwr.proto.runtime_pb2 import (
-        AcquireTaskRequest,
-        PullAppMessagesRequest,
-        PullTaskInputRequest,
-    )
-    from flwr.supercore.constant import TaskType
+
+ARRIVES = 60.0
+"""Seconds without a new part of a request until the node gives it up."""
+
+IDLE = 3.0
+"""Most seconds between two looks for a request. The SuperLink serves a few hundred calls a second
+for all nodes."""
 
 
 class NodeConnection(NamedTuple):
@@ -55,7 +58,7 @@ class NodeConnection(NamedTuple):
         superlink: The SuperLink's address, `host:port`.
         ca_certificate: The certificate in PEM of the authority that signed the SuperLink's.
         key: The node's private key. The operator registers its public key.
-        folder: Where the SuperNode keeps its log, its settings and a secret.
+        folder: Where the process that sends the node's heartbeats keeps its log and settings.
     """
 
     superlink: str
@@ -69,8 +72,7 @@ def serve(
 ) -> None:
     """Answer the requests that reach a node, until `stop` is set.
 
-    Runs a SuperNode as a child process and starts it again when it ends. What keeps the node from
-    its SuperLink is logged as a warning, once.
+    What keeps the node from its SuperLink is logged as a warning, once.
 
     Args:
         answer: (request) -> answer. If it raises an error, the error's message is the answer.
@@ -83,173 +85,185 @@ def serve(
     require_flower()
     require_address(connection.superlink)
     require_certificates(connection.ca_certificate)
-    _require_key(connection.key)
+    key = read_private_key(connection.key)
     connection.folder.mkdir(parents=True, exist_ok=True)
-    log = logging.getLogger(__name__)
     journal = _Journal(connection)
+
+    def wait(seconds: float, error: Exception) -> None:
+        journal.problem(error)
+        if stop.wait(seconds):
+            raise _Stopped
+
+    fleet = fleet_link(
+        connection.superlink,
+        connection.ca_certificate,
+        key,
+        Retry(math.inf, wait, journal.answered),
+    )
     pause = 1.0
-    while not stop.is_set():
-        with _supernode(connection) as (runtime, alive):
-            connected = _answer_all(answer, runtime, alive, journal, stop)
-        if not stop.is_set():
-            if connected:
-                log.warning("the SuperNode ended; see %s; starting it again", journal.file)
-            pause = 1.0 if connected else min(2 * pause, 15.0)
+    with contextlib.closing(fleet), contextlib.suppress(_Stopped):
+        while not stop.is_set():
+            try:
+                node = sign_on(fleet, key)
+                journal.connected(node)
+                pause = 1.0
+                with _staying(fleet, connection, node) as alive:
+                    _answer_all(answer, fleet, node, alive, stop)
+                if not stop.is_set():
+                    journal.disconnected()
+            except (httpx.HTTPError, ValueError) as error:  # a proxy may send what is no message
+                journal.problem(error)
+                pause = min(2 * pause, 15.0)
             stop.wait(pause)
 
 
-def _require_key(file: Path) -> None:
-    """Raise `InputError` unless a file holds a private key that Flower accepts."""
-    require(file.is_file(), f"{file}: no such file")
-    try:
-        key = load_ssh_private_key(file.read_bytes(), None)
-    except ValueError:
-        key = None
-    require(
-        isinstance(key, ec.EllipticCurvePrivateKey),
-        f"{file}: a node's key is an ECDSA private key without a passphrase, as "
-        "ssh-keygen -t ecdsa -b 384 makes it",
-    )
+class _Stopped(Exception):  # noqa: N818 - what has happened to a call
+    """The node ends while a call waits for the SuperLink."""
 
 
 @contextlib.contextmanager
-def _supernode(connection: NodeConnection) -> Iterator[tuple[Runtime, Callable[[], bool]]]:
-    """Run a SuperNode, and yield access to its tasks and whether it is alive."""
-    secret = connection.folder / "secret"
-    write_private(secret, secrets.token_bytes(32))
-    port = free_port()
-    options = {
-        "--superlink": connection.superlink,
-        "--root-certificates": connection.ca_certificate,
-        "--auth-supernode-private-key": connection.key,
-        "--isolation": "process",
-        "--superexec-auth-secret-file": secret,
-        "--host": "127.0.0.1",
-        "--port": port,
-    }
+def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Callable[[], bool]]:
+    """Keep the node connected by a process of its own, and yield whether it lives."""
     program = Program(
-        entry=f"{Path(__file__).with_name('supernode.py')}:main",
-        arguments=[str(part) for option in options.items() for part in option],
-        log=connection.folder / "supernode.log",
+        entry="fedprox.deployment.heartbeat:main",
+        arguments=[
+            connection.superlink,
+            str(connection.ca_certificate),
+            str(connection.key),
+            str(node),
+        ],
+        log=connection.folder / "heartbeat.log",
         environment=environment(connection.folder / "flwr"),
     )
-    runtime = runtime_of(f"127.0.0.1:{port}", None, secret.read_bytes(), seconds=0.0)
-    with running([program]) as [process], contextlib.closing(runtime.client):
-        yield runtime, lambda: process.poll() is None
+    with contextlib.ExitStack() as stack, running([program]) as [process]:
+        stack.callback(_sign_off_after, process, fleet, node)  # once the process has ended
+        yield lambda: process.poll() is None
+
+
+def _sign_off_after(process: "subprocess.Popen[bytes]", fleet: Link, node: int) -> None:
+    """Sign a node off unless its process has."""
+    if process.returncode:
+        fleet.retry.seconds = 0.0
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            sign_off(fleet, node)
+        fleet.retry.seconds = math.inf
 
 
 class _Journal:
-    """Reports what is new in a SuperNode's log, each problem once."""
+    """Reports how the connection to the SuperLink is, each problem once."""
 
     def __init__(self, connection: NodeConnection) -> None:
-        self.connection = connection
-        self.file = connection.folder / "supernode.log"
-        self.position = self.file.stat().st_size if self.file.exists() else 0
-        self.reported = ""
-        self.dropped: set[str] = set()  # messages that the SuperNode has given up
+        self.connection, self.reported, self.signed_on = connection, "", False
+        self.log = logging.getLogger(__name__)
 
-    def read(self) -> bool:
-        """Log what is new, and return whether the SuperNode has connected."""
-        with self.file.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self.position:
-                self.position = 0  # the log was truncated
-            file.seek(self.position)
-            new = file.read()
-        self.position += len(new)
-        text = new.decode(errors="replace")
-        self.dropped.update(re.findall(r"(?:Ignoring|Failed to receive) message (\w+)", text))
-        problem, node = self._problem(text)
-        log = logging.getLogger(__name__)
-        if node:
-            log.info("connected to %s as node %s", self.connection.superlink, node)
-            self.reported = ""
-        elif "Connection successful" in text and self.reported:
-            log.info("SuperLink %s: it answers again", self.connection.superlink)
-            self.reported = ""
-        if problem and problem != self.reported:
-            log.warning("SuperLink %s: %s; trying again", self.connection.superlink, problem)
-            self.reported = problem
-        return bool(node)
+    def connected(self, node: int) -> None:
+        """The node has signed on."""
+        self.signed_on, self.reported = True, ""
+        self.log.info("connected to %s as node %s", self.connection.superlink, node)
 
-    def _problem(self, text: str) -> tuple[str, str]:
-        """What keeps the SuperNode from its SuperLink, and the node's identifier if nothing."""
-        if connected := re.search(r"SuperNode ID: (\d+)", text):
-            return "", connected[1]
-        if "code: 2004" in text:
-            return (
-                f"it refuses the key {self.connection.key}, which is not registered, or which "
-                "another SuperNode uses or used when it crashed less than a minute ago"
-            ), ""
-        if "CERTIFICATE_VERIFY_FAILED" in text:
+    def disconnected(self) -> None:
+        """The process that sends heartbeats has ended."""
+        self.signed_on = False
+        file = self.connection.folder / "heartbeat.log"
+        self.log.warning("what sends heartbeats has ended; see %s; connecting again", file)
+
+    def answered(self) -> None:
+        """A call has succeeded."""
+        if self.signed_on and self.reported:
+            self.log.info("SuperLink %s: it answers again", self.connection.superlink)
+            self.reported = ""
+
+    def problem(self, error: Exception) -> None:
+        """A call has failed."""
+        line = self._in_words(error)
+        if line != self.reported:
+            self.log.warning("SuperLink %s: %s; trying again", self.connection.superlink, line)
+        self.reported = line
+
+    def _in_words(self, error: Exception) -> str:
+        if isinstance(error, httpx.HTTPStatusError):
+            key = self.connection.key
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+                return f"it refuses what {key} signs; it was unregistered, or the clock is wrong"
+            if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
+                return (
+                    f"it refuses the key {key}, which is not registered, or which another node "
+                    "uses or used when its machine crashed less than a minute ago"
+                )
+            return foreign(problem_of(error))
+        if is_tls(error):
             authority = f"its certificate was not signed by {self.connection.ca_certificate}"
-            return f"{authority} or is for another address", ""
-        if "Connection attempt failed" in text:
-            return "it does not answer", ""
-        if failed := re.search(r"Exit Code: \d+\n(.*?)\n\n", text, re.DOTALL):
-            return " ".join(failed[1].split()), ""
-        return "", ""
+            return f"{authority} or is for another address"
+        return reason(error) if isinstance(error, ValueError) else "it does not answer"
 
 
 def _answer_all(
     answer: Callable[[Parcel], Parcel],
-    runtime: Runtime,
+    fleet: Link,
+    node: int,
     alive: Callable[[], bool],
-    journal: _Journal,
     stop: threading.Event,
-) -> bool:
-    """Answer requests while the SuperNode lives; whether it had connected to the SuperLink."""
-    log = logging.getLogger(__name__)
-    connected, quiet_since = False, time.monotonic()
-    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+) -> None:
+    """Answer requests while the node is connected."""
+    quiet_since = time.monotonic()
     while alive() and not stop.is_set():
-        connected |= journal.read()
-        try:
-            runtime.headers.token = runtime.client.AcquireTask(request).token
-            if runtime.headers.token:
-                _answer_one(answer, runtime, journal)
-                quiet_since = time.monotonic()
-        except httpx.TransportError:  # the SuperNode starts or has ended
-            pass
-        except (httpx.HTTPStatusError, Lost) as error:  # Flower reports it to the operator
-            log.warning("a request was lost: %s", reason(error))
-        stop.wait(until_next_look(quiet_since))
-    return connected | journal.read()
+        if request := next_request(fleet, node):
+            try:
+                _answer_one(answer, fleet, node, request, stop)
+            except httpx.HTTPStatusError as error:
+                log = logging.getLogger(__name__)
+                log.warning("a request was lost: %s", foreign(problem_of(error)))
+            quiet_since = time.monotonic()
+        stop.wait(until_next_look(quiet_since, IDLE))
 
 
-def _answer_one(answer: Callable[[Parcel], Parcel], runtime: Runtime, journal: _Journal) -> None:
-    """Answer the request of the task that was taken."""
-    task = runtime.client.PullTaskInput(PullTaskInputRequest())
-    node, run = task.context.node_id, task.run.run_id
-    with heartbeats(runtime):
-        message = _request(runtime, node, run, journal)
+def _answer_one(
+    answer: Callable[[Parcel], Parcel],
+    fleet: Link,
+    node: int,
+    request: Request,
+    stop: threading.Event,
+) -> None:
+    """Answer a request."""
+    log = logging.getLogger(__name__)
+    began = time.monotonic()
+    answered: Parcel | str
+    try:
+        answered = _received(fleet, request, stop)
+    except Lost as error:
+        log.warning("a request was lost: %s", reason(error))
+        answered = reason(error)
+    if isinstance(answered, Parcel):
         try:
-            content = packed(answer(unpacked(message.content)), {})
+            answered = answer(answered)
         except Exception as error:
-            logging.getLogger(__name__).exception("a request failed")
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            content = Error(code, printable(f"{type(error).__name__}: {reason(error)}"))
-        push(runtime, node, run, [Message(content, reply_to=message)])
-    finish(runtime, SubStatus.COMPLETED)
+            log.exception("a request failed")
+            answered = printable(f"{type(error).__name__}: {reason(error)}")
+    send_answer(fleet, node, request, answered, time.monotonic() - began)
 
 
-def _request(runtime: Runtime, node: int, run: int, journal: _Journal) -> "Message":
-    """The request of the current task. The SuperNode may still be receiving it.
-
-    If its run has ended meanwhile, the SuperNode leaves a task whose request never arrives.
-    """
-    since = time.monotonic()
-    while not (reply := runtime.client.PullMessages(PullAppMessagesRequest())).messages_list:
-        if time.monotonic() - since > PATIENCE:
-            raise Lost("the SuperNode has a task without a request")
-        time.sleep(until_next_look(since))
-    incoming = Incoming(reply.message_object_trees[0])
+def _received(fleet: Link, request: Request, stop: threading.Event) -> Parcel:
+    """A request's parcel, once all of it is here."""
+    incoming, since = request.incoming, time.monotonic()
     left = len(incoming.missing)
-    while (message := incoming.fetch(runtime, node, run)) is None:
-        journal.read()
+    while (parcel := _fetched(fleet, incoming)) is None:
         if len(incoming.missing) < left:
             left, since = len(incoming.missing), time.monotonic()
-        if incoming.message in journal.dropped or time.monotonic() - since > PATIENCE:
-            finish(runtime, SubStatus.FAILED)
-            raise Lost("its run has ended, or it did not arrive")
-        time.sleep(until_next_look(since))
-    return message
+        if time.monotonic() - since > ARRIVES:
+            raise Lost("it did not arrive")
+        if stop.wait(until_next_look(since)):
+            raise _Stopped
+    return parcel
+
+
+def _fetched(fleet: Link, incoming: Incoming) -> Parcel | None:
+    """What `Incoming.fetch` returns."""
+    try:
+        parcel = incoming.fetch(fleet)
+    except (httpx.HTTPError, _Stopped, Lost):
+        raise
+    except Exception as error:  # what the SuperLink sent is not what it should be
+        raise Lost(f"it is not a request: {reason(error)}") from error
+    if isinstance(parcel, str):
+        raise Lost(parcel)
+    return parcel

@@ -1,40 +1,43 @@
 """The operator's end of the network over Flower.
 
-Flower's SuperLink stores messages; a SuperNode beside every node fetches and sends them. The
-operator's process takes the place that Flower has for a run's ServerApp, and a node's process that
-of its SuperNode's ClientApp (`flower_node`). So no code travels, and both processes stay while
-messages come and go.
+Flower's SuperLink stores messages. The operator's process takes the place that Flower has for a
+run's ServerApp, and a node's process that of a SuperNode and its ClientApps (`flower_node`). So no
+code travels, and both processes stay while messages come and go.
 """
 
 import contextlib
 import functools
-import hashlib
-import io
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedprox.deployment.flower_calls import (
-    PATIENCE,
-    Incoming,
-    Lost,
-    Runtime,
-    confirm,
-    control_client,
-    finish,
-    heartbeats,
+from fedprox.deployment.endpoints import (
+    Retry,
     is_tls,
-    packed,
-    push,
     read_public_key,
     require_address,
     require_certificates,
+)
+from fedprox.deployment.flower import (
+    Incoming,
+    Link,
+    Lost,
+    arrived,
+    begin_task,
+    connected_nodes,
+    control_link,
+    drop,
+    end_task,
+    heartbeats,
+    problem_of,
     require_flower,
-    runtime_of,
-    unpacked,
+    runtime_link,
+    send_requests,
+    start_run,
+    stop_run,
+    take_task,
     until_next_look,
 )
 from fedprox.deployment.network import Network, Parcel, Received
@@ -42,36 +45,9 @@ from fedprox.errors import InputError, foreign, printable, reason, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
-    from flwr.app import ArrayRecord, Error, Metadata
-    from flwr.app.message import make_message
-    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
-    from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
-    from flwr.proto.fab_pb2 import Fab
-    from flwr.proto.runtime_pb2 import (
-        AcquireTaskRequest,
-        GetNodesRequest,
-        PullAppMessagesRequest,
-        PullTaskInputRequest,
-    )
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.error import FlowerError
 
-APP = b"""[project]
-name = "fedprox"
-version = "1.0.0"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "fedprox"
-
-[tool.flwr.app.components]
-serverapp = "fedprox:none"
-clientapp = "fedprox:none"
-"""
-"""The app of every run. It holds no code: the operator and the nodes run their own."""
-
-LIFETIME = 30 * 24 * 3600.0
-"""Seconds until Flower drops a request. The coordinator gives up much earlier."""
+PATIENCE = 60.0
+"""Seconds for which a call repeats while the SuperLink does not answer."""
 
 LOOK = 5.0
 """Seconds until the operator looks again whether a node has started again."""
@@ -112,19 +88,18 @@ def operator_network(
     errors = functools.partial(_one_line, address, ca_certificate, secret)
     with contextlib.ExitStack() as stack:
         with errors():
-            runtime = runtime_of(address, ca_certificate, secret.read_bytes(), seconds=10.0)
-            stack.callback(runtime.client.close)
+            runtime = runtime_link(address, ca_certificate, secret.read_bytes(), Retry(10.0))
+            stack.callback(runtime.close)
             run = _start_run(address, ca_certificate, runtime)
             stack.enter_context(heartbeats(runtime))
         runtime.retry.seconds = PATIENCE
-        outcome, details = SubStatus.FAILED, ""
+        problem: str | None = None
         requests = _Requests(runtime, run, errors)
         try:
             may_be = functools.partial(requests.has_key_of, known)
             yield Network(requests.nodes, requests.send, requests.receive, may_be)
-            outcome = SubStatus.COMPLETED
         except BaseException as error:
-            details = printable(f"{type(error).__name__}: {reason(error)}")
+            problem = printable(f"{type(error).__name__}: {reason(error)}")
             raise
         finally:
             runtime.retry.seconds = 0.0
@@ -132,7 +107,7 @@ def operator_network(
                 requests.drop(request)
             runtime.retry.seconds = 5.0
             with contextlib.suppress(httpx.HTTPError):
-                finish(runtime, outcome, details)
+                end_task(runtime, problem)
 
 
 @contextlib.contextmanager
@@ -142,8 +117,7 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
     try:
         yield
     except httpx.HTTPStatusError as error:
-        known = FlowerError.from_json(error.response.text)
-        text = known.message.rstrip(".") if known else f"HTTP status {error.response.status_code}"
+        text = problem_of(error)
         if error.request.url.path.endswith("acquire-task"):
             text = f"{text}; is {secret} its --superexec-auth-secret-file?"
             raise InputError(f"{here}: {text}") from error
@@ -157,48 +131,31 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
         raise ConnectionError(f"{here} does not answer: {reason(error)}") from error
 
 
-def packed_app() -> bytes:
-    """The app of a run in Flower's format: the app's files, and a list with their hashes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("pyproject.toml", APP)
-        line = f"pyproject.toml,{hashlib.sha256(APP).hexdigest()},{8 * len(APP)}"
-        file.writestr(".info/CONTENT", line)
-    return buffer.getvalue()
-
-
-def _start_run(address: str, ca_certificate: Path, runtime: Runtime) -> int:
+def _start_run(address: str, ca_certificate: Path, runtime: Link) -> int:
     """Submit a run and take its task."""
-    control = control_client(address, ca_certificate, runtime.retry)
-    try:
-        started = control.StartRun(StartRunRequest(fab=Fab(content=packed_app())))
-        if not started.run_id:
+    with contextlib.closing(control_link(address, ca_certificate, runtime.retry)) as control:
+        run = start_run(control)
+        if not run:
             raise ConnectionError(f"SuperLink {address} did not start a run")
         try:
-            _take_task(runtime, started.run_id)
+            _take_task(runtime, run)
         except BaseException:
             with contextlib.suppress(httpx.HTTPError):
-                control.StopRun(StopRunRequest(run_id=started.run_id))
+                stop_run(control, run)
             raise
-    finally:
-        control.close()
-    run: int = started.run_id
     return run
 
 
-def _take_task(runtime: Runtime, run: int, seconds: float = 30.0) -> None:
+def _take_task(runtime: Link, run: int, seconds: float = 30.0) -> None:
     """Take the task of a run."""
     deadline = time.monotonic() + seconds
     while True:
-        runtime.headers.token = ""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        taken = runtime.client.AcquireTask(request)
-        runtime.headers.token = taken.token
-        if taken.token and taken.task.run_id == run:
-            runtime.client.PullTaskInput(PullTaskInputRequest())
+        taken = take_task(runtime)
+        if taken == run:
+            begin_task(runtime)
             return
-        if taken.token:
-            finish(runtime, SubStatus.FAILED, "no fedprox deploy waits for this run")
+        if taken is not None:
+            end_task(runtime, "no fedprox deploy waits for this run")
         elif time.monotonic() > deadline:
             raise ConnectionError(
                 "another process took the run's task: a flower-superexec, another fedprox deploy, "
@@ -211,12 +168,12 @@ def _take_task(runtime: Runtime, run: int, seconds: float = 30.0) -> None:
 class _Requests:
     """The requests of a run and their answers."""
 
-    def __init__(self, runtime: Runtime, run: int, errors: Callable[[], Any]) -> None:
+    def __init__(self, runtime: Link, run: int, errors: Callable[[], Any]) -> None:
         self.runtime, self.run, self.errors = runtime, run, errors
         self.waiting: dict[str, tuple[int, str]] = {}  # by request: its node, `started` then
         self.most: dict[str, int] = {}  # by request: bytes of its answer at most
         self.keys: dict[int, bytes] = {}  # by node: its public key
-        self.started: dict[int, str] = {}  # by node: when its SuperNode connected
+        self.started: dict[int, str] = {}  # by node: when it connected
         self.incoming: dict[str, Incoming] = {}
         self.ready: list[Received] = []
         self.quiet_since = self.looked = time.monotonic()
@@ -224,9 +181,9 @@ class _Requests:
     def nodes(self) -> Sequence[int]:
         """Identifiers of the nodes that are connected now."""
         with self.errors():
-            reply = self.runtime.client.GetNodes(GetNodesRequest())
-        self.started = {node.node_id: node.last_activated_at for node in reply.nodes}
-        self.keys |= {node.node_id: node.public_key for node in reply.nodes}
+            connected = connected_nodes(self.runtime)
+        self.started = {node: each.started for node, each in connected.items()}
+        self.keys |= {node: each.key for node, each in connected.items()}
         for request, (node, started) in list(self.waiting.items()):
             # Flower reports a node that is away only to those who ask before it is back
             if started and self.started.get(node, started) != started:
@@ -241,36 +198,16 @@ class _Requests:
         """Send requests by node, and return their identifiers."""
         if not parcels:
             return {}
-        records: dict[int, ArrayRecord] = {}
-        messages = [
-            make_message(
-                metadata=Metadata(
-                    run_id=self.run,
-                    message_id="",
-                    src_node_id=SUPERLINK_NODE_ID,
-                    dst_node_id=node,
-                    reply_to_message_id="",
-                    group_id="",
-                    created_at=time.time(),
-                    ttl=LIFETIME,
-                    message_type="query",
-                ),
-                content=packed(parcel, records),
-            )
-            for node, parcel in parcels.items()
-        ]
         with self.errors():
-            stored = push(self.runtime, SUPERLINK_NODE_ID, self.run, messages)
-        requests = {}
-        for node, message, name in zip(parcels, messages, stored, strict=True):
-            requests[node] = message.object_id
-            if name:
-                self.waiting[name] = node, self.started.get(node, "")
-                self.most[name] = parcels[node].most
+            sent = send_requests(self.runtime, self.run, parcels)
+        for node, (request, stored) in sent.items():
+            if stored:
+                self.waiting[request] = node, self.started.get(node, "")
+                self.most[request] = parcels[node].most
             else:
-                self._fail(requests[node], f"node {node} is not connected")
+                self._fail(request, f"node {node} is not connected")
         self.quiet_since = time.monotonic()
-        return requests
+        return {node: each.request for node, each in sent.items()}
 
     def receive(self, seconds: float) -> Sequence[Received]:
         """Wait for answers, at most so many seconds."""
@@ -292,22 +229,20 @@ class _Requests:
     def _collect(self) -> None:
         """Fetch the answers that are there."""
         if self.waiting:
-            reply = self.runtime.client.PullMessages(
-                PullAppMessagesRequest(message_ids=self.waiting)
-            )
-            for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
-                request = proto.metadata.reply_to_message_id
+            most = {request: self.most[request] for request in self.waiting}
+            for request, incoming in arrived(self.runtime, self.run, most).items():
                 self.waiting.pop(request, None)
-                self.incoming[request] = Incoming(tree, self.most.pop(request, 0))
+                self.most.pop(request, None)
+                self.incoming[request] = incoming
         for request, incoming in list(self.incoming.items()):
             try:
-                message = incoming.fetch(self.runtime, SUPERLINK_NODE_ID, self.run)
-                if message is None:  # the rest is under way
+                answer = incoming.fetch(self.runtime)
+                if answer is None:  # the rest is under way
                     continue
-                if message.has_content():
-                    self.ready.append(Received(request, unpacked(message.content)))
+                if isinstance(answer, Parcel):
+                    self.ready.append(Received(request, answer))
                 else:
-                    self._fail(request, _problem(message.error))
+                    self._fail(request, answer)
             except httpx.HTTPError:
                 raise
             except Lost as error:
@@ -327,15 +262,4 @@ class _Requests:
     def drop(self, request: str) -> None:
         """Delete what the SuperLink keeps of a request."""
         with contextlib.suppress(httpx.HTTPError):  # the end of the run deletes it, too
-            confirm(self.runtime, SUPERLINK_NODE_ID, self.run, request)
-
-
-def _problem(error: "Error") -> str:
-    """An error reply in words: Flower's own in ours, a node's as it is."""
-    words = {
-        ErrorCode.NODE_UNAVAILABLE: "the node is no longer connected",
-        ErrorCode.MESSAGE_UNAVAILABLE: "the SuperLink no longer has the request",
-        ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "the answer came too late",
-        ErrorCode.CLIENT_APP_CRASHED: "the node's process has ended or hangs",
-    }
-    return words.get(error.code) or error.reason or f"error {error.code}"
+            drop(self.runtime, self.run, request)

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import ipaddress
 import secrets
 import time
@@ -9,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedprox.deployment.flower_calls import (
-    control_client,
+from fedprox.deployment.endpoints import free_port
+from fedprox.deployment.flower import (
+    command,
+    control_link,
     environment,
-    free_port,
-    read_public_key,
+    register_node,
+    require_answer,
     require_flower,
 )
 from fedprox.deployment.processes import Program, running, tail
@@ -25,7 +28,6 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
 VALID = datetime.timedelta(days=30)
 
@@ -76,7 +78,7 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
         "--ssl-ca-certfile": ca_certificate,
     }
     program = Program(
-        entry="flwr.superlink.cli.flower_superlink:flower_superlink",
+        entry=command("flower-superlink"),
         arguments=[
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
@@ -85,12 +87,12 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
         log=folder / "superlink.log",
         environment=environment(folder / "flwr"),
     )
-    client = control_client(address, ca_certificate)
-    with running([program]) as [process], contextlib.closing(client):
+    control = control_link(address, ca_certificate)
+    with running([program]) as [process], contextlib.closing(control):
         deadline = time.monotonic() + 60
         while True:
             try:
-                client.ListNodes(ListNodesRequest())
+                require_answer(control)
                 break
             except httpx.TransportError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -98,12 +100,9 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
                     raise ConnectionError(f"{text}\n{tail(program.log)}") from error
             time.sleep(0.1)
 
-        def register(public_key: Path) -> int:
-            encoded = read_public_key(public_key)
-            node: int = client.RegisterNode(RegisterNodeRequest(public_key=encoded)).node_id
-            return node
-
-        yield LocalSuperLink(address, ca_certificate, secret, register)
+        yield LocalSuperLink(
+            address, ca_certificate, secret, functools.partial(register_node, control)
+        )
 
 
 def make_node_key(folder: Path) -> tuple[Path, Path]:

@@ -61,6 +61,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         InputError: If the experiment has a setting that no deployment has.
     """
     for setting, given, instead in (
+        ("attack", experiment.attack, "clients are what they are"),
         ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
         ("compression", experiment.compression, "nodes send sums over their clients"),

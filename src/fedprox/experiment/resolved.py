@@ -35,6 +35,7 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
@@ -74,6 +75,7 @@ def train(
     devices: int | None = None,
     checkpoints: Checkpoints | None = None,
     progress: bool = True,
+    stop: Callable[[Record], bool] | None = None,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
     return simulate(
@@ -84,6 +86,7 @@ def train(
         checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
         progress=progress,
+        stop=stop,
     )
 
 

@@ -46,7 +46,8 @@ class Settings(BaseModel):
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(allow_inf_nan=False)
+    # pydantic before 2.10 warns of fields that begin with model_
+    model_config = ConfigDict(allow_inf_nan=False, protected_namespaces=())
 
 
 class RunTimes(_File):

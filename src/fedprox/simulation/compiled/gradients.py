@@ -1,6 +1,7 @@
 """Reading rows and gradients of whole clients inside compiled programs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -125,6 +126,13 @@ class _Times(NamedTuple):
     done: jax.Array
     late: jax.Array
 
+    @classmethod
+    def begun(cls, watch: Watch | None, lanes: int, jobs: int) -> "_Times | None":
+        """The time before any job; None without a clock."""
+        if watch is None:
+            return None
+        return cls(watch, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(jobs))
+
 
 def exchange_gradients(
     model: Model,
@@ -136,7 +144,7 @@ def exchange_gradients(
     gradient: bool = True,
     loss: bool = False,
     clock: Clock | None = None,
-) -> Callable[[Params, Features, jax.Array, Exchange, Until | None], Exchanged]:
+) -> Callable[..., Exchanged]:
     """The first exchange of one round, inside the rounds' program.
 
     Args:
@@ -152,16 +160,24 @@ def exchange_gradients(
             stop have no weight; they need screening.
 
     Returns:
-        (w^t, x, y, exchange, until) -> what is computed, where `until` is None without a clock.
+        (w^t, x, y, exchange, until, received) -> what is computed. `until` is None without a clock;
+        `received` is (slots of the lanes' jobs) -> each lane's parameters, leaves (lanes, points,
+        ...), or None if all clients have w^t.
     """
     slots, lanes = layout.room.slots, layout.lanes
     read = reader(layout.width)
-    summed = summed_losses(model, shared=True, gradient=gradient, value=loss)
+    summed = partial(summed_losses, model, gradient=gradient, value=loss)
     send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
-        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
+        params: Params,
+        x: Features,
+        y: jax.Array,
+        exchange: Exchange,
+        until: Until | None,
+        received: Callable[[jax.Array], Params] | None = None,
     ) -> Exchanged:
+        losses_of = summed(shared=received is None)
         room = slots if faults is None else len(exchange.jobs.weight)
         points = len(jax.tree.leaves(params)[0])
         like = LocalLoss(params if gradient else None, jnp.zeros(points) if loss else None)
@@ -171,25 +187,29 @@ def exchange_gradients(
             return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            *computed, times = carry
-            assert watch is not None
+            *computed, start, times = carry
+            if received is not None:
+                start = where_lanes(slot >= 0, received(slot), start)
+            if watch is None:
+                return *computed, start, times
             assert until is not None
             assert exchange.due is not None
             stop = deadline(watch.seconds, until.reading, exchange.due[slot])
             stop = jnp.where(slot >= 0, stop, times.deadline)
-            return *computed, times._replace(deadline=stop, done=times.done & (slot < 0))
+            times = times._replace(deadline=stop, done=times.done & (slot < 0))
+            return *computed, start, times
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            losses, own, sums, times = carry
+            losses, own, sums, start, times = carry
             if clock is not None:
                 now = before_tick(clock, times.watch)
                 done = times.done | (now.seconds >= times.deadline)
                 times = times._replace(watch=now, done=done)
-            slices = summed(params, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, losses, slices), own, sums, times
+            slices = losses_of(start, *read(x, y, exchange.reading, i))
+            return jax.tree.map(jnp.add, losses, slices), own, sums, start, times
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            losses, own, sums, times = carry
+            losses, own, sums, start, times = carry
             ended = slot >= 0
             computed = per_lane(losses, exchange.jobs.size[slot])
             none = jax.tree.map(jnp.zeros_like, losses)
@@ -203,24 +223,22 @@ def exchange_gradients(
             if times is not None:
                 late = put(times.late, target, times.done.astype(jnp.float32))
                 times = times._replace(late=late, done=times.done | ended)
-            return where_lanes(ended, none, losses), own, sums, times
+            return where_lanes(ended, none, losses), own, sums, start, times
 
         def all_done(carry: Any) -> jax.Array:
-            return jnp.all(carry[3].done)
+            return jnp.all(carry[-1].done)
 
         # with screening, they are added at the end
         sums = zeros(params) if gradient and faults is None else None
-        times = None
-        if watch is not None:
-            begun = jnp.zeros(lanes)
-            times = _Times(watch, begun, jnp.ones(lanes, bool), jnp.zeros(room))
-        carry = (zeros(like, lanes), zeros(like, room), sums, times)
-        _, own, sums, times = run_segments(
+        times = _Times.begun(watch, lanes, room)
+        start = params if received is None else zeros(params, lanes)
+        carry = (zeros(like, lanes), zeros(like, room), sums, start, times)
+        _, own, sums, _, times = run_segments(
             exchange.reading.ends,
             tick,
             end_jobs,
             carry,
-            begin_jobs=None if clock is None else begin_jobs,
+            begin_jobs=begin_jobs if clock is not None or received is not None else None,
             idle=None if clock is None else all_done,
         )
         own, sums, late = total((own, sums, None if times is None else times.late))

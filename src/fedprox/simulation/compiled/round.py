@@ -229,13 +229,12 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
-        protocol = method.protocol
-        self.has_client_keys = "client" in protocol.of_jobs
+        self.has_client_keys = "client" in method.protocol.of_jobs
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
-            rule=protocol.aggregation,
-            attack=protocol.attack,
+            rule=method.rule,
+            attack=method.protocol.attack,
         )
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
@@ -368,8 +367,9 @@ class Round:
     def read_first(self, exchange: Exchange) -> None:
         """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
         algorithm, state = self.program.algorithm, self.before.state
+        received = None if algorithm.received is None else self.received
         read = self.program.exchange_gradients(
-            jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until
+            jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until, received
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
         if algorithm.exchange is not None:
@@ -377,6 +377,14 @@ class Round:
             mean = mean_of(read.sums, counted)
             state = jax.vmap(algorithm.exchange)(state, mean, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
+
+    def received(self, slot: jax.Array) -> Params:
+        """The parameters that the clients of jobs received, leaves (lanes, points, ...)."""
+        none = LocalLoss(None, None)
+        context = contexts_of(self.jobs, slot, none, None, len(self.hparams["learning_rate"]))
+        assert self.program.algorithm.received is not None
+        at_points = jax.vmap(self.program.algorithm.received)
+        return jax.vmap(at_points, in_axes=(None, 0))(self.before.state, context)
 
     def run(self) -> After:
         """Run all jobs, and update the server's state."""

@@ -118,8 +118,8 @@ class Asynchronous:
             if algorithm.everyone
             else "its clients keep a state that belongs to the server's"
             if algorithm.client_state is not None
-            else "its clients need gradients or losses of one model"
-            if algorithm.reads_first or algorithm.exchange is not None
+            else "its clients need the gradients of one model"
+            if algorithm.exchange is not None
             else "its clients remember from one model on"
             if algorithm.memory is not None
             else "its mu follows the loss of each round"

@@ -17,6 +17,7 @@ from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
 from fedprox.algorithms.check import check_algorithm
 from fedprox.errors import require
 from fedprox.messages.faults import Faults
+from fedprox.messages.robust import Aggregation
 from fedprox.model import Params, check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism, epsilon_of
@@ -122,6 +123,11 @@ class Method:
     def private(self) -> bool:
         """Whether the clients' messages are clipped and hidden by noise."""
         return self.protocol.privacy is not None
+
+    @property
+    def rule(self) -> Aggregation:
+        """What the server takes of a round's messages."""
+        return self.protocol.aggregation
 
     @property
     def keeps_weights(self) -> bool:

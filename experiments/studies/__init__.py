@@ -1,0 +1,5 @@
+"""Studies of this library's own, whose claims no paper makes."""
+
+from experiments.studies.time import ITEMS as TIME
+
+ITEMS = {**TIME}

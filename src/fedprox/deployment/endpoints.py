@@ -1,0 +1,143 @@
+"""The ends of a connection: addresses, certificates and keys, and calls that are repeated."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedprox.errors import InputError, require
+
+with contextlib.suppress(ImportError):  # `require_flower` reports it
+    import httpx
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+
+
+def require_address(address: str) -> None:
+    """Raise `InputError` unless the address is `host:port`."""
+    host, _, port = address.rpartition(":")
+    require(
+        host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536,
+        f"SuperLink {address!r}: an address is host:port, for instance fl.example.org:9092",
+    )
+
+
+def require_certificates(file: Path) -> None:
+    """Raise `InputError` unless a file holds certificates."""
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError:
+        raise InputError(f"{file}: no certificates in PEM") from None
+
+
+def read_public_key(file: Path) -> bytes:
+    """A node's public key as Flower stores it.
+
+    Raises:
+        InputError: If the file holds no public key of OpenSSH.
+    """
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        raise InputError(
+            f"{file}: no public key, as ssh-keygen writes it to node.key.pub"
+        ) from None
+    return encoded(key)
+
+
+def encoded(key: Any) -> bytes:
+    """A public key as Flower stores it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def read_private_key(file: Path) -> "ec.EllipticCurvePrivateKey":
+    """A node's private key.
+
+    Raises:
+        InputError: If the file holds no private key that Flower accepts.
+    """
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        key = load_ssh_private_key(file.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    require(
+        isinstance(key, ec.EllipticCurvePrivateKey),
+        f"{file}: a node's key is an ECDSA private key without a passphrase, as "
+        "ssh-keygen -t ecdsa -b 384 makes it",
+    )
+    return key
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def free_port() -> int:
+    """A port of the loopback that no process uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Retry:
+    """Repeats a call while the other side does not answer, for at most so many seconds.
+
+    Args:
+        seconds: The seconds.
+        wait: (seconds, error) -> waits before the next try. It may raise an error instead.
+        answered: () -> is told of a call that succeeded.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        wait: Callable[[float, Exception], None] = lambda seconds, _: time.sleep(seconds),
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.seconds, self.wait, self.answered = seconds, wait, answered
+
+    def invoke(self, call: Callable[[], Any]) -> Any:
+        """Call until there is a result."""
+        deadline, pause = time.monotonic() + self.seconds, 0.1
+        while True:
+            try:
+                result = call()
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if not _may_pass(error) or time.monotonic() + pause > deadline:
+                    raise
+                self.wait(pause, error)
+            else:
+                self.answered()
+                return result
+            pause = min(2 * pause, 5.0)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (502, 503, 504)
+    return not is_tls(error)
+
+
+def is_tls(error: Exception) -> bool:
+    """Whether two sides could not agree on an encrypted connection."""
+    return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
