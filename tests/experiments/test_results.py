@@ -13,11 +13,21 @@ from fedprox_docs import papers
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in (ROOT / "docs" / "papers").glob("*.md")}
-MADE = ("fedprox", "fedprox-draft", "feddyn", "fedavg", "models", "independent", "time")
+MADE = (
+    "fedprox",
+    "fedprox-draft",
+    "feddyn",
+    "fedavg",
+    "models",
+    "independent",
+    "time",
+    "compression",
+)
 """The pages whose tables are all made from files."""
 
 SAID = {
     # by page, what the words beside made numbers say of settings and of what papers print
+    "compression": "",
     "differences": "0.1 100 256 5.1",
     "every-item": "2.1 200 3.2 300 5.3.3 600",
     "fedavg": "0.0464 0.1 0.215 1.2 100 240 60,000 600",

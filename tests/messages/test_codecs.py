@@ -179,7 +179,7 @@ def test_a_rotation_is_that_of_the_hadamard_matrix() -> None:
         (full(1000, 64), 64_000),
         (top_k(1000, 32, 10), 10 * 32 + 10 * 10),
         (top_k(1025, 32, 10), 10 * 32 + 10 * 11),
-        (top_k(1, 32, 1), 32),
+        (top_k(1, 32, 1), 33),
         (random_k(1000, 32, 10), 10 * 32),
         (quantize(1000, 32, 4, 512, rotate=False), 2 * 32 + 4 * 1000),
         (quantize(1000, 32, 4, 2000, rotate=False), 32 + 4 * 1000),

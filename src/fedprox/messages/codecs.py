@@ -29,6 +29,8 @@ class Codec(NamedTuple):
         encode: (message (d,), random key) -> what travels, a pytree of arrays.
         decode: (what travels, random key) -> what arrives (d,).
         bits: Bits of what travels.
+        widths: Bits of each whole number that travels, by the leaves of what `encode` returns;
+            `IN_FULL` for other numbers.
         omega: The largest variance of what arrives, relative to the message's squared norm; None if
             the codec is biased, or no such bound is known.
     """
@@ -36,15 +38,20 @@ class Codec(NamedTuple):
     encode: Callable[[jax.Array, Any], Any]
     decode: Callable[[Any, Any], jax.Array]
     bits: int
+    widths: Any
     omega: float | None = None
+
+
+IN_FULL = 0
+"""Stands for the width of numbers that travel as they are."""
 
 
 def contraction(codec: Codec) -> Codec:
     """An unbiased codec, divided by 1 + omega, for error feedback; a biased one as it is."""
-    encode, decode, bits, omega = codec
+    decode, omega = codec.decode, codec.omega
     if not omega:
         return codec
-    return Codec(encode, lambda code, key: decode(code, key) / (1 + omega), bits)
+    return codec._replace(decode=lambda code, key: decode(code, key) / (1 + omega), omega=None)
 
 
 def full(size: int, word: int) -> Codec:
@@ -53,14 +60,14 @@ def full(size: int, word: int) -> Codec:
     >>> full(10, 32).bits
     320
     """
-    return Codec(lambda x, _: x, lambda code, _: code, size * word, 0.0)
+    return Codec(lambda x, _: x, lambda code, _: code, size * word, IN_FULL, 0.0)
 
 
 class Kept(NamedTuple):
     """Some numbers of a message and their places."""
 
-    place: jax.Array
-    value: jax.Array
+    place: Any
+    value: Any
 
 
 def top_k(size: int, word: int, kept: int) -> Codec:
@@ -82,7 +89,8 @@ def top_k(size: int, word: int, kept: int) -> Codec:
         del key
         return jnp.zeros(size, code.value.dtype).at[code.place].set(code.value)
 
-    return Codec(encode, decode, kept * (word + (size - 1).bit_length()))
+    width = max(1, (size - 1).bit_length())
+    return Codec(encode, decode, kept * (word + width), Kept(width, IN_FULL))
 
 
 def random_k(size: int, word: int, kept: int) -> Codec:
@@ -103,7 +111,7 @@ def random_k(size: int, word: int, kept: int) -> Codec:
     def decode(code: jax.Array, key: Any) -> jax.Array:
         return jnp.zeros(size, code.dtype).at[places(key)].set(code * (size / kept))
 
-    return Codec(encode, decode, kept * word, size / kept - 1)
+    return Codec(encode, decode, kept * word, IN_FULL, size / kept - 1)
 
 
 class Buckets(NamedTuple):
@@ -146,6 +154,15 @@ class Buckets(NamedTuple):
         rows = jnp.pad(x, (0, self.number * self.width - self.size)).reshape(-1, self.width)
         return rotated(rows * self._signs(key)) if self.rotate else rows
 
+    def sent(self, rows: jax.Array) -> jax.Array:
+        """The numbers of some rows that travel."""
+        return rows.reshape(-1)[: self.numbers]
+
+    def arrived(self, numbers: jax.Array) -> jax.Array:
+        """The rows of numbers that have travelled."""
+        missing = self.number * self.width - self.numbers
+        return jnp.pad(numbers, (0, missing)).reshape(-1, self.width)
+
     def message(self, rows: jax.Array, key: Any) -> jax.Array:
         """The message of some rows."""
         rows = rotated(rows) * self._signs(key) if self.rotate else rows
@@ -171,10 +188,10 @@ def rotated(rows: jax.Array) -> jax.Array:
 
 
 class Levels(NamedTuple):
-    """Rows of whole numbers from -s to s, and the norm that s stands for in each."""
+    """Whole numbers from 0 to 2 s, for -s to s, and the norm of each row, for which s stands."""
 
-    norm: jax.Array
-    level: jax.Array
+    norm: Any
+    level: Any
 
 
 def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> Codec:
@@ -205,21 +222,24 @@ def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> C
         level = jnp.abs(rows) * jnp.where(norm > 0, most / norm, 0.0)
         up = jax.random.uniform(jax.random.fold_in(key, 1), rows.shape, rows.dtype)
         whole = jnp.minimum(jnp.floor(level + up), most)
-        return Levels(norm, (jnp.sign(rows) * whole).astype(jnp.int32))
+        level = (jnp.sign(rows) * whole).astype(jnp.int32) + most
+        return Levels(norm, buckets.sent(level))
 
     def decode(code: Levels, key: Any) -> jax.Array:
-        return buckets.message(code.norm * (code.level / most).astype(code.norm.dtype), key)
+        share = (buckets.arrived(code.level) - most) / most
+        return buckets.message(code.norm * share.astype(code.norm.dtype), key)
 
     width = buckets.width
     omega = min(width / most**2, math.sqrt(width) / most)
-    return Codec(encode, decode, buckets.number * word + buckets.numbers * bits, omega)
+    count = buckets.number * word + buckets.numbers * bits
+    return Codec(encode, decode, count, Levels(IN_FULL, bits), omega)
 
 
 class Signs(NamedTuple):
-    """Rows of signs, and the magnitude of each."""
+    """Signs, 1 or 0 for negative ones, and the magnitude of each row."""
 
-    scale: jax.Array
-    positive: jax.Array
+    scale: Any
+    positive: Any
 
 
 def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = False) -> Codec:
@@ -252,9 +272,11 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
         scale = total / buckets.sizes.astype(rows.dtype)
         if unbiased:
             scale = jnp.sum(rows**2, axis=1, keepdims=True) / jnp.where(total == 0, 1, total)
-        return Signs(scale, rows >= 0)
+        return Signs(scale, buckets.sent((rows >= 0).astype(jnp.uint8)))
 
     def decode(code: Signs, key: Any) -> jax.Array:
-        return buckets.message(jnp.where(code.positive, code.scale, -code.scale), key)
+        positive = buckets.arrived(code.positive) > 0
+        return buckets.message(jnp.where(positive, code.scale, -code.scale), key)
 
-    return Codec(encode, decode, buckets.number * word + buckets.numbers)
+    count = buckets.number * word + buckets.numbers
+    return Codec(encode, decode, count, Signs(IN_FULL, 1))
