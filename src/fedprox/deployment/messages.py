@@ -25,7 +25,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 4
+VERSION = 5
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -154,6 +154,8 @@ class Setup(Message):
         deadline: Seconds that a node works on a round, which the round's requests share; None for
             no limit.
         privacy: What hides the clients; None for nothing.
+        compression: `[compression]` of the experiment, by which each client's message travels by
+            itself; None for sums of messages in full.
     """
 
     run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
@@ -172,6 +174,7 @@ class Setup(Message):
     gradients: bool
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
+    compression: Table | None
 
 
 class Work(Message):

@@ -182,13 +182,16 @@ def random_key(words: jax.Array | None) -> Any:
     return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def compressed(algorithm: Algorithm, setting: Compression, params: Params) -> Algorithm:
+def compressed(
+    algorithm: Algorithm, setting: Compression, params: Params, *, coded: bool = False
+) -> Algorithm:
     """The same method, whose messages arrive as their codec leaves them.
 
     Args:
         algorithm: The method.
         setting: The setting.
         params: Shapes and types of the model's parameters.
+        coded: Whether clients send what travels, for a node, and not what arrives of it.
 
     Raises:
         InputError: If the method's messages cannot be compressed.
@@ -196,12 +199,13 @@ def compressed(algorithm: Algorithm, setting: Compression, params: Params) -> Al
     setting.check_method(algorithm, params)
 
     def arrives(message: Message, error: Any, words: jax.Array | None) -> tuple[Message, jax.Array]:
-        """What arrives of a message and an error, and what does not."""
+        """What arrives of a message and an error, or its code, and what does not arrive."""
         flat, restore = ravel_pytree(message)
         flat = flat + error
         codec, key = setting.codec_of(flat.size, word_of(flat)), random_key(words)
-        arrived = codec.decode(codec.encode(flat, key), key)
-        return restore(arrived), flat - arrived
+        code = codec.encode(flat, key)
+        arrived = codec.decode(code, key)
+        return code if coded else restore(arrived), flat - arrived
 
     if not setting.error_feedback:
 

@@ -133,8 +133,13 @@ def client_keys(jobs: Slots, slot: jax.Array, noise_key: jax.Array | None) -> ja
     """
     if jobs.client is None or noise_key is None:
         return None
+    return jax.vmap(client_key, in_axes=(None, 0))(noise_key, jobs.client[slot])
+
+
+def client_key(noise_key: jax.Array, client: jax.Array) -> jax.Array:
+    """Random key for the message of a client, two words, from that of the round."""
     key = jax.random.fold_in(random_key(noise_key), CODEC_KEY)
-    return jax.vmap(lambda k: jax.random.key_data(jax.random.fold_in(key, k)))(jobs.client[slot])
+    return jax.random.key_data(jax.random.fold_in(key, client))
 
 
 def contexts_of(

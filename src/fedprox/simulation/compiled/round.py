@@ -27,7 +27,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.messages.faults import Screened, mean_of
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, collector
+from fedprox.simulation.compiled.aggregation import Arrived, Result, collector, keeping
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -213,9 +213,12 @@ class RoundsProgram:
         method: The method.
         layout: The shapes of its programs.
         clock: The clock by which clients stop; None if they take all planned steps.
+        apart: Whether messages are kept as they are, for a node that sends each.
     """
 
-    def __init__(self, method: Method, layout: Layout, clock: Clock | None = None) -> None:
+    def __init__(
+        self, method: Method, layout: Layout, clock: Clock | None = None, *, apart: bool = False
+    ) -> None:
         model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
         self.layout, self.room, self.faults = layout, layout.room, method.faults
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
@@ -236,6 +239,9 @@ class RoundsProgram:
             rule=method.rule,
             attack=method.protocol.attack,
         )
+        if apart:
+            assert self.faults is not None  # a node always screens
+            self.collector = keeping(self.faults, self.room)
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
             *(model, layout, screened, self.algorithm.exchanged),

@@ -135,6 +135,11 @@ class BatchPlan(NamedTuple):
     due: Array | None = None
 
 
+def round_key(seed: int, t: int) -> NDArray[np.uint32]:
+    """Random key of round t beside those of mini-batches, two words."""
+    return generator(seed, Purpose.PRIVACY, t).integers(2**32, size=2, dtype=np.uint32)
+
+
 def plan_rounds(
     shape: Shape,
     room: Capacity,
@@ -182,9 +187,7 @@ def plan_rounds(
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
         if noise_key is not None:
-            noise_key[index] = generator(seed, Purpose.PRIVACY, t).integers(
-                2**32, size=2, dtype=np.uint32
-            )
+            noise_key[index] = round_key(seed, t)
         # in a flat array of all ticks, consecutive ticks of a lane are `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
