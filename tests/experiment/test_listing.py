@@ -61,6 +61,8 @@ def test_defaults_are_those_of_a_file_without_the_keys() -> None:
         "cohort": {"clients_per_round": 1},
         "population": {},
         "asynchronous": {"buffer": 1},
+        "attack": {"kind": "noise", "share": 0.1},
+        "compression": {"codec": "sign"},
         "faults": {},
         "privacy": {"clip": 1.0},
         "study": {},

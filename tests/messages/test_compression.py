@@ -212,7 +212,6 @@ def test_one_number_of_a_hundred_reaches_the_optimum_with_feedback_alone() -> No
     optimum = np.mean(centres, axis=0)
     apart = {}
     for name, setting in (
-        ("full", None),
         ("without", fp.Compression("top-k", share=0.01)),
         ("with", fp.Compression("top-k", share=0.01, error_feedback=True)),
     ):
@@ -220,16 +219,15 @@ def test_one_number_of_a_hundred_reaches_the_optimum_with_feedback_alone() -> No
             federation,
             quadratic_model(np.full(d, 3.0)),
             fp.fedavg(),
-            solver=fp.Solver(0.01, batch_size="all", steps=1, learning_rate_decay=0.999),
+            solver=fp.Solver(0.01, batch_size="all", steps=1, learning_rate_decay=0.998),
             cohort=fp.Cohort(clients),
-            rounds=4000,
-            evaluation=fp.Evaluation(every=4000, gradients=False),
+            rounds=2500,
+            evaluation=fp.Evaluation(every=2500, gradients=False),
             compression=setting,
             progress=False,
         )
         apart[name] = np.linalg.norm(found.params - optimum)
-    assert apart["full"] < 0.01
-    assert apart["with"] < 0.1
+    assert apart["with"] < 0.2
     assert apart["without"] > 1
 
 
@@ -310,6 +308,28 @@ def test_doubles_travel_in_64_bits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (fp.feddane(mu=0.1), "send gradients before"),
+        (fp.mime(), "send gradients before"),
+        (fp.mime(lite=True), "send more than an update of the model"),
+        (fp.scaffold(), "send more than an update of the model"),
+        (fp.fednova(), "send more than an update of the model"),
+        (fp.fedexp(), "send more than an update of the model"),
+        (fp.qffl(q=0.5), "send more than an update of the model"),
+        (fp.feddyn(alpha=0.1), "keep a state that belongs to what they sent"),
+        (fp.fedadmm(rho=0.1), "send more than an update of the model"),
+        (fp.fedsplit(step_size=0.1), "send more than an update of the model"),
+        (fp.scaffnew(p=0.2), "keep a state that belongs to what they sent"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_methods_whose_clients_send_more_are_refused(method: fp.Algorithm, why: str) -> None:
+    with pytest.raises(InputError, match=f"{method.name}: its clients {why}"):
+        run(CODECS["sign"], method)
+
+
+@pytest.mark.parametrize(
     ("make", "line"),
     [
         (lambda: fp.Compression("zip"), "compression.codec = 'zip'"),  # type: ignore[arg-type]
@@ -347,16 +367,6 @@ def test_doubles_travel_in_64_bits() -> None:
                 population=fp.Population(1.0),
             ),
             'asynchronous.adds = "models"; with compression it must be "updates"',
-        ),
-        (lambda: run(CODECS["sign"], fp.feddane(mu=0.1)), "feddane: its clients send gradients"),
-        (
-            lambda: run(CODECS["sign"], fp.scaffold()),
-            "scaffold: its clients send more than an update of the model; run it without",
-        ),
-        (lambda: run(CODECS["sign"], fp.fednova()), "fednova: its clients send more than"),
-        (
-            lambda: run(CODECS["sign"], fp.feddyn(alpha=0.1)),
-            "feddyn: its clients keep a state that belongs to what they sent",
         ),
     ],
 )

@@ -63,9 +63,9 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
     `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
-    `validation_accuracy`), only with compression (`bits_up`), only if clients have devices
-    (`time`) or rounds are asynchronous (`staleness`), only in a deployment (`seconds`,
-    `bytes_down`, `bytes_up`, `nodes`, `network`), only with privacy (`epsilon`, `delta`), only if
+    `validation_accuracy`), only if clients have devices (`time`) or rounds are asynchronous
+    (`staleness`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
+    `network`), only with compression (`bits_up`), only with privacy (`epsilon`, `delta`), only if
     clients have models of their own (`personal_clients`, `personal_loss`, `personal_accuracy`,
     `personal_accuracy_worst`, `newcomer_loss`, `newcomer_accuracy`) or only with
     `Evaluation(by_client=True)` (`client_accuracy_mean`, `client_accuracy_std`,

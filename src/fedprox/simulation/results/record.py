@@ -37,7 +37,6 @@ class Record(NamedTuple):
         client_steps: Mini-batch steps taken in the last round.
         total_steps: Mini-batch steps taken in all rounds so far.
         communication: Communication of all rounds so far, in units of one round of FedAvg.
-        bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
         time: Seconds from the begin of the run to the end of the round, by the clients' devices;
             None without a `fedprox.Population`.
         staleness: Mean staleness of the last round's updates, see `fedprox.Asynchronous`; None in
@@ -71,6 +70,7 @@ class Record(NamedTuple):
         network: The clients that took part since the previous record, by name: their node and,
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
+        bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
         epsilon: Epsilon of the clients' (epsilon, delta)-differential privacy after these rounds,
             see `fedprox.Privacy`; None without privacy.
         delta: Its delta; None without privacy.
@@ -116,7 +116,6 @@ class Record(NamedTuple):
     client_steps: int
     total_steps: int
     communication: int | float
-    bits_up: int | None = None
     time: float | None = None
     staleness: float | None = None
     empty_rounds: int = 0
@@ -134,6 +133,7 @@ class Record(NamedTuple):
     bytes_up: int | None = None
     nodes: int | None = None
     network: dict[str, dict[str, Any]] | None = None
+    bits_up: int | None = None
     epsilon: float | None = None
     delta: float | None = None
     personal_clients: int | None = None
