@@ -138,6 +138,11 @@ class Compression:
         """Bits of a message, see `codec_of`."""
         return self.codec_of(size, word).bits
 
+    def update_bits(self, params: Params) -> int:
+        """Bits of a message like some parameters, which may be shapes and types."""
+        flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], params)
+        return self.message_bits(flat.size, word_of(flat))
+
     def check_method(self, algorithm: Algorithm, params: Params) -> None:
         """Raise `InputError` if a method sends more than an update that may arrive changed.
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from fedprox.algorithms.asynchronous import asynchronous
@@ -24,7 +23,7 @@ from fedprox.errors import InputError, require, require_one_of, require_whole, s
 from fedprox.federation import Examples, Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
-from fedprox.messages.compression import Compression, compressed, word_of
+from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
 from fedprox.messages.robust import Aggregation
@@ -282,8 +281,7 @@ class Protocol:
         """Bits of a client's message of a method; None without compression."""
         if self.compression is None or algorithm.pooled:
             return None
-        flat = jax.eval_shape(lambda params: ravel_pytree(params)[0], self.model.shapes)
-        return self.compression.message_bits(flat.size, word_of(flat))
+        return self.compression.update_bits(self.model.shapes)
 
     @cached_property
     def ownership(self) -> Ownership:
