@@ -91,8 +91,6 @@ def test_pages_have_snippets() -> None:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("README.md", ALGORITHMS),
-        ("docs/concepts/local-problem.md", ALGORITHMS),
         ("docs/howto/data.md", DATASETS),
         ("docs/howto/models.md", MODELS),
     ],

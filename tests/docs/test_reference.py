@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedprox
 from fedprox import cli
+from fedprox.algorithms import ALGORITHMS
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
@@ -53,6 +54,15 @@ def defined(module: ModuleType) -> set[str]:
         and callable(found)
         and getattr(found, "__module__", "") == module.__name__
     }
+
+
+def test_the_table_of_methods_has_a_local_problem_and_a_sentence_of_each() -> None:
+    rows = methods.table().splitlines()[2:]
+    assert len(rows) == len(ALGORITHMS)
+    for row in rows:
+        name, problem, sentence = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:4])
+        assert "F_k" in problem, name
+        assert sentence.endswith("."), name
 
 
 def test_every_public_name_is_documented() -> None:

@@ -92,7 +92,7 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         return solver
 
     def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
-        """Linear terms beta M^t, and M^{t+1} - grad F_k(w^t) after Mime's exchange."""
+        """h_k(w) = F_k(w) + <g^t - grad F_k(w^t) + beta M^t, w>, from w^t."""
         if lite:
             return Subproblem(
                 state.params, linear=optax.tree.scale(hparams["beta"], state.momentum)

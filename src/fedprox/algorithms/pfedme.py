@@ -68,7 +68,7 @@ def update(state: Params, mean: Params, hparams: HParams) -> Params:
 def pfedme(
     lam: HParam, *, eta: HParam, beta: HParam = 1.0, inner_steps: int | None = None
 ) -> Algorithm:
-    r"""Moreau envelopes (pFedMe): the server minimizes the mean of those of the clients.
+    r"""Personal models by pFedMe: the server minimizes the mean of their Moreau envelopes.
 
     From :math:`w_{k,0} = w^t`, client :math:`k` takes, for :math:`r = 0, \dots, R - 1`,
     :math:`K` local steps towards :math:`\arg\min_\theta F_k(\theta) + \frac{\lambda}{2}
