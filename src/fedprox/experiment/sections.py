@@ -194,7 +194,7 @@ class Experiment(Section):
     attack: Annotated[Any, Of(AttackSection)] = None
     """Dishonest clients, in a simulation; none if the section is left out."""
     compression: Annotated[Any, Of(CompressionSection)] = None
-    """Codecs of clients' messages, in a simulation; in full if the section is left out."""
+    """Codecs of clients' messages, which travel in full if the section is left out."""
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None
