@@ -71,6 +71,8 @@ def figure(item: Item, measured: Measured) -> "Figure":
             _set_limits(axis, panel.measure, [values for values in groups if len(values)])
             axis.set_title(panel.title, fontsize=9)
             axis.set_xlabel(AXES[panel.x], fontsize=8)
+            if panel.x == "bits_up":  # codecs differ by factors
+                axis.set_xscale("log", nonpositive="mask")
             axis.set_ylabel(MEASURES[panel.measure], fontsize=8)
             axis.tick_params(labelsize=8)
             axis.grid(alpha=0.3)

@@ -24,6 +24,7 @@ RECORDED = {
     "mu": "mu in force",
     "validation_accuracy": "validation accuracy",
     "time": "seconds by the clients' devices",
+    "bits_up": "bits that clients have sent",
 }
 """The measures of runs, by their names in `metrics.jsonl`."""
 
@@ -37,7 +38,13 @@ MEASURES = RECORDED | {
 }
 """The measures that a panel can show: those of runs and of `Item.others`."""
 
-AXES = {"round": "round", "time": RECORDED["time"], "theta": "theta", "classes": "classes"}
+AXES = {
+    "round": "round",
+    "time": RECORDED["time"],
+    "bits_up": RECORDED["bits_up"],
+    "theta": "theta",
+    "classes": "classes",
+}
 """The horizontal axes of a panel: rounds, the devices' time, and those of `Item.others`."""
 
 

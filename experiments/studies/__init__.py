@@ -1,6 +1,11 @@
 """Studies of this library's own, whose claims no paper makes."""
 
-from experiments.studies import robust
+from experiments.studies import compression, robust
 from experiments.studies.time import ITEMS as TIME
 
-ITEMS = {**TIME, "robust-mnist": robust.MNIST, "robust-femnist": robust.FEMNIST}
+ITEMS = {
+    **TIME,
+    "robust-mnist": robust.MNIST,
+    "robust-femnist": robust.FEMNIST,
+    "compression-femnist": compression.FEMNIST,
+}

@@ -29,6 +29,7 @@ from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.frozen import Frozen, freeze
 from fedprox.messages.attack import Attack
+from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
@@ -78,6 +79,7 @@ __all__ = [
     "Checkpoints",
     "ClientRecord",
     "Cohort",
+    "Compression",
     "DayNight",
     "Diagnosis",
     "Difference",

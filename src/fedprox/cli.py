@@ -462,6 +462,7 @@ def _describe_experiment(
         seconds, hours = work_seconds(
             *(resolved.population, resolved.federation, resolved.model),
             *(resolved.methods[0], resolved.solver, seed),
+            resolved.compression,
         )
         drawn = population_figure(seconds, hours, f"{file}: {resolved.methods[0].name}, devices")
         write_figure(folder, drawn, "population")

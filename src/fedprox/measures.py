@@ -90,6 +90,9 @@ MEASURES = {
     ),
     "round": Measure("round", "round"),
     "time": Measure("time", "seconds", note="Seconds by the clients' devices so far."),
+    "bits_up": Measure(
+        "upload", "bits sent by clients", note="Bits of all messages of clients so far."
+    ),
     "total_steps": Measure(
         "client work", "mini-batch steps", note="Mini-batch steps of all clients so far."
     ),

@@ -65,7 +65,7 @@ def test_the_page_lists_every_key_of_the_summary(directory: Path) -> None:
     found = summary.keys() - {"mu"}
     assert found <= set(page)
     sometimes = {"target_metric", "final_train_loss_se", "final_test_accuracy_se"}
-    sometimes |= {*PRIVACY, "noise_multiplier"}
+    sometimes |= {*PRIVACY, "noise_multiplier", "bits_up"}
     metrics = {name for name in page if name.endswith("_NAME")}
     assert set(page) - found == sometimes | metrics
     assert len(page) == len(set(page))
@@ -92,6 +92,7 @@ def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
         *NETWORK,
         *PRIVACY,
         *TIME,
+        "bits_up",
     }
 
 

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_a_file_without_the_keys() -> None:
         "population": {},
         "asynchronous": {"buffer": 1},
         "attack": {"kind": "noise", "share": 0.1},
+        "compression": {"codec": "sign"},
         "faults": {},
         "privacy": {"clip": 1.0},
         "study": {},

@@ -73,6 +73,8 @@ class ClientContext(NamedTuple):
             rounds; else None.
         rate: The client's learning rate, relative to the round's, in asynchronous rounds; else
             None.
+        key: Random key of (seed, round, client), two words, if `fedprox.Compression` needs one;
+            else None.
     """
 
     gradient: Params | None
@@ -82,6 +84,7 @@ class ClientContext(NamedTuple):
     memory: Any = None
     staleness: jax.Array | None = None
     rate: jax.Array | None = None
+    key: jax.Array | None = None
 
 
 class Solution(NamedTuple):

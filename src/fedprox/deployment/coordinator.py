@@ -49,6 +49,7 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         privacy=resolved.privacy,
         population=resolved.population,
         asynchronous=resolved.asynchronous,
+        compression=resolved.compression,
         aggregation=resolved.aggregation,
     )
     methods = checked_methods(protocol, resolved.methods)

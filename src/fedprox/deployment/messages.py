@@ -259,6 +259,8 @@ class Setup(Message):
             no limit.
         privacy: What hides the clients; None for nothing.
         secure: How messages are summed in secret; None if the coordinator sees each node's.
+        compression: `[compression]` of the experiment, by which each client's message travels by
+            itself; None for sums of messages in full.
     """
 
     run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
@@ -278,6 +280,7 @@ class Setup(Message):
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
     secure: Securing | None
+    compression: Table | None
 
 
 class Work(Message):

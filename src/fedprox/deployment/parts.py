@@ -16,14 +16,16 @@ from pydantic import ValidationError
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
+from fedprox.deployment.coded import Coded
 from fedprox.deployment.deadline import due, passes_until, planned_rows
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import method_of, model_of, solver_of
-from fedprox.experiment.sections import SolverSection
+from fedprox.experiment.sections import CompressionSection, SolverSection
 from fedprox.federation import Federation
+from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import private
 from fedprox.model import Params
@@ -90,6 +92,10 @@ class Parts:
             self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
         self.points = len(self.method.points)
         self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
+        compression = self.method.protocol.compression
+        self.coded = None
+        if compression is not None:
+            self.coded = Coded(compression, self.model.shapes, self.points)
         self.began = 0.0
         self._parts: dict[Layout, Any] = {}
         self._gradients: dict[Layout, Any] = {}
@@ -103,7 +109,7 @@ class Parts:
     @cached_property
     def broadcast(self) -> Broadcast:
         """What the node is sent of the method."""
-        return broadcast_of(self.algorithm, self.model.shapes)
+        return broadcast_of(self.measuring.algorithm, self.model.shapes)
 
     def jobs(self, work: Work, participation: float) -> Jobs:
         """The jobs of a request.
@@ -176,7 +182,8 @@ class Parts:
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
-        call = plan_call(self.method, self.rows, layout, seed, round_, [work])
+        keyed = "client" in self.method.protocol.of_jobs
+        call = plan_call(self.method, self.rows, layout, seed, round_, [work], keyed=keyed)
         (x, y), plan, exchange = call.rows, call.plan, call.exchange
         place = plan.place[0, : len(jobs.client)]
         stacked = None
@@ -208,7 +215,8 @@ class Parts:
         if self.setup.deadline is not None:
             fewest = jobs.steps[:, None] if self.algorithm.stragglers == "drop" else 1
             late = steps < fewest
-        message = jax.tree.map(np.asarray, part.message)
+        message = part.message if self.coded is None else self.coded.packed(part.message, count)
+        message = jax.tree.map(np.asarray, message)
         return RoundPart(message, np.asarray(part.counted), steps, ~faulty & ~late, faulty)
 
     def gradients(self, jobs: Jobs, params: Params, seconds: float | None = None) -> RoundPart:
@@ -339,7 +347,14 @@ def methods_of(
         f"model {setup.model.get('name')!r} has the parameters {have} here, and "
         f"{setup.parameters} at the coordinator; install the same version on both sides",
     )
-    hiding = setup.privacy
+    hiding, compression = setup.privacy, None
+    if setup.compression is not None:
+        try:
+            CompressionSection.model_validate(setup.compression)
+        except ValidationError as error:
+            line = explain(error, CompressionSection, setup.compression, "compression")
+            raise InputError(line) from None
+        compression = Compression(**setup.compression)
     share = setup.clients_per_round * len(federation) / setup.clients
     protocol = Protocol(
         federation=federation,
@@ -359,13 +374,16 @@ def methods_of(
         target=None,
         stop_at_target="never",
         privacy=None if hiding is None else hiding.clipping,
+        compression=compression,
     )
     part = reporting(algorithm, protocol.evaluation.model)
     if hiding is not None:
         part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
     part = part._replace(exchange=None, adapt=None)  # the coordinator does these
-    training = replace(protocol, evaluation=Evaluation(gradients=False))
-    return algorithm, Method(training, part), Method(protocol, part)
+    training, trained = replace(protocol, evaluation=Evaluation(gradients=False)), part
+    if compression is not None:
+        trained = compressed(part, compression, model.shapes, coded=True)
+    return algorithm, Method(training, trained), Method(protocol, part)
 
 
 def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:

@@ -55,7 +55,7 @@ class Policy(Section):
 
     An update is not a measure: `report` and `fewest_clients` do not bound what it reveals. The
     update of one step on all rows is a gradient, and for a cohort with one of the node's clients
-    the sum is that client's.
+    the sum is that client's. With `[compression]` no updates are summed on the node.
     """
 
     methods: list[str] = Field(
@@ -97,8 +97,9 @@ class Policy(Section):
         default=1,
         description="Fewest clients over which a measure is summed; measures of fewer are not "
         "reported. In methods whose clients send gradients or losses of their own, the node sits "
-        "out rounds with fewer of its clients. Above 1 it refuses a solver with `gamma`. Updates "
-        "are sent for any number of clients.",
+        "out rounds with fewer of its clients. Above 1 it refuses a solver with `gamma`, and "
+        "compression, by which each client's update travels by itself. Sums of updates are sent "
+        "for any number of clients.",
         examples=[10],
     )
     privacy: PrivacyPolicy | None = Field(
@@ -122,6 +123,11 @@ class Policy(Section):
             require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
         for name in _functions((setup.solver, setup.method.get("solver", {}))):
             raise InputError(f"solver {name!r}; a node runs the solvers of its library")
+        require(
+            setup.compression is None or self.fewest_clients == 1,
+            "compression: each client's message travels by itself; that needs "
+            "policy.fewest_clients = 1",
+        )
         weakest = self.privacy
         if weakest is not None:
             most = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g}"

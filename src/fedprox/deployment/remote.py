@@ -24,6 +24,7 @@ from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
 from fedprox.deployment.arrivals import Training, works_at_nodes
 from fedprox.deployment.broadcast import at_points, broadcast_of
+from fedprox.deployment.coded import Coded
 from fedprox.deployment.combine import (
     Combined,
     NodePart,
@@ -105,6 +106,8 @@ class RemoteMethod:
         points = len(method.points)
         self.message = at_points(message_shape(on_nodes, shapes), points)
         self.gradient = at_points(shapes, points)
+        compression = method.protocol.compression
+        self.coded = None if compression is None else Coded(compression, shapes, points)
         self.update = jit_once(partial(updated, algorithm))
         self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
@@ -251,6 +254,7 @@ class RemoteSeed:
             int(not counts.any()),
             (partial(_faulty_rows, t, jobs.client, result.faulty),),
             (*traffic, cost),
+            messages=sum(len(node.at) for node in result.parts),
         )
         return Computed(t + 1, after, LastRound(done), tally)
 
@@ -388,8 +392,14 @@ class RemoteSeed:
             # no node's message is among its arrays, so none is compared with what can be
             message, possible, dropped, beside = None, None, secret.problems, secret.allowed
             requests = self._prepared(t, secret, requests, arrays)
+        coded = self.remote.coded
+        sent = {
+            index: message if coded is None else coded.shapes(len(at))
+            for index, at in places.items()
+        }
         allowed = {
-            index: part_shapes(len(places[index]), message, points) | beside for index in requests
+            index: part_shapes(len(places[index]), sent[index], points) | beside
+            for index in requests
         }
         answers = server.answers(server.begin(requests, arrays, allowed))
         parts = []
@@ -407,7 +417,9 @@ class RemoteSeed:
             if index in answers:
                 try:
                     own = jobs.take(at)
-                    part = read_part(answers[index].arrays, own, message, points, possible)
+                    part = read_part(answers[index].arrays, own, sent[index], points, possible)
+                    if coded is not None:
+                        part = coded.summed(part, own, self.setup.seed, t)
                     if clip is not None:
                         clipped = part.message.message if kind == "train" else part.message
                         require_clipped(part, clipped, clip)

@@ -19,8 +19,9 @@ class RoundPart(NamedTuple):
     """A node's part of a round.
 
     Attributes:
-        message: The messages that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
+        message: The messages that count, times their weights, summed, leaves (points, ...). On its
+            way with compression, what each client sends, leaves (jobs, points, ...).
+        counted: Sum of the weights of those that count, (points,).
         steps: Steps of each job, (jobs, points).
         counts: Whether each job counts, (jobs, points).
         faulty: Whether each job's update was faulty, (jobs, points).

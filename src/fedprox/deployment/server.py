@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -87,6 +87,16 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         "population: a private deployment draws its rounds from the system's entropy, so a resumed "
         "run could not tell the time; leave the section out",
     )
+    if resolved.compression is not None:
+        require(
+            resolved.asynchronous is None,
+            "compression: without a barrier nodes send messages in full; use one of both",
+        )
+        require(
+            resolved.evaluation.model == "server",
+            f'evaluation.model = "{resolved.evaluation.model}"; with compression nodes do not send '
+            'models, so it must be "server"',
+        )
     for method in resolved.methods:
         require(
             not method.pooled,
@@ -193,11 +203,12 @@ class Server:
             deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),
             secure=deployment.secure,
+            compression=None if protocol.compression is None else asdict(protocol.compression),
         )
 
     def on_nodes(self, method: Method) -> Algorithm:
-        """A method as nodes have it, which know no asynchronous rounds."""
-        if self.protocol.asynchronous is None:
+        """A method as nodes have it, which know neither asynchronous rounds nor what arrives."""
+        if self.protocol.asynchronous is None and self.protocol.compression is None:
             return method.algorithm
         given = self.deployment.resolved.methods[self.number(method)]
         return reporting(given, self.protocol.evaluation.model)

@@ -27,6 +27,7 @@ HEADERS = {
             "asynchronous",
             "aggregation",
             "attack",
+            "compression",
             "faults",
             "privacy",
         ),

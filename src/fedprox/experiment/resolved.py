@@ -18,6 +18,7 @@ from fedprox.experiment.sections import Experiment, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze
 from fedprox.messages.attack import Attack
+from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
@@ -64,6 +65,7 @@ class Resolved(NamedTuple):
     asynchronous: Asynchronous | None
     aggregation: Aggregation
     attack: Attack | None
+    compression: Compression | None
 
 
 def train(
@@ -151,6 +153,9 @@ def resolve_with(
         asynchronous = Asynchronous(**dict(experiment.asynchronous))
     aggregation = Aggregation(**dict(experiment.aggregation))
     attack = Attack(**dict(experiment.attack)) if experiment.attack else None
+    compression = None
+    if experiment.compression:
+        compression = Compression(**dict(experiment.compression))
     faults = Faults(**dict(experiment.faults)) if experiment.faults else None
     privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
     methods = [
@@ -203,6 +208,7 @@ def resolve_with(
         asynchronous=asynchronous,
         aggregation=aggregation,
         attack=attack,
+        compression=compression,
     )
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
 from fedprox.messages.attack import Attack
+from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.privacy.setting import AdaptiveClip, Privacy
@@ -87,6 +88,7 @@ AsynchronousSection = schema_of(Asynchronous)
 FaultsSection = schema_of(Faults)
 AggregationSection = schema_of(Aggregation)
 AttackSection = schema_of(Attack)
+CompressionSection = schema_of(Compression)
 PrivacySection = schema_of(Privacy, types={"adaptive_clip": schema_of(AdaptiveClip) | None})
 SelectionSection = schema_of(Selection)
 SolverSection = schema_of(
@@ -208,6 +210,8 @@ class Experiment(Section):
     """How the server makes one message of a round's."""
     attack: Annotated[Any, Of(AttackSection)] = None
     """Dishonest clients, in a simulation; none if the section is left out."""
+    compression: Annotated[Any, Of(CompressionSection)] = None
+    """Codecs of clients' messages, which travel in full if the section is left out."""
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None

@@ -372,7 +372,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "model_round": run.model_round,
         "diverged_at": run.diverged_at,
         **{f"final_{key}": final[key] for key in (*MEASURED, *run.final.metrics) if key in final},
-        **{key: final[key] for key in ("epsilon", "delta") if key in final},
+        **{key: final[key] for key in ("bits_up", "epsilon", "delta") if key in final},
         **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),

@@ -26,7 +26,7 @@ WORST = 0.1
 MANY = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
-COSTS = ("time", "communication", "total_steps", "epsilon")
+COSTS = ("time", "communication", "bits_up", "total_steps", "epsilon")
 """The measures that accuracy is drawn against, beside the round."""
 
 SHARE = Measure("", "share of the clients", percent=True)
@@ -224,7 +224,7 @@ def _results(archive: Archive) -> Table:
 
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
-    costs = ("round", "time", "communication", "total_steps")
+    costs = ("round", "time", "communication", "bits_up", "total_steps")
     names = [name for name in (*MEASURES, *metrics_on_test_rows(runs)) if name not in costs]
     return [("round", name) for name in names]
 

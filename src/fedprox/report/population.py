@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.federation import Federation
+from fedprox.messages.compression import Compression
 from fedprox.model import Model
 from fedprox.report.figure import make_logarithmic
 from fedprox.simulation.config.availability import Hours
@@ -28,10 +29,13 @@ def work_seconds(
     method: Algorithm,
     solver: Solver,
     seed: int,
+    compression: Compression | None = None,
 ) -> tuple[NDArray[np.float64], Hours | None]:
     """Seconds of each client for a round of a method with all of its work, and when it is on."""
     sizes, own = federation.train.sizes, method.solver(solver)
-    pace = population.pace(seed, legs_of(method), model.size_bytes, own.steps_per_epoch(sizes))
+    sent = None if compression is None else compression.update_bits(model.shapes) / 8
+    steps = own.steps_per_epoch(sizes)
+    pace = population.pace(seed, legs_of(method), model.size_bytes, steps, sent)
     return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
 
 

@@ -65,11 +65,11 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
     `validation_accuracy`), only if clients have devices (`time`) or rounds are asynchronous
     (`staleness`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`), only with privacy (`epsilon`, `delta`), only if clients have models of their own
-    (`personal_clients`, `personal_loss`, `personal_accuracy`, `personal_accuracy_worst`,
-    `newcomer_loss`, `newcomer_accuracy`) or only with `Evaluation(by_client=True)`
-    (`client_accuracy_mean`, `client_accuracy_std`, `client_accuracy_worst`,
-    `client_accuracy_best`) are omitted if no record has them.
+    `network`), only with compression (`bits_up`), only with privacy (`epsilon`, `delta`), only if
+    clients have models of their own (`personal_clients`, `personal_loss`, `personal_accuracy`,
+    `personal_accuracy_worst`, `newcomer_loss`, `newcomer_accuracy`) or only with
+    `Evaluation(by_client=True)` (`client_accuracy_mean`, `client_accuracy_std`,
+    `client_accuracy_worst`, `client_accuracy_best`) are omitted if no record has them.
 
     If the runs are of several experiments, each simple setting in which these differ, such as
     `systems.stragglers`, is a further key at the end.

@@ -10,6 +10,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.messages.attack import Attack
+from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
@@ -58,6 +59,7 @@ def simulate(
     asynchronous: Asynchronous | None = None,
     aggregation: Aggregation = Aggregation(),  # noqa: B008 (frozen)
     attack: Attack | None = None,
+    compression: Compression | None = None,
     stop: Callable[[Record], bool] | None = None,
     initial: Params | None = None,
     devices: int | None = None,
@@ -109,6 +111,8 @@ def simulate(
         aggregation: How the server makes one message of a round's: their weighted mean, or a rule
             that some dishonest clients cannot move far.
         attack: What dishonest clients send, to try such rules. None means that all are honest.
+        compression: How clients' messages travel in fewer bits. Records then count the bits. None
+            means in full.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -185,6 +189,7 @@ def simulate(
         asynchronous=asynchronous,
         aggregation=aggregation,
         attack=attack,
+        compression=compression,
         stop=stop,
         initial=initial,
     )

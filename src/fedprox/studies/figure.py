@@ -13,7 +13,7 @@ from fedprox.simulation.results.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALONG = ("round", "time", "communication", "total_steps")
+ALONG = ("round", "time", "communication", "bits_up", "total_steps")
 """The measures against which a figure may be drawn."""
 
 PER_ROW = 4

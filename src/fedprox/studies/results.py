@@ -212,8 +212,9 @@ class Study:
 
         Args:
             measure: Name of a measure of records.
-            along: Name of the measure on the horizontal axis: "round", "time", "communication" or
-                "total_steps". None means the time if clients have devices, else rounds.
+            along: Name of the measure on the horizontal axis: "round", "time", "communication",
+                "bits_up" or "total_steps". None means the time if clients have devices, else
+                rounds.
 
         Returns:
             A Matplotlib figure; `figure.savefig("figure.pdf")` writes it, as PNG and SVG too.

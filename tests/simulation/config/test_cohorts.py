@@ -284,6 +284,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "DEVICE": 20,
         "ZONE": 21,
         "ARRIVALS": 22,
+        "ATTACK": 23,
     }
 
 

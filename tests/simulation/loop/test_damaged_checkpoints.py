@@ -63,7 +63,7 @@ def flip(path: Path, bit: int) -> None:
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "the first bit": lambda path: flip(path, 0),
-    "the format": lambda path: flip(path, 8 * path.read_bytes().index(b"5")),
+    "the format": lambda path: flip(path, 8 * path.read_bytes().index(b"6")),
     "in the middle": lambda path: flip(path, 4 * path.stat().st_size),
     "the last bit": lambda path: flip(path, 8 * path.stat().st_size - 1),
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:-3]),
@@ -131,10 +131,10 @@ def test_a_checkpoint_of_another_format_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "FORMAT", snapshot.FORMAT + 1)
         train([fedavg()], Checkpoints(tmp_path), seed=0)
-    for name, written in {"0-11.state": "6", "8.state": "2 to 4", "state": "1"}.items():
+    for name, written in {"0-11.state": "7", "8.state": "2 to 4", "state": "1"}.items():
         (tmp_path / name).touch()
         with pytest.raises(InputError) as error:
             train([fedavg()], again, seed=0)
-        line = f"{tmp_path / name}: a checkpoint of format {written}; this version reads 5"
+        line = f"{tmp_path / name}: a checkpoint of format {written}; this version reads 6"
         assert str(error.value) == f"{line}: {advice}"
         (tmp_path / name).unlink()

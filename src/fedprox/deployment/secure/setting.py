@@ -54,6 +54,7 @@ def securing_of(
     refused = {
         "[asynchronous]": resolved.asynchronous is not None,
         "[privacy]": resolved.privacy is not None,
+        "[compression]": resolved.compression is not None,
         "faults.norm": resolved.faults is not None and resolved.faults.compares,
         "aggregation.rule": resolved.aggregation.stores,
         "evaluation.gradients": resolved.evaluation.gradients

@@ -137,6 +137,15 @@ def _without_screening(room: Capacity) -> Collector:
     return Collector(begin, take, end)
 
 
+def _kept_unless_finite(
+    client_state: ClientState, new: Arrived, is_finite: jax.Array, room: Capacity
+) -> ClientState:
+    """The client state after some updates, of which those that are not finite change nothing."""
+    before = jax.tree.map(lambda a: a[new.place], client_state)
+    after = choose(is_finite > 0, new.client_state, before)
+    return put(client_state, jnp.where(new.slot >= 0, new.place, room.places), after)
+
+
 def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Collector:
     """Add each message when it arrives, if the update is finite."""
 
@@ -151,9 +160,7 @@ def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Collect
         ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
         added = add_weighted(added, new.weight, scaled(is_finite, new.messages))
         finite = put(finite, jnp.where(ended, new.slot, room.slots), is_finite)
-        before = jax.tree.map(lambda a: a[new.place], client_state)
-        after = choose(is_finite > 0, new.client_state, before)
-        return (added, finite), put(client_state, jnp.where(ended, new.place, room.places), after)
+        return (added, finite), _kept_unless_finite(client_state, new, is_finite, room)
 
     def end(
         sums: tuple[Message, jax.Array],
@@ -165,6 +172,38 @@ def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Collect
         added, finite = total(sums)
         screened = screen(faults, finite, None, jobs.weight, fixed=fixed)
         return Result(added, client_state, screened.counted, screened.faulty)
+
+    return Collector(begin, take, end)
+
+
+def keeping(faults: Faults, room: Capacity) -> Collector:
+    """Keep all messages as they are, for a node that sends each: leaves (points, slots, ...)."""
+
+    def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
+        del client_state
+        kept = jax.tree.map(lambda a: jnp.zeros((room.slots, *a.shape[1:]), a.dtype), messages)
+        return kept, _zeros_by_slot(messages, room)
+
+    def take(
+        sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
+    ) -> tuple[Any, ClientState]:
+        slot = jnp.where(new.slot >= 0, new.slot, room.slots)
+        is_finite = jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
+        client_state = _kept_unless_finite(client_state, new, is_finite, room)
+        return put(sums, slot, (new.messages, is_finite)), client_state
+
+    def end(
+        sums: tuple[Message, jax.Array],
+        client_state: ClientState,
+        jobs: Slots,
+        key: jax.Array | None,
+    ) -> Result:
+        del key
+        # leaf by leaf, since they are of several types
+        kept, finite = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), sums)
+        screened = screen(faults, finite, None, jobs.weight)
+        messages = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), kept)
+        return Result(messages, client_state, screened.counted, screened.faulty)
 
     return Collector(begin, take, end)
 

@@ -33,6 +33,10 @@ MODEL_KEY = 0x6D6F6465
 split the same key, never derives the model's key."""
 
 
+CODEC_KEY = 0x636F6465
+"""Number folded into a round's random key for the codecs of messages."""
+
+
 def random_key(noise: jax.Array) -> jax.Array:
     """A tick's random key from its two words."""
     return jax.random.wrap_key_data(noise, impl="threefry2x32")
@@ -119,8 +123,32 @@ class LaneState(NamedTuple):
     stop: Stop | None
 
 
+def client_keys(jobs: Slots, slot: jax.Array, noise_key: jax.Array | None) -> jax.Array | None:
+    """Random keys for the messages of the clients in `slot`, two words each (lanes, 2).
+
+    Args:
+        jobs: The jobs of the round.
+        slot: The slots.
+        noise_key: Random key of the round, two words; None without.
+    """
+    if jobs.client is None or noise_key is None:
+        return None
+    return jax.vmap(client_key, in_axes=(None, 0))(noise_key, jobs.client[slot])
+
+
+def client_key(noise_key: jax.Array, client: jax.Array) -> jax.Array:
+    """Random key for the message of a client, two words, from that of the round."""
+    key = jax.random.fold_in(random_key(noise_key), CODEC_KEY)
+    return jax.random.key_data(jax.random.fold_in(key, client))
+
+
 def contexts_of(
-    jobs: Slots, slot: jax.Array, own: LocalLoss, state: ClientState, points: int
+    jobs: Slots,
+    slot: jax.Array,
+    own: LocalLoss,
+    state: ClientState,
+    points: int,
+    noise_key: jax.Array | None = None,
 ) -> ClientContext:
     """What the clients in `slot` (lanes,) know, leaves (lanes, points, ...).
 
@@ -130,12 +158,13 @@ def contexts_of(
         own: What these clients computed at w^t.
         state: Their state.
         points: Number of sweep points.
+        noise_key: Random key of the round, two words, if codecs need one; else None.
     """
 
     def at_points(column: Any) -> Any:
         return None if column is None else jnp.broadcast_to(column[slot][:, None], shape)
 
-    shape = len(slot), points
+    shape, words = (len(slot), points), client_keys(jobs, slot, noise_key)
     return ClientContext(
         own.gradient,
         state,
@@ -143,6 +172,7 @@ def contexts_of(
         loss=own.value,
         staleness=at_points(jobs.staleness),
         rate=at_points(jobs.rate),
+        key=None if words is None else jnp.broadcast_to(words[:, None], (*shape, 2)),
     )
 
 

@@ -197,7 +197,7 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
         *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
         *(solver.clip, solver.weight_decay, solver.gamma is None),
         *(protocol.federation.augment, method.faults, method.private),
-        *(protocol.aggregation, protocol.attack),
+        *(protocol.aggregation, protocol.attack, protocol.compression),
         protocol.asynchronous is not None,
         *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),
     )

@@ -35,8 +35,9 @@ class Part(NamedTuple):
     """A node's part of one round, before the server's update.
 
     Attributes:
-        message: The messages that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
+        message: The messages that count, times their weights, summed, leaves (points, ...). With
+            compression what each client sends, leaves (points, slots, ...).
+        counted: Sum of the weights of those that count, (points,).
         local: The clients after the round. Their steps are never None if there is a clock.
         client_state: State of the clients, as in `Server`.
         faulty: Which updates were faulty, bool (points, slots); None without screening.
@@ -66,7 +67,8 @@ def part_program(
         (server, inputs) -> Part. With a clock, `Inputs.until`, `BatchPlan.due` and `Exchange.due`
         say when clients stop.
     """
-    part = partial(_part, RoundsProgram(method, layout, clock))
+    apart = method.protocol.compression is not None
+    part = partial(_part, RoundsProgram(method, layout, clock, apart=apart))
     body = part if layout.batched else point_by_point(part)
     same: Any = REPLICATED
     specs = Part(same, same, same, client_state=PER_DEVICE, faulty=same)

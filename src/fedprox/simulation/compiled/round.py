@@ -27,7 +27,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.messages.faults import Screened, mean_of
 from fedprox.model import Params
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, collector
+from fedprox.simulation.compiled.aggregation import Arrived, Result, collector, keeping
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -213,9 +213,12 @@ class RoundsProgram:
         method: The method.
         layout: The shapes of its programs.
         clock: The clock by which clients stop; None if they take all planned steps.
+        apart: Whether messages are kept as they are, for a node that sends each.
     """
 
-    def __init__(self, method: Method, layout: Layout, clock: Clock | None = None) -> None:
+    def __init__(
+        self, method: Method, layout: Layout, clock: Clock | None = None, *, apart: bool = False
+    ) -> None:
         model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
         self.layout, self.room, self.faults = layout, layout.room, method.faults
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
@@ -229,12 +232,16 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
+        self.has_client_keys = "client" in method.protocol.of_jobs
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
             rule=method.rule,
             attack=method.protocol.attack,
         )
+        if apart:
+            assert self.faults is not None  # a node always screens
+            self.collector = keeping(self.faults, self.room)
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
             *(model, layout, screened, self.algorithm.exchanged),
@@ -306,6 +313,8 @@ class RoundsProgram:
         if self.asynchronous:
             none = jnp.zeros((lanes_here, points))
             context = context._replace(staleness=none.astype(jnp.int32), rate=none)
+        if self.has_client_keys:
+            context = context._replace(key=jnp.zeros((lanes_here, points, 2), jnp.uint32))
         zeros = jnp.zeros(lanes_here)
         stop = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
@@ -417,7 +426,8 @@ class Round:
         # all of it whenever a job ends
         state = jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state)
         own = jax.tree.map(lambda a: a[slot], self.own)
-        context = contexts_of(self.jobs, slot, own, state, len(self.hparams["learning_rate"]))
+        points, key = len(self.hparams["learning_rate"]), self.plan.noise_key
+        context = contexts_of(self.jobs, slot, own, state, points, key)
         stop = None
         if self.until is not None and self.plan.due is not None:
             stop = deadline(self.began, self.until.local, self.plan.due[slot])

@@ -170,7 +170,14 @@ class Population:
             "and population.dropout",
         )
 
-    def pace(self, seed: int, legs: Legs, model_bytes: int, pass_steps: NDArray[np.int64]) -> Pace:
+    def pace(
+        self,
+        seed: int,
+        legs: Legs,
+        model_bytes: int,
+        pass_steps: NDArray[np.int64],
+        message_bytes: float | None = None,
+    ) -> Pace:
         """How long each client takes for the rounds of a method, a function of (seed, client).
 
         Args:
@@ -178,6 +185,7 @@ class Population:
             legs: What a client does in a round.
             model_bytes: Bytes of one model.
             pass_steps: Mini-batch steps of a pass over all rows of each client, shape (clients,).
+            message_bytes: Bytes that a client sends; None for as many as it receives.
         """
         clients = len(pass_steps)
         at = np.arange(clients)
@@ -203,9 +211,12 @@ class Population:
             f"population.available: with seed {seed} no client is ever on",
         )
         sent, reading = legs.models * model_bytes, pass_steps * step
-        speeds = [speed for speed in (download, upload) if speed is not None]
+        back = sent if message_bytes is None else message_bytes
+        ways = [
+            size / speed for size, speed in ((sent, download), (back, upload)) if speed is not None
+        ]
         return Pace(
-            way=2 * latency + sum(sent / speed for speed in speeds),
+            way=2 * latency + sum(ways),
             reading=reading,
             before=legs.passes * reading,
             step=legs.solves * step,

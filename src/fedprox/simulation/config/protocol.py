@@ -23,6 +23,7 @@ from fedprox.errors import InputError, require, require_one_of, require_whole, s
 from fedprox.federation import Examples, Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
+from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
 from fedprox.messages.robust import Aggregation
@@ -62,10 +63,11 @@ PARTS = {
     "asynchronous": Asynchronous,
     "aggregation": Aggregation,
     "attack": Attack,
+    "compression": Compression,
 }
 """The types of a protocol's parts."""
 
-OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous", "attack")
+OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous", "attack", "compression")
 """The parts that may be None."""
 
 
@@ -107,6 +109,7 @@ class Protocol:
             it waits.
         aggregation: How the server makes one message of a round's.
         attack: What dishonest clients send; None if all are honest.
+        compression: How clients' messages travel in fewer bits; None for in full.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -132,6 +135,7 @@ class Protocol:
     asynchronous: Asynchronous | None = None
     aggregation: Aggregation = Aggregation()  # noqa: RUF009 (frozen)
     attack: Attack | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         check_parts(**{name: getattr(self, name) for name in PARTS})
@@ -200,6 +204,22 @@ class Protocol:
                 not given or self.asynchronous is None,
                 f"{name}: a buffer's updates have weights of their own; use one of both",
             )
+        if self.compression is not None:
+            require(
+                self.privacy is None,
+                "compression: with privacy, messages that are clipped would arrive larger or "
+                "smaller; use one of both",
+            )
+            require(
+                self.asynchronous is None or not self.compression.error_feedback,
+                "compression.error_feedback = True; without a barrier a client keeps nothing from "
+                "one update to the next: leave it out",
+            )
+            require(
+                self.asynchronous is None or self.asynchronous.adds == "updates",
+                f'asynchronous.adds = "{self.asynchronous and self.asynchronous.adds}"; with '
+                'compression it must be "updates"',
+            )
         require(
             self.aggregation.before != "bucketing" or self.cohort.sampling == "uniform",
             'aggregation.before = "bucketing"; buckets are of clients in the order of their draw, '
@@ -210,14 +230,19 @@ class Protocol:
     def keyed(self) -> bool:
         """Whether rounds need random keys beside those of mini-batches."""
         noisy = self.attack is not None and self.attack.kind == "noise"
-        return self.privacy is not None or noisy
+        return self.privacy is not None or noisy or self._codes_randomly
 
     @property
     def of_jobs(self) -> tuple[str, ...]:
         """Which fields of jobs programs read that are not always there."""
         lies = self.attack is not None and self.attack.changes_messages
         late = () if self.asynchronous is None else ("staleness", "rate")
-        return (*late, "attacks") if lies else late
+        return (*late, *("attacks",) * lies, *("client",) * self._codes_randomly)
+
+    @property
+    def _codes_randomly(self) -> bool:
+        """Whether the codec of messages needs random keys."""
+        return self.compression is not None and self.compression.random
 
     @cached_property
     def attackers(self) -> NDArray[np.int64]:
@@ -248,7 +273,15 @@ class Protocol:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
         steps = solver.steps_per_epoch(self.federation.train.sizes)
-        return self.population.pace(seed, legs_of(algorithm), self.model.size_bytes, steps)
+        size, bits = self.model.size_bytes, self.message_bits(algorithm)
+        sent = None if bits is None else bits / 8
+        return self.population.pace(seed, legs_of(algorithm), size, steps, sent)
+
+    def message_bits(self, algorithm: Algorithm) -> int | None:
+        """Bits of a client's message of a method; None without compression."""
+        if self.compression is None or algorithm.pooled:
+            return None
+        return self.compression.update_bits(self.model.shapes)
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -333,12 +366,14 @@ class Protocol:
         return initial_params(self.model, seed) if self.initial is None else self.initial
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with `evaluation.model` as its evaluated model.
+        """The algorithm as it is trained: compressed, with `evaluation.model`, late or private.
 
         Central training has only one model.
         """
         if algorithm.pooled:
             return algorithm
+        if self.compression is not None:
+            algorithm = compressed(algorithm, self.compression, self.model.shapes)
         reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
         if self.asynchronous is not None:
             return asynchronous(

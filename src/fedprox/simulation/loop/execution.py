@@ -90,6 +90,7 @@ class Tally(NamedTuple):
         faulty: Faulty updates, one item for each call; empty without screening.
         traffic: What rounds and evaluations cost on a network; empty without one.
         trained: The jobs, one item for each call; empty without client records.
+        messages: Number of messages of clients.
     """
 
     steps: tuple[Any, ...] = ()
@@ -97,6 +98,7 @@ class Tally(NamedTuple):
     faulty: tuple[Faulty, ...] = ()
     traffic: tuple[Traffic, ...] = ()
     trained: tuple[Trained, ...] = ()
+    messages: int = 0
 
     def plus(self, more: "Tally") -> "Tally":
         """What these rounds and others did."""

@@ -169,6 +169,7 @@ class LocalSeed:
         tally = Tally(
             (steps if after.steps is None else after.steps,),
             sum(not len(each.jobs.client) for each in call.work),
+            messages=sum(len(each.jobs.client) for each in call.work),
         )
         if after.faulty is not None:
             slots = call.layout.room.slots

@@ -159,6 +159,7 @@ def records_of(
             client_steps=int(solves.steps[i]),
             total_steps=run.client_steps + int(taken[i]),
             communication=algorithm.communication * done.round * protocol.models_a_round,
+            bits_up=_bits_up(done, method, run),
             time=work.time,
             staleness=_staleness(protocol, work),
             empty_rounds=done.since.empty,
@@ -175,6 +176,15 @@ def records_of(
             delta=None if protocol.privacy is None else protocol.privacy.delta,
             **({} if by_client is None else _fairness(by_client[i])),
         )
+
+
+def _bits_up(done: PendingEvaluation, method: Method, run: Run) -> int | None:
+    """Bits of all messages of a run's clients so far; None without compression."""
+    bits = method.protocol.message_bits(method.algorithm)
+    if bits is None:
+        return None
+    before = run.history[-1].bits_up if run.history else 0
+    return (before or 0) + bits * done.since.messages
 
 
 def _staleness(protocol: Protocol, work: RoundWork) -> float | None:

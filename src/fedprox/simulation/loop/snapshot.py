@@ -30,9 +30,9 @@ from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-FORMAT = 5
+FORMAT = 6
 """The format of checkpoints. The meaning of the first line and of the last 32 bytes, the checksum,
-is the same in formats 2 to 5. Format 1 was written by orbax, in fedprox 0.1."""
+is the same in formats 2 to 6. Format 1 was written by orbax, in fedprox 0.1."""
 
 
 HEAD = "fedprox checkpoint "
@@ -100,8 +100,9 @@ class Text(BaseModel):
         round: Number of rounds done; 0 in a file with settings only.
         early: Whether the seed run ended before its last round.
         runs: Its runs, without parameters.
-        taken: Steps since the last evaluation, as in `RunState`; likewise the next three.
+        taken: Steps since the last evaluation, as in `RunState`; likewise the next four.
         empty: Rounds without clients.
+        messages: Messages of clients.
         faulty: Faulty updates, as (round, point, client).
         capacity: Capacity of the last call.
         clients: Checksum of each process's file of client state; None without client state.
@@ -118,6 +119,7 @@ class Text(BaseModel):
     runs: list[Run] = []
     taken: list[Count] = []
     empty: Count = 0
+    messages: Count = 0
     faulty: list[tuple[Count, Count, Count]] = []
     capacity: Capacity | None = None
     clients: list[str] | None = None
@@ -149,6 +151,7 @@ def write_state(
             "runs": [_without_params(run) for run in snapshot.runs],
             "taken": now.since.steps_at(points).tolist(),
             "empty": now.since.empty,
+            "messages": now.since.messages,
             "faulty": now.since.all_faulty().tolist(),
             "capacity": now.capacity,
             "clients": checksums,
@@ -236,6 +239,7 @@ def restored(
         text.empty,
         (lambda: faulty,),
         trained=() if trained is None else (trained.again(),),
+        messages=text.messages,
     )
     now = RunState(text.round, state, hparams, memory, since, text.capacity, best)
     return Snapshot(text.runs, now, text.early)

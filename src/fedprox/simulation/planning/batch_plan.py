@@ -119,8 +119,8 @@ class BatchPlan(NamedTuple):
             d * places + p.
         rate: Factor of the learning rate, float32 (R,).
         participation: Share of the weight of all clients that takes part, float32 (R,).
-        noise_key: Random key of the noise that hides clients, or of an attack, uint32 (R, 2); None
-            without either.
+        noise_key: Random key of the noise that hides clients, of an attack or of codecs, uint32
+            (R, 2); None without any of them.
         due: The part of the time of all jobs after which each job's client stops, float32 in (0, 1]
             (R, slots); None if clients take all planned steps.
     """
@@ -133,6 +133,11 @@ class BatchPlan(NamedTuple):
     participation: Array
     noise_key: Array | None = None
     due: Array | None = None
+
+
+def round_key(seed: int, t: int) -> NDArray[np.uint32]:
+    """Random key of round t beside those of mini-batches, two words."""
+    return generator(seed, Purpose.PRIVACY, t).integers(2**32, size=2, dtype=np.uint32)
 
 
 def plan_rounds(
@@ -158,7 +163,7 @@ def plan_rounds(
         seed: Seed of the run.
         rounds: (t, jobs) of each round.
         noisy: Whether mini-batches need random keys.
-        keyed: Whether rounds need random keys, of the noise that hides clients or of an attack.
+        keyed: Whether rounds need random keys, as `BatchPlan.noise_key`.
         optional: As in `in_slots`.
         process_index: The process for which to plan; it only reads the rows of its own clients.
     """
@@ -182,9 +187,7 @@ def plan_rounds(
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
         if noise_key is not None:
-            noise_key[index] = generator(seed, Purpose.PRIVACY, t).integers(
-                2**32, size=2, dtype=np.uint32
-            )
+            noise_key[index] = round_key(seed, t)
         # in a flat array of all ticks, consecutive ticks of a lane are `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane

@@ -103,6 +103,7 @@ class Slots(NamedTuple):
         staleness: As in `Jobs`; None but in asynchronous rounds.
         rate: As in `Jobs`; None likewise.
         attacks: As in `Jobs`; None unless some clients change their messages.
+        client: As in `Jobs`; None unless clients need random keys for their messages.
     """
 
     size: Array
@@ -113,6 +114,7 @@ class Slots(NamedTuple):
     staleness: Array | None = None
     rate: Array | None = None
     attacks: Array | None = None
+    client: Array | None = None
 
 
 def in_slots(

@@ -70,6 +70,7 @@ class Record(NamedTuple):
         network: The clients that took part since the previous record, by name: their node and,
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
+        bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
         epsilon: Epsilon of the clients' (epsilon, delta)-differential privacy after these rounds,
             see `fedprox.Privacy`; None without privacy.
         delta: Its delta; None without privacy.
@@ -132,6 +133,7 @@ class Record(NamedTuple):
     bytes_up: int | None = None
     nodes: int | None = None
     network: dict[str, dict[str, Any]] | None = None
+    bits_up: int | None = None
     epsilon: float | None = None
     delta: float | None = None
     personal_clients: int | None = None

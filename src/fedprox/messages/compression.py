@@ -1,0 +1,272 @@
+"""Compression of what clients send, as a transformation of a method.
+
+The message of a client becomes what arrives after its codec. With error feedback, the client keeps
+what has not arrived and adds it to its next message, so that over all rounds
+
+    sum of what arrived + what is kept = sum of the messages.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Personal,
+    Solution,
+    State,
+    difference,
+)
+from fedprox.algorithms.check import message_shape
+from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.messages.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
+from fedprox.model import Params
+from fedprox.subproblem import Subproblem
+
+CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
+"""How a message travels."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    r"""How clients' messages travel in fewer bits.
+
+    A message of d numbers is coded as a whole. Records count the bits, and clients' devices send
+    that many. What the server sends travels in full.
+
+    Attributes:
+        codec: "full": all numbers, to count their bits. "top-k": the largest numbers and their
+            places (Stich et al. 2018). "random-k": numbers at random places, scaled such that the
+            mean is the message. "quantize": each number randomly rounded to one of
+            :math:`2^b - 1` levels of a norm, likewise (Alistarh et al. 2017, Reisizadeh et al.
+            2020). "sign": signs and a mean magnitude, which is not unbiased (Karimireddy et al.
+            2019).
+        share: k / d of "top-k" and "random-k", above 0 and at most 1; k is rounded up.
+        bits: b of "quantize", from 2 to 16.
+        bucket: Numbers that share a norm in "quantize" or a magnitude in "sign", at least 2.
+        rotate: Whether each bucket is randomly rotated before, so that its numbers are alike in
+            size: "quantize" then has a smaller error (Suresh et al. 2017), and "sign" is DRIVE
+            (Vargaftik et al. 2021), nearly unbiased. `bucket` must be a power of two.
+        error_feedback: Whether a client keeps what has not arrived and adds it to its next message.
+            Unbiased codecs are then scaled down to contractions.
+
+    Raises:
+        InputError: If a setting is unknown or out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.Compression("quantize", bits=4).message_bits(1000)  # two norms, 4 bits a number
+        4064
+
+    References:
+        Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, NeurIPS 2017; Reisizadeh et
+        al., `FedPAQ <https://arxiv.org/abs/1909.13014>`_, AISTATS 2020; Stich et al., `Sparsified
+        SGD with Memory <https://arxiv.org/abs/1809.07599>`_, NeurIPS 2018; Karimireddy et al.,
+        `Error Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, ICML 2019; Suresh et
+        al., `Distributed Mean Estimation with Limited Communication
+        <https://arxiv.org/abs/1611.00429>`_, ICML 2017; Vargaftik et al., `DRIVE
+        <https://arxiv.org/abs/2105.08339>`_, NeurIPS 2021.
+    """
+
+    codec: CodecName
+    share: float = 0.01
+    bits: int = 8
+    bucket: int = 512
+    rotate: bool = False
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        require_one_of("compression.codec", self.codec, get_args(CodecName))
+        require_number("compression.share", self.share, most=1, positive=True)
+        require_whole("compression.bits", self.bits, least=2, most=16)
+        require_whole("compression.bucket", self.bucket, least=2)
+        for name in ("rotate", "error_feedback"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, bool),
+                f"compression.{name} = {shown(value)}; it must be True or False",
+            )
+        require(
+            not self.rotate or self.codec in ("quantize", "sign"),
+            f'compression.rotate = True; it is for "quantize" and "sign", not for "{self.codec}"',
+        )
+        require(
+            not self.rotate or self.bucket & (self.bucket - 1) == 0,
+            f"compression.bucket = {self.bucket}; with rotate = True it must be a power of two",
+        )
+        require(
+            not self.error_feedback or self.codec != "full",
+            'compression.error_feedback = True; "full" has no error',
+        )
+
+    @property
+    def random(self) -> bool:
+        """Whether what arrives depends on a random key."""
+        return self.rotate or self.codec in ("random-k", "quantize")
+
+    def codec_of(self, size: int, word: int = 32) -> Codec:
+        """The codec of messages of a length.
+
+        Args:
+            size: Numbers of a message.
+            word: Bits of a number in full.
+        """
+        kept = max(1, math.ceil(self.share * size - ROUNDING))
+        if self.codec == "full":
+            return full(size, word)
+        if self.codec == "top-k":
+            return top_k(size, word, kept)
+        if self.codec == "sign":
+            unbiased = self.rotate and not self.error_feedback
+            return sign(size, word, self.bucket, rotate=self.rotate, unbiased=unbiased)
+        codec = (
+            random_k(size, word, kept)
+            if self.codec == "random-k"
+            else quantize(size, word, self.bits, self.bucket, rotate=self.rotate)
+        )
+        return contraction(codec) if self.error_feedback else codec
+
+    def message_bits(self, size: int, word: int = 32) -> int:
+        """Bits of a message, see `codec_of`."""
+        return self.codec_of(size, word).bits
+
+    def update_bits(self, params: Params) -> int:
+        """Bits of a message like some parameters, which may be shapes and types."""
+        flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], params)
+        return self.message_bits(flat.size, word_of(flat))
+
+    def check_method(self, algorithm: Algorithm, params: Params) -> None:
+        """Raise `InputError` if a method sends more than an update that may arrive changed.
+
+        Args:
+            algorithm: The method.
+            params: Shapes and types of the model's parameters.
+        """
+        why = (
+            "its clients send gradients before, which would travel in full"
+            if algorithm.exchange is not None
+            else "its clients send more than an update of the model"
+            if algorithm.communication != 1
+            or shapes_in(message_shape(algorithm, params)) != shapes_in(params)
+            else "its clients keep a state that belongs to what they sent"
+            if algorithm.message is not difference
+            and algorithm.client_state is not None
+            and algorithm.personal is None
+            else ""
+        )
+        require(not why, f"{algorithm.name}: {why}; run it without compression")
+
+
+def shapes_in(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure of a tree, and the shapes of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [leaf.shape for leaf in leaves]
+
+
+ROUNDING = 1e-6
+"""By how much a share of a message may be more than a whole number and count as that."""
+
+
+class Owing(NamedTuple):
+    """A client's state of its method, and what has not arrived, shape (d,)."""
+
+    state: ClientState
+    error: jax.Array
+
+
+def random_key(words: jax.Array | None) -> Any:
+    """The random key of a client's two words; None without."""
+    return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def compressed(
+    algorithm: Algorithm, setting: Compression, params: Params, *, coded: bool = False
+) -> Algorithm:
+    """The same method, whose messages arrive as their codec leaves them.
+
+    Args:
+        algorithm: The method.
+        setting: The setting.
+        params: Shapes and types of the model's parameters.
+        coded: Whether clients send what travels, for a node, and not what arrives of it.
+
+    Raises:
+        InputError: If the method's messages cannot be compressed.
+    """
+    setting.check_method(algorithm, params)
+
+    def arrives(message: Message, error: Any, words: jax.Array | None) -> tuple[Message, jax.Array]:
+        """What arrives of a message and an error, or its code, and what does not arrive."""
+        flat, restore = ravel_pytree(message)
+        flat = flat + error
+        codec, key = setting.codec_of(flat.size, word_of(flat)), random_key(words)
+        code = codec.encode(flat, key)
+        arrived = codec.decode(code, key)
+        return code if coded else restore(arrived), flat - arrived
+
+    if not setting.error_feedback:
+
+        def message(
+            state: State, hparams: HParams, context: ClientContext, solution: Solution
+        ) -> tuple[Message, ClientState]:
+            sent, own_state = algorithm.message(state, hparams, context, solution)
+            return arrives(sent, 0, context.key)[0], own_state
+
+        return algorithm._replace(message=message, possible=None)
+
+    def inner(context: ClientContext) -> ClientContext:
+        return context._replace(state=context.state.state)
+
+    def client_state(params: Params) -> Owing:
+        state = None if algorithm.client_state is None else algorithm.client_state(params)
+        return Owing(state, jnp.zeros_like(ravel_pytree(params)[0]))
+
+    def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(state, hparams, inner(context))
+
+    def with_feedback(
+        state: State, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, Owing]:
+        sent, own_state = algorithm.message(state, hparams, inner(context), solution)
+        arrived, error = arrives(sent, context.state.error, context.key)
+        return arrived, Owing(own_state, error)
+
+    return algorithm._replace(
+        client_state=client_state,
+        subproblem=subproblem,
+        message=with_feedback,
+        possible=None,
+        personal=None if algorithm.personal is None else _inner_personal(algorithm.personal),
+    )
+
+
+def word_of(numbers: Any) -> int:
+    """Bits of a number of an array, in full."""
+    return 8 * numbers.dtype.itemsize
+
+
+def _inner_personal(personal: Personal) -> Personal:
+    """How clients that also keep an error get models of their own."""
+    own, subproblem, keep = personal
+
+    def second(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+        assert subproblem is not None
+        return subproblem(state, hparams, context._replace(state=context.state.state))
+
+    def kept(owing: Owing, solution: Params) -> Owing:
+        assert keep is not None
+        return owing._replace(state=keep(owing.state, solution))
+
+    return Personal(
+        lambda owing: own(owing.state),
+        None if subproblem is None else second,
+        None if keep is None else kept,
+    )
