@@ -33,10 +33,17 @@ def setup(
     solver: Any = None,
     options: Any = None,
     privacy: Any = None,
+    compression: Any = None,
 ) -> Any:
     """What a policy reads of a run."""
     table = {"name": method, **(options or {})}
-    return Given(method=table, model={"name": model}, solver=solver or {}, privacy=privacy)
+    return Given(
+        method=table,
+        model={"name": model},
+        solver=solver or {},
+        privacy=privacy,
+        compression=compression,
+    )
 
 
 def hiding(rounds: int) -> Any:
@@ -85,6 +92,14 @@ ROWS = np.array([5, 20, 35])
             *(Policy(), "check"),
             [setup(options={"solver": {"optimizer": OWN}})],
             f"solver {OWN!r}; a node",
+        ),
+        (Policy(), "check", [setup(compression={"codec": "sign"})], ""),
+        (THREE, "check", [setup()], ""),
+        (
+            THREE,
+            "check",
+            [setup(compression={"codec": "sign"})],
+            "compression: each client's message travels by itself",
         ),
         (Policy(), "check", [setup(privacy=PRIVATE)], ""),
         (EXACT, "check", [setup(privacy=PRIVATE)], ""),
