@@ -35,11 +35,12 @@ def setup(
     options: Any = None,
     privacy: Any = None,
     secure: Any = None,
+    compression: Any = None,
 ) -> Any:
     """What a policy reads of a run."""
     table = {"name": method, **(options or {})}
     asked = {"solver": solver or {}, "privacy": privacy, "secure": secure}
-    return Given(method=table, model={"name": model}, **asked)
+    return Given(method=table, model={"name": model}, compression=compression, **asked)
 
 
 def securing(threshold: int, nodes: int) -> Any:
@@ -121,6 +122,14 @@ ROWS = np.array([5, 20, 35])
             *(Policy(), "check"),
             [setup(options={"solver": {"optimizer": OWN}})],
             f"solver {OWN!r}; a node",
+        ),
+        (Policy(), "check", [setup(compression={"codec": "sign"})], ""),
+        (THREE, "check", [setup()], ""),
+        (
+            THREE,
+            "check",
+            [setup(compression={"codec": "sign"})],
+            "compression: each client's message travels by itself",
         ),
         (Policy(), "check", [setup(privacy=PRIVATE)], ""),
         (EXACT, "check", [setup(privacy=PRIVATE)], ""),
