@@ -53,6 +53,15 @@ TOML = st.recursive(
 )
 """Values that a TOML file can hold."""
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "asynchronous": {"buffer": 1},
+    "attack": {"kind": "noise", "share": 0.5},
+    "compression": {"codec": "quantize"},
+    "privacy": {"clip": 1.0, "noise_multiplier": 1.0},
+    "selection": {"measure": "train_loss"},
+}
+"""What a section needs beside the key that is tried."""
+
 LEAKS = ("Input should", "input_type", "Only integer", "unsupported operand")
 """What other libraries say."""
 
@@ -72,12 +81,8 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     key: tuple[str, ...], value: Any
 ) -> None:
     table = tomllib.loads(SMALL)
-    if key[0] == "privacy":
-        table["privacy"] = {"clip": 1.0, "noise_multiplier": 1.0}
-    if key[0] == "asynchronous":
-        table["asynchronous"] = {"buffer": 1}
-    if key[0] == "selection":
-        table["selection"] = {"measure": "train_loss"}
+    if key[0] in NEEDED:
+        table[key[0]] = dict(NEEDED[key[0]])
     *sections, last = key
     place = table
     for section in sections:
