@@ -16,12 +16,13 @@ import numpy as np
 
 from fedprox.algorithms.base import State
 from fedprox.deployment.broadcast import Broadcast
-from fedprox.deployment.combine import NodePart, beside
+from fedprox.deployment.combine import NodePart
 from fedprox.deployment.conversation import Ended, Named, named
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import Possible, RoundPart, part_shapes, read_part
 from fedprox.deployment.server import Server
 from fedprox.errors import InputError, require
+from fedprox.messages.faults import beside
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.planning.events import Events, server_steps

@@ -24,7 +24,7 @@ from fedprox.deployment.messages import (
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
-from fedprox.messages.faults import mean_of, scaled, screen, sound
+from fedprox.messages.faults import beside, mean_of, scaled, screen, sound
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
@@ -402,11 +402,6 @@ def _weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
                 for weight, tree in zip(weights, trees, strict=True)
             ]
         )
-
-
-def beside(numbers: Array, leaf: Array) -> Array:
-    """Numbers (points,) in a shape that multiplies a leaf (points, ...)."""
-    return np.expand_dims(numbers, tuple(range(1, leaf.ndim)))
 
 
 def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:

@@ -182,7 +182,7 @@ class Parts:
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
-        keyed = "client" in self.method.protocol.of_jobs
+        keyed = self.method.protocol.codes_randomly
         call = plan_call(self.method, self.rows, layout, seed, round_, [work], keyed=keyed)
         (x, y), plan, exchange = call.rows, call.plan, call.exchange
         place = plan.place[0, : len(jobs.client)]

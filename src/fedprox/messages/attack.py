@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of
 from fedprox.federation import Federation, Rows
+from fedprox.messages.faults import beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]
@@ -96,7 +97,7 @@ class Attack:
         require(federation.classes > 0, 'attack.kind = "label-flip"; the labels are not classes')
         train = federation.train
         rows = np.repeat(self.clients(len(federation)), train.sizes)
-        flip = rows.reshape(-1, *(1,) * (train.y.ndim - 1)) & (train.y >= 0)
+        flip = beside(rows, train.y) & (train.y >= 0)
         y = np.where(flip, federation.classes - 1 - train.y, train.y).astype(train.y.dtype)
         return replace(federation, train=Rows(train.x, y, train.offsets))
 
@@ -118,9 +119,6 @@ class Attack:
         """
         honest = counts & ~attacks
         number = jnp.maximum(honest.sum(), 1)
-
-        def beside(flags: jax.Array, leaf: jax.Array) -> jax.Array:
-            return flags.reshape(-1, *(1,) * (leaf.ndim - 1))
 
         def leaf_sent(leaf: jax.Array, key: jax.Array | None) -> jax.Array:
             mean = jnp.where(beside(honest, leaf), leaf, 0).sum(axis=0) / number

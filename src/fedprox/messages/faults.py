@@ -160,6 +160,15 @@ def screen(
     return Screened(scale, is_job & (~finite | beyond), jnp.where(all_count, 1.0, counted))
 
 
+def beside(numbers: Any, leaf: Any) -> Any:
+    """Numbers, whose axes are the first ones of a leaf, in a shape that goes with the leaf's.
+
+    >>> beside(np.ones((2, 3)), np.ones((2, 3, 4, 5))).shape
+    (2, 3, 1, 1)
+    """
+    return numbers.reshape(numbers.shape + (1,) * (leaf.ndim - numbers.ndim))
+
+
 def scaled(scale: jax.Array, tree: Any) -> Any:
     """Scale times a tree; 0 where the scale is 0, even if the tree is NaN or infinite.
 
@@ -169,7 +178,7 @@ def scaled(scale: jax.Array, tree: Any) -> Any:
     """
 
     def one(a: jax.Array) -> jax.Array:
-        s = scale.reshape(scale.shape + (1,) * (a.ndim - 2))
+        s = beside(scale, a)
         return jnp.where(s > 0, s * a, 0)
 
     return jax.tree.map(one, tree)
@@ -177,7 +186,7 @@ def scaled(scale: jax.Array, tree: Any) -> Any:
 
 def times(factor: jax.Array, tree: Any) -> Any:
     """A tree, leaves (points, ...), times a factor (points,)."""
-    return jax.tree.map(lambda a: a * factor.reshape((-1,) + (1,) * (a.ndim - 1)), tree)
+    return jax.tree.map(lambda a: a * beside(factor, a), tree)
 
 
 def mean_of(sums: Any, counted: jax.Array | None) -> Any:
@@ -188,7 +197,7 @@ def mean_of(sums: Any, counted: jax.Array | None) -> Any:
     if counted is None:
         return sums
     divisor = jnp.where(counted > 0, counted, 1.0)
-    return jax.tree.map(lambda a: a / divisor.reshape((-1,) + (1,) * (a.ndim - 1)), sums)
+    return jax.tree.map(lambda a: a / beside(divisor, a), sums)
 
 
 def screened_sum(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedprox.algorithms.base import ClientState, Message
 from fedprox.messages.attack import Attack
-from fedprox.messages.faults import Faults, scaled, screen, sound, times
+from fedprox.messages.faults import Faults, beside, scaled, screen, sound, times
 from fedprox.messages.robust import Aggregation
 from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
 from fedprox.simulation.devices.mesh import AXIS
@@ -76,8 +76,8 @@ MEAN = Aggregation()
 
 def stores(faults: Faults | None, rule: Aggregation, attack: Attack | None) -> bool:
     """Whether the messages of a round are stored until its end."""
-    lies = attack is not None and attack.changes_messages
-    return rule.stores or lies or (faults is not None and faults.compares)
+    compares = faults is not None and faults.compares
+    return rule.stores or attack is not None or compares
 
 
 def collector(
@@ -98,7 +98,7 @@ def collector(
         fixed: Whether updates that are left out count as zero, so that the others keep their
             weight, as privacy and staleness require.
         rule: What is taken of them.
-        attack: What dishonest clients send in place of their messages; None if all are honest.
+        attack: What dishonest clients send in place of their messages; None if all send theirs.
     """
     if stores(faults, rule, attack):
         return _storing(faults, size, room, rule, attack, fixed=fixed)
@@ -238,8 +238,7 @@ def _storing(
     fixed: bool,
 ) -> Collector:
     """Store all updates of the round, and look at them together at its end."""
-    lies = attack is not None and attack.changes_messages
-    together = rule.stores or lies
+    together = rule.stores or attack is not None
     every_size = jax.vmap(jax.vmap(size))
 
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
@@ -270,7 +269,7 @@ def _storing(
                 lambda a: jax.lax.all_gather(a, AXIS, tiled=True), (slot, messages)
             )
         in_time = (slot >= 0) & (weight[slot] > 0)
-        if attack is not None and lies:
+        if attack is not None:
             assert jobs.attacks is not None
             attacks = (slot >= 0) & (jobs.attacks[slot] > 0)
             messages = _over_points(attack.sent)(messages, in_time, attacks, key)
@@ -311,7 +310,7 @@ def _interpolate(scale: jax.Array, before: ClientState, after: ClientState) -> C
     """The state before + scale (after - before), where scale has shape (places, points)."""
 
     def between_leaves(a: jax.Array, b: jax.Array) -> jax.Array:
-        s = scale.reshape(scale.shape + (1,) * (a.ndim - 2))
+        s = beside(scale, a)
         return a + s * (b - a) if jnp.issubdtype(a.dtype, jnp.inexact) else b
 
     between = choose(scale < 1, jax.tree.map(between_leaves, before, after), after)

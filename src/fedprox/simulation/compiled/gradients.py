@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.features import Features
-from fedprox.messages.faults import Faults, Screened, screened_sum
+from fedprox.messages.faults import Faults, Screened, beside, screened_sum
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.simulation.compiled.clock import (
     Clock,
@@ -90,7 +90,7 @@ def summed_losses(
 
 def per_lane(sums: Params, size: jax.Array) -> Params:
     """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
-    return jax.tree.map(lambda g: g / size.reshape((-1,) + (1,) * (g.ndim - 1)), sums)
+    return jax.tree.map(lambda g: g / beside(size, g), sums)
 
 
 class Exchanged(NamedTuple):

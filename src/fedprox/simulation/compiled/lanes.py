@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedprox.algorithms.base import ClientState
+from fedprox.messages.faults import beside
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.packing import Segments
 
@@ -107,11 +108,7 @@ def choose(chosen: jax.Array, yes: T, no: T) -> T:
 
     The axes of `chosen` are the first axes of the leaves, or have length 1.
     """
-
-    def one(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(chosen.reshape(chosen.shape + (1,) * (a.ndim - chosen.ndim)), a, b)
-
-    return jax.tree.map(one, yes, no)
+    return jax.tree.map(lambda a, b: jnp.where(beside(chosen, a), a, b), yes, no)
 
 
 def put(places: T, index: jax.Array, values: T) -> T:

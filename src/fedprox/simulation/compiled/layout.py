@@ -199,7 +199,7 @@ def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
 
 def stores_messages(method: Method) -> bool:
     """Whether each device stores the messages of a round until its end."""
-    return stores(method.faults, method.rule, method.protocol.attack)
+    return stores(method.faults, method.rule, method.protocol.lies)
 
 
 def _empty_layout(

@@ -232,12 +232,12 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, layout, clock)
             self.second_pass.keep_local = False
-        self.has_client_keys = "client" in method.protocol.of_jobs
+        self.has_client_keys = method.protocol.codes_randomly
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
             rule=method.rule,
-            attack=method.protocol.attack,
+            attack=method.protocol.lies,
         )
         if apart:
             assert self.faults is not None  # a node always screens

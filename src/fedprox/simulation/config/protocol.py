@@ -194,7 +194,7 @@ class Protocol:
 
     def _check_messages(self) -> None:
         """Raise `InputError` if rules or attacks do not fit what else happens to messages."""
-        lies = self.attack is not None and self.attack.changes_messages
+        lies = self.lies is not None
         for name, given in (("aggregation.rule", self.aggregation.stores), ("attack", lies)):
             require(
                 not given or self.privacy is None,
@@ -229,18 +229,24 @@ class Protocol:
     @property
     def keyed(self) -> bool:
         """Whether rounds need random keys beside those of mini-batches."""
-        noisy = self.attack is not None and self.attack.kind == "noise"
-        return self.privacy is not None or noisy or self._codes_randomly
+        noisy = self.lies is not None and self.lies.kind == "noise"
+        return self.privacy is not None or noisy or self.codes_randomly
 
     @property
     def of_jobs(self) -> tuple[str, ...]:
         """Which fields of jobs programs read that are not always there."""
-        lies = self.attack is not None and self.attack.changes_messages
         late = () if self.asynchronous is None else ("staleness", "rate")
-        return (*late, *("attacks",) * lies, *("client",) * self._codes_randomly)
+        lies = () if self.lies is None else ("attacks",)
+        return (*late, *lies, *("client",) * self.codes_randomly)
 
     @property
-    def _codes_randomly(self) -> bool:
+    def lies(self) -> Attack | None:
+        """The attack if it changes messages; one that changes data is in the federation."""
+        attack = self.attack
+        return attack if attack is not None and attack.changes_messages else None
+
+    @property
+    def codes_randomly(self) -> bool:
         """Whether the codec of messages needs random keys."""
         return self.compression is not None and self.compression.random
 
@@ -248,9 +254,9 @@ class Protocol:
     def attackers(self) -> NDArray[np.int64]:
         """1 for the clients that change their messages, else 0, shape (clients,)."""
         count = len(self.federation)
-        if self.attack is None or not self.attack.changes_messages:
+        if self.lies is None:
             return np.zeros(count, np.int64)
-        return self.attack.clients(count).astype(np.int64)
+        return self.lies.clients(count).astype(np.int64)
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""

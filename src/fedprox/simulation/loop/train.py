@@ -23,6 +23,7 @@ from fedprox.errors import InputError
 from fedprox.files.arrays import Damaged
 from fedprox.model import Params
 from fedprox.simulation.compiled.compile import evaluated
+from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
@@ -422,14 +423,7 @@ def _copied(algorithm: Algorithm, state: State) -> Params:
     return jax.tree.map(jnp.copy, evaluated(algorithm, state))
 
 
-@jax.jit
-def _choose(models: Params, others: Params, are_better: jax.Array) -> Params:
-    """At each sweep point, the other model if it is better; leaves are (points, ...)."""
-
-    def choose_leaf(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(are_better.reshape((-1,) + (1,) * (a.ndim - 1)), b, a)
-
-    return jax.tree.map(choose_leaf, models, others)
+_choose = jax.jit(choose)
 
 
 def _best_keeper(
@@ -444,7 +438,7 @@ def _best_keeper(
         if done.round % protocol.evaluation.every:
             return models  # a longer run has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
-        return _choose(models, done.model, np.array(better))
+        return _choose(np.array(better), done.model, models)
 
     return keep
 
