@@ -261,10 +261,9 @@ class NodeClock:
             InputError: If nobody is at work for as long as the conversation's patience.
         """
         del full
-        end = time.monotonic() + self.server.conversation.patience
         if not self.training.open:
             require(
-                self.draw() is not None or self.wait(end),
+                self.wait(),
                 f"{self.training.method.name}: no node trains; resume the run when nodes are "
                 "connected",
             )
@@ -275,13 +274,14 @@ class NodeClock:
                 self.rest[int(self.server.owner[client])] = time.monotonic() + REST
             yield client, step, arrives
 
-    def wait(self, end: float) -> bool:
-        """Wait until a client may start, at most until `end`; whether one may."""
-        while time.monotonic() < end:
-            time.sleep(min(0.1, max(0.0, end - time.monotonic())))
-            if self.draw() is not None:
-                return True
-        return False
+    def wait(self) -> bool:
+        """Wait until a client may start, as long as for a node's answer; whether one may."""
+        end = time.monotonic() + self.server.conversation.patience
+        while self.draw() is None:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
+        return True
 
     def free(self, clients: list[int]) -> None:
         """Let clients be drawn again."""

@@ -12,15 +12,13 @@ noise, and are outside the guarantee. Rounds after the last request of a run are
 node, and so are not counted.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from fedprox.deployment.kept import read_kept, write_kept
 from fedprox.deployment.messages import Count, Kind, Message, Request, Round, Setup
-from fedprox.errors import InputError
-from fedprox.files.whole import write_whole
 from fedprox.privacy.accounting import Mechanism
 
 FILE = "spent.json"
@@ -125,16 +123,12 @@ def read_spent(folder: Path) -> Spent:
     Raises:
         InputError: If the file is damaged.
     """
-    path = folder / FILE
-    if not path.exists():
-        return Spent()
-    try:
-        return Spent.model_validate_json(path.read_bytes())
-    except ValidationError:
-        raise InputError(
-            f"{path}: damaged; it counts what the node has answered with its data: restore it from "
-            "a copy, or remove it to count from 0"
-        ) from None
+    return read_kept(
+        folder / FILE,
+        Spent(),
+        "it counts what the node has answered with its data: restore it from a copy, or remove it "
+        "to count from 0",
+    )
 
 
 def write_spent(folder: Path, spent: Spent) -> None:
@@ -143,8 +137,7 @@ def write_spent(folder: Path, spent: Spent) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(folder / FILE, json.dumps(spent.model_dump(mode="json"), indent=1).encode())
+    write_kept(folder / FILE, spent)
 
 
 def _name(setup: Setup) -> str:

@@ -7,11 +7,9 @@ node's memory alone: a node that was restarted has none of earlier sums, and can
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from fedprox.deployment.kept import read_kept, write_kept
 from fedprox.deployment.messages import Message, Round
-from fedprox.errors import InputError, require
-from fedprox.files.whole import write_whole
+from fedprox.errors import require
 
 FILE = "sums.json"
 
@@ -48,16 +46,12 @@ def read_revealed(folder: Path) -> Revealed:
     Raises:
         InputError: If the file is damaged.
     """
-    path = folder / FILE
-    if not path.exists():
-        return Revealed(rounds={})
-    try:
-        return Revealed.model_validate_json(path.read_bytes())
-    except ValidationError:
-        raise InputError(
-            f"{path}: damaged; it says which sums the node has helped to reveal: restore it from a "
-            "copy, or remove it if the operator begins all runs anew"
-        ) from None
+    return read_kept(
+        folder / FILE,
+        Revealed(rounds={}),
+        "it says which sums the node has helped to reveal: restore it from a copy, or remove it if "
+        "the operator begins all runs anew",
+    )
 
 
 def write_revealed(folder: Path, revealed: Revealed) -> None:
@@ -66,5 +60,4 @@ def write_revealed(folder: Path, revealed: Revealed) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(folder / FILE, revealed.model_dump_json(indent=1).encode())
+    write_kept(folder / FILE, revealed)
