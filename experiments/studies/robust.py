@@ -62,8 +62,12 @@ def item(title: str, data: Table, cohort: int, seconds: float, note: str) -> Ite
     def line(attack: str, rule: str) -> Line:
         return Line(of(attack), rule)
 
-    def better(attack: str, greater: str, less: str) -> Comparison:
-        return Comparison(attack, line(attack, greater), line(attack, less))
+    def claim(attack: str, text: str) -> Claim:
+        """That the mean is better than each rule where all are honest, and else worse."""
+        pairs = [(line(attack, MEAN), line(attack, rule)) for rule in RULES if rule != MEAN]
+        ordered = pairs if attack == HONEST else [pair[::-1] for pair in pairs]
+        comparisons = tuple(Comparison(attack, *pair) for pair in ordered)
+        return Claim(text, ACCURACY, FINAL, comparisons, by="by the claim")
 
     return Item(
         f"Robust rules against dishonest clients: {title}",
@@ -80,26 +84,11 @@ def item(title: str, data: Table, cohort: int, seconds: float, note: str) -> Ite
             ),
         ),
         (
-            Claim(
-                "Where all are honest, the mean is more accurate than each rule.",
-                ACCURACY,
-                FINAL,
-                tuple(better(HONEST, MEAN, rule) for rule in RULES if rule != MEAN),
-                by="by the claim",
-            ),
-            Claim(
-                "With 30 % of sign flips, each rule is more accurate than the mean.",
-                ACCURACY,
-                FINAL,
-                tuple(better(MOST[0], rule, MEAN) for rule in RULES if rule != MEAN),
-                by="by the claim",
-            ),
-            Claim(
+            claim(HONEST, "Where all are honest, the mean is more accurate than each rule."),
+            claim(MOST[0], "With 30 % of sign flips, each rule is more accurate than the mean."),
+            claim(
+                MOST[1],
                 "With 30 % of attackers that stay among the honest, each is more accurate, too.",
-                ACCURACY,
-                FINAL,
-                tuple(better(MOST[1], rule, MEAN) for rule in RULES if rule != MEAN),
-                by="by the claim",
             ),
         ),
         values=(
