@@ -438,12 +438,9 @@ def describe_data(
         federation, table = load_data({"name": name, **table}, data_dir)
         options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
         drawn = data_figure(federation, f"{name}: {options}")
-    folder = out or Path("runs") / f"{name}-data"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_figure(folder, drawn, "data")
     console.print(f"{name}: {printable(options)}\n", highlight=False)
     console.print(statistics_table(federation, name, table.get("partition", "")))
-    console.print(f"\n{printable(folder)}: data.png, data.svg", highlight=False, soft_wrap=True)
+    _write_figures(console, out or Path("runs") / f"{name}-data", {"data": drawn})
 
 
 def _describe_experiment(
@@ -451,25 +448,31 @@ def _describe_experiment(
 ) -> None:
     """Describe the data and the devices of an experiment file, for its first method and seed."""
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    folder, table = out or Path("runs") / f"{file.stem}-data", resolved.table["data"]
+    table, federation = resolved.table["data"], resolved.federation
+    drawn = {"data": data_figure(federation, f"{file}: data")}
     name = str(table.get("name", ""))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_figure(folder, data_figure(resolved.federation, f"{file}: data"), "data")
-    console.print(statistics_table(resolved.federation, name, table.get("partition", "")))
-    written = ["data.png", "data.svg"]
+    console.print(statistics_table(federation, name, table.get("partition", "")))
     if resolved.population is not None:
         seed = experiment.seed[0] if isinstance(experiment.seed, list) else experiment.seed
         seconds, hours = work_seconds(
-            *(resolved.population, resolved.federation, resolved.model),
+            *(resolved.population, federation, resolved.model),
             *(resolved.methods[0], resolved.solver, seed),
             resolved.compression,
         )
-        drawn = population_figure(seconds, hours, f"{file}: {resolved.methods[0].name}, devices")
-        write_figure(folder, drawn, "population")
+        title = f"{file}: {resolved.methods[0].name}, devices"
+        drawn["population"] = population_figure(seconds, hours, title)
         words = population_words(seconds, hours, resolved.population.dropout)
         console.print(f"\n{words}", highlight=False)
-        written += ["population.png", "population.svg"]
-    console.print(f"\n{printable(folder)}: {', '.join(written)}", highlight=False, soft_wrap=True)
+    _write_figures(console, out or Path("runs") / f"{file.stem}-data", drawn)
+
+
+def _write_figures(console: Console, folder: Path, drawn: dict[str, Any]) -> None:
+    """Write figures by their names into a folder, and print where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, each in drawn.items():
+        write_figure(folder, each, name)
+    files = ", ".join(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
+    console.print(f"\n{printable(folder)}: {files}", highlight=False, soft_wrap=True)
 
 
 @app.command("examples", cls=_Command)

@@ -11,8 +11,8 @@ from fedprox.messages.compression import Compression
 from fedprox.model import Model
 from fedprox.report.figure import make_logarithmic
 from fedprox.simulation.config.availability import Hours
-from fedprox.simulation.config.pace import legs_of
 from fedprox.simulation.config.population import Population
+from fedprox.simulation.config.protocol import pace_of
 from fedprox.solver import Solver
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ def work_seconds(
 ) -> tuple[NDArray[np.float64], Hours | None]:
     """Seconds of each client for a round of a method with all of its work, and when it is on."""
     sizes, own = federation.train.sizes, method.solver(solver)
-    sent = None if compression is None else compression.update_bits(model.shapes) / 8
-    steps = own.steps_per_epoch(sizes)
-    pace = population.pace(seed, legs_of(method), model.size_bytes, steps, sent)
+    bits = None if compression is None else compression.update_bits(model.shapes)
+    pace = pace_of(population, federation, model, method, own, seed, bits)
     return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
 
 

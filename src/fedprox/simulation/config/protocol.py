@@ -278,14 +278,17 @@ class Protocol:
     def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
-        steps = solver.steps_per_epoch(self.federation.train.sizes)
-        size, bits = self.model.size_bytes, self.message_bits(algorithm)
-        sent = None if bits is None else bits / 8
-        return self.population.pace(seed, legs_of(algorithm), size, steps, sent)
+        bits = self.message_bits(algorithm)
+        return pace_of(self.population, self.federation, self.model, algorithm, solver, seed, bits)
 
     def message_bits(self, algorithm: Algorithm) -> int | None:
         """Bits of a client's message of a method; None without compression."""
-        if self.compression is None or algorithm.pooled:
+        return None if algorithm.pooled else self._update_bits
+
+    @cached_property
+    def _update_bits(self) -> int | None:
+        """Bits of an update, which each record counts."""
+        if self.compression is None:
             return None
         return self.compression.update_bits(self.model.shapes)
 
@@ -493,6 +496,31 @@ class Protocol:
             f"{algorithm.name}: clients' own models are measured by one process, and there are "
             f"{processes}",
         )
+
+
+def pace_of(
+    population: Population,
+    federation: Federation,
+    model: Model,
+    algorithm: Algorithm,
+    solver: Solver,
+    seed: int,
+    message_bits: int | None,
+) -> Pace:
+    """How long each client takes for the rounds of a method.
+
+    Args:
+        population: The clients' devices.
+        federation: The clients and their data.
+        model: The model.
+        algorithm: The method.
+        solver: The solver that its clients use.
+        seed: Seed of the run.
+        message_bits: Bits of a client's message; None for a message in full.
+    """
+    steps = solver.steps_per_epoch(federation.train.sizes)
+    sent = None if message_bits is None else message_bits / 8
+    return population.pace(seed, legs_of(algorithm), model.size_bytes, steps, sent)
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:
