@@ -163,7 +163,7 @@ def screen(
 def beside(numbers: Any, leaf: Any) -> Any:
     """Numbers, whose axes are the first ones of a leaf, in a shape that goes with the leaf's.
 
-    >>> beside(np.ones((2, 3)), np.ones((2, 3, 4, 5))).shape
+    >>> beside(jnp.ones((2, 3)), jnp.ones((2, 3, 4, 5))).shape
     (2, 3, 1, 1)
     """
     return numbers.reshape(numbers.shape + (1,) * (leaf.ndim - numbers.ndim))
