@@ -15,8 +15,8 @@ import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
 from fedprox.algorithms.fednova import Message as OfFedNova
 from fedprox.algorithms.qffl import Message as OfQFFL
-from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
 from fedprox.deployment.conversation import Answered, Conversation
+from fedprox.deployment.measured import Declared, NodeSums, Shapes, declared_by, sums_of
 from fedprox.deployment.memory import in_memory
 from fedprox.deployment.messages import (
     VERSION,

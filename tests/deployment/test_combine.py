@@ -10,14 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedprox.deployment.combine import (
-    NodePart,
-    NodeSums,
-    combined,
-    evaluation_shapes,
-    measures_of,
-)
+from fedprox.deployment.combine import NodePart, combined
 from fedprox.deployment.conversation import Answered
+from fedprox.deployment.measured import NodeSums, evaluation_shapes, measures_of
 from fedprox.deployment.messages import Answer, DataKind
 from fedprox.deployment.round_part import RoundPart
 from fedprox.diagnostics.dissimilarity import Scatter

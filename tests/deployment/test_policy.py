@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedprox.deployment.combine import Declared, Shapes, sums_of
 from fedprox.deployment.conversation import Answered
+from fedprox.deployment.measured import Declared, Shapes, sums_of
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node

@@ -25,17 +25,10 @@ from fedprox.algorithms.check import message_shape
 from fedprox.deployment.arrivals import Training, works_at_nodes
 from fedprox.deployment.broadcast import at_points, broadcast_of
 from fedprox.deployment.coded import Coded
-from fedprox.deployment.combine import (
-    Combined,
-    NodePart,
-    combined,
-    declared_by,
-    evaluation_shapes,
-    measures_of,
-    sums_of,
-)
+from fedprox.deployment.combine import Combined, NodePart, combined
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.deadline import planned_rows, shares_of_first
+from fedprox.deployment.measured import declared_by, evaluation_shapes, measures_of, sums_of
 from fedprox.deployment.messages import Array, Kind, Request, Work
 from fedprox.deployment.noise import system_normals
 from fedprox.deployment.round_part import Possible, part_shapes, read_part, require_clipped
