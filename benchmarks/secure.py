@@ -37,7 +37,7 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     names = [f"node-{i:03}" for i in range(count)]
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     public = {name: key.public_key() for name, key in keys.items()}
-    securing = Securing(threshold=count // 2 + 1, bound=1.0, bits=bits, nodes=names)  # type: ignore[arg-type]
+    securing = Securing(threshold=count // 2 + 1, bound=1.0, bits=bits, honest=1, nodes=names)  # type: ignore[arg-type]
     number, work = secrets.token_hex(16), Claims(by="clients", rate=1 / count)
 
     def begin(name: str) -> NodeSum:
@@ -53,7 +53,7 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     sealed = {name: nodes[name].share(roster) for name in names[1:]} | {names[0]: first}
     for name, given in operator.shared(sealed).items():
         nodes[name].accept(given)
-    fixed = FixedPoint(securing.bound, bits, count)
+    fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
     took["node: whole numbers"], vector = seconds(lambda: fixed.quantized([message], one))

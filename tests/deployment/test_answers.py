@@ -20,7 +20,6 @@ from fedprox.deployment.measured import Declared, NodeSums, Shapes, declared_by,
 from fedprox.deployment.memory import in_memory
 from fedprox.deployment.messages import (
     VERSION,
-    Answer,
     Array,
     Clients,
     Description,
@@ -163,7 +162,7 @@ def read_sums(
     arrays: dict[str, Array], declared: Declared = NODE, shapes: Shapes = SHAPES
 ) -> NodeSums:
     assert arrays.keys() <= shapes.arrays().keys()
-    return sums_of(Answered(Answer(id=""), arrays, 0, 0), shapes, declared)
+    return sums_of(arrays, shapes, declared)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
-    node, superlink, experiment, private, policy, secure, peers = blocks("deploy.md", "toml")
+    node, superlink, experiment, private, policy, secure, peers, hidden = blocks(
+        "deploy.md", "toml"
+    )
     names = ["hospital-a", "hospital-b"]
     file = folder / "file.toml"
 
@@ -66,6 +68,11 @@ def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
     assert policy_read.privacy is not None
 
     securing = parse("page", {**parse_toml(experiment), **data, **parse_toml(secure)}).deployment
+    both = parse("page", {**parse_toml(experiment), **data, **parse_toml(hidden)})
+    assert both.privacy is not None
+    assert both.deployment.secure is not None
+    assert both.deployment.secure.honest == 2
+
     file.write_text(without_policy + peers)
     known_to = read_node_file(file).policy.secure
     assert known_to is not None

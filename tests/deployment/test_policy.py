@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedprox.deployment.conversation import Answered
 from fedprox.deployment.measured import Declared, Shapes, sums_of
 from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
@@ -202,8 +201,7 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
     like = {name: {"rows": number} for name in ("accuracy", "accuracy_of_two")}
     arrays = {"test/accuracy_of_two['rows']": np.ones(1, np.float32)}
     shapes = Shapes(1, {}, like, None, 0.0, has_accuracy=True)
-    answered = Answered(Answer(id=""), arrays, 0, 0)
-    read = sums_of(answered, shapes, Declared(1.0, 1, 1, 1, 0, 0, central=False))
+    read = sums_of(arrays, shapes, Declared(1.0, 1, 1, 1, 0, 0, central=False))
     assert list(read.sums["test"]) == ["accuracy_of_two"]
 
 

@@ -43,8 +43,9 @@ def setup(
     return Given(method=table, model={"name": model}, compression=compression, **asked)
 
 
-def securing(threshold: int, nodes: int) -> Any:
-    return Given(threshold=threshold, nodes=[str(i) for i in range(nodes)])
+def securing(threshold: int, nodes: int, honest: int = 1) -> Any:
+    names = [str(i) for i in range(nodes)]
+    return Given(threshold=threshold, nodes=names, honest=honest)
 
 
 def hiding(rounds: int) -> Any:
@@ -81,6 +82,12 @@ ROWS = np.array([5, 20, 35])
     [
         (SECURE, "check", [setup(secure=securing(4, 7))], ""),
         (SECURE, "check", [setup(secure=securing(4, 4))], ""),
+        (
+            SECURE,
+            "check",
+            [setup(secure=securing(4, 7, honest=2))],
+            "deployment.secure.honest = 2; at most 1 is allowed",
+        ),
         (
             SECURE,
             "check",

@@ -11,7 +11,6 @@ import optax
 
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.combine import summed, weighted
-from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import (
     Allowed,
     Array,
@@ -49,18 +48,36 @@ class Shapes(NamedTuple):
 
     def arrays(self) -> Allowed:
         """The arrays of an answer; a node leaves out what it does not report."""
+        return {name: leaf for each in self.by_measure().values() for name, leaf in each.items()}
+
+    def by_measure(self) -> dict[str, Allowed]:
+        """The arrays of each measure."""
         number, whole = (
             jax.ShapeDtypeStruct((self.points,), kind) for kind in (np.float32, np.int32)
         )
-        trees = {"loss": number, "weight": number, "unmeasured": whole, "scatter": self.scatter}
+        trees = {"scatter": self.scatter}
         trees |= {f"train/{name}": like for name, like in self.train.items()}
         for part in ("test", "validation"):
             trees |= {f"{part}/{name}": like for name, like in self.held_out.items()}
         return {
-            name: leaf
-            for prefix, tree in trees.items()
-            for name, leaf in zip(prefixed_names(prefix, tree), jax.tree.leaves(tree), strict=True)
+            "loss": {"loss": number, "weight": number, "unmeasured": whole},
+            **{
+                measure: dict(
+                    zip(prefixed_names(measure, tree), jax.tree.leaves(tree), strict=True)
+                )
+                for measure, tree in trees.items()
+            },
         }
+
+
+def summable(shapes: Shapes) -> dict[str, Allowed]:
+    """The arrays of each measure that is a sum, apart from measures of gradients."""
+    return {name: each for name, each in shapes.by_measure().items() if name != "scatter"}
+
+
+def summed_arrays(shapes: Shapes) -> Allowed:
+    """The arrays of these measures."""
+    return {name: like for each in summable(shapes).values() for name, like in each.items()}
 
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
@@ -97,7 +114,7 @@ class Declared(NamedTuple):
         labels: Labels of its test rows.
         validation: Its validation rows.
         validation_labels: Labels of its validation rows, at most.
-        central: Whether its validation rows belong to no client.
+        central: Whether some of its validation rows belong to no client.
     """
 
     share: float
@@ -126,6 +143,12 @@ def declared_by(description: Description, share: float, *, sampled: bool) -> Dec
     return Declared(share, count, test, labels, validation, validation * length, central)
 
 
+def declared_together(nodes: Sequence[Declared]) -> Declared:
+    """What some nodes hold together, whose sums have each one's share already."""
+    added = [sum(column) for column in zip(*nodes, strict=True)]
+    return Declared._make(added)._replace(share=1.0, central=any(each.central for each in nodes))
+
+
 class NodeSums(NamedTuple):
     """What a node answers to an evaluation, checked; None for what it does not report.
 
@@ -138,18 +161,17 @@ class NodeSums(NamedTuple):
     sums: Mapping[str, Any]
 
 
-def sums_of(answered: Answered, shapes: Shapes, declared: Declared) -> NodeSums:
-    """Check a node's answer to an evaluation, and read its arrays.
+def sums_of(arrays: Mapping[str, Array], shapes: Shapes, declared: Declared) -> NodeSums:
+    """Check a node's answer to an evaluation, and read it.
 
     Args:
-        answered: The answer.
+        arrays: The arrays of the answer.
         shapes: What nodes answer, in shape.
         declared: What the node says it holds.
 
     Raises:
         InputError: If an array is missing, has another shape, or is not what a node can measure.
     """
-    arrays = answered.arrays
     kinds = {"loss": np.float32, "weight": np.float32, "unmeasured": np.int32}
     sums: dict[str, Any] = {}
     if "loss" in arrays:

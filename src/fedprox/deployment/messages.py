@@ -58,7 +58,7 @@ Kind = Literal[
 ]
 """What a request asks for; the last four are of a secure sum."""
 
-Summed = Literal["gradients", "train"]
+Summed = Literal["gradients", "train", "evaluate"]
 """The requests whose answers can be summed in secret."""
 
 
@@ -161,14 +161,17 @@ class Securing(Message):
 
     Attributes:
         threshold: Nodes that a sum needs.
-        bound: Largest absolute value of a number in a node's mean message.
+        bound: Largest absolute value of a number in a node's mean message; None with privacy, where
+            it follows from the clipping norm.
         bits: Bits of a number on its way.
+        honest: Nodes of a sum whose noise hides a client, with privacy.
         nodes: The names of all nodes of the run.
     """
 
     threshold: Annotated[int, Field(ge=3, le=LARGEST)]
-    bound: Annotated[float, Field(gt=0, le=SINGLE[1])]
+    bound: Annotated[float, Field(gt=0, le=SINGLE[1])] | None
     bits: Literal[32, 64]
+    honest: Positive
     nodes: list[str]
 
 
@@ -178,10 +181,12 @@ class Claims(Message):
     Attributes:
         by: Whether all clients weigh the same, or as their rows.
         rate: The weight of a client, or of a row.
+        measures: The measures that the node reports, for "evaluate"; else None.
     """
 
     by: WeightsBy
     rate: Annotated[float, Field(gt=0, le=1)]
+    measures: list[str] | None = None
 
 
 class Advert(Message):
@@ -221,8 +226,9 @@ class Secret(Message):
         of: What is summed.
         by: How clients weigh.
         context: Digest of what all nodes will be asked alike, for "advertise".
+        share: The node's share of all training rows, for "advertise" and "evaluate" of measures.
         roster: The advertisements, for "share".
-        shares: The sealed shares for the node by sender, for "gradients" and "train".
+        shares: The sealed shares for the node by sender, for "gradients", "train" and "evaluate".
         included: The nodes whose messages are in the sum, for "confirm".
         signatures: What nodes have answered to "confirm", for "reveal".
     """
@@ -231,6 +237,7 @@ class Secret(Message):
     of: Summed
     by: WeightsBy
     context: str = ""
+    share: Share = 0.0
     roster: list[Advert] = []
     shares: dict[str, Hex] = {}
     included: list[str] = []

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import filled
 from fedprox.deployment.declared import check_clip, check_declaration, check_jobs
+from fedprox.deployment.measured import evaluation_shapes
 from fedprox.deployment.messages import (
     Answer,
     Array,
@@ -39,7 +41,7 @@ from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.keys import Identity
-from fedprox.deployment.secure.sums import Sums
+from fedprox.deployment.secure.sums import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.spending import read_spent, write_spent
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
@@ -200,7 +202,7 @@ class Node:
             raise InputError(f"{request.kind}: the setup is missing")
         self.policy.check(setup)
         if setup.secure is not None:
-            self._sums.check(setup.secure)
+            self._sums.check(setup)
         parts = self._parts_of(setup)
         self.policy.check_measures(parts.given, parts.solver)
         if setup.privacy is not None:
@@ -216,22 +218,23 @@ class Node:
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         arrays = [self.arrays[name] for name in request.arrays]
         asked = Asked(request, digest, setup, parts, arrays)
-        if request.kind == "evaluate":
+        secret = request.secret
+        if request.kind == "evaluate" or (secret is not None and secret.of == "evaluate"):
             return self._evaluate(asked)
         if request.work is None:
             raise InputError(f"{request.kind}: the work is missing")
         jobs = self._jobs(asked, request.work)
         if request.kind == "advertise":
-            return self._sums.advertise(request, setup, jobs), {}
+            return self._sums.advertise(request, setup, claims_of(secret_of(request), jobs)), {}
         if setup.secure is not None:
-            self._sums.accept(request, setup, jobs)
+            self._sums.accept(request, setup, claims_of(secret_of(request), jobs))
         if request.kind == "gradients":
             part = self._gradients(asked, jobs)
         else:
             part = self._train(asked, request.work, jobs)
         if setup.secure is None:
             return Answer(id=""), part.arrays()
-        return Answer(id=""), self._sums.masked(setup.secure, part)
+        return Answer(id=""), self._sums.masked(request, setup, part)
 
     @property
     def _sums(self) -> Sums:
@@ -310,41 +313,42 @@ class Node:
         return self._data[setup.rows]
 
     def _evaluate(self, asked: Asked) -> tuple[Answer, dict[str, Array]]:
-        parts = asked.parts
-        (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
+        request, _, setup, parts, arrays = asked
+        report = self.reports
+        if setup.secure is not None:
+            measures = self._measures(parts, report)
+            claims = measured_claims_of(secret_of(request), len(self.federation.train), measures)
+            if request.kind == "advertise":
+                return self._sums.advertise(request, setup, claims), {}
+            self._sums.accept(request, setup, claims)
+        (params,) = filled([parts.model.shapes], parts.points, arrays)
         self._pay(asked)
-        return self._reported(parts, parts.evaluate(params))
-
-    def _reported(self, parts: Parts, sums: EvaluationSums) -> tuple[Answer, dict[str, Array]]:
-        """The sums that the policy lets the node report."""
-        read = parts.measuring.protocol
-        points = np.ones(parts.points, np.float32)
-        held_out = {"test": sums.test, "validation": sums.validation}
-        enough = {part: self._enough(getattr(read.measured, part)) for part in held_out}
-        report = set(self.reports)
+        sums = parts.evaluate(params)
         if sums.unmeasured is not None:  # all measures but accuracies leave these clients out
             left = len(self.federation) - int(np.max(sums.unmeasured))
             if 0 < left < self.policy.fewest_clients:
-                report &= {"accuracy"}
-        shown: dict[str, Array] = {}
-        if "loss" in report:
-            shown |= {"loss": np.asarray(sums.loss)}
-            shown["weight"] = points if sums.weight is None else np.asarray(sums.weight)
-            if sums.unmeasured is not None:
-                shown["unmeasured"] = np.asarray(sums.unmeasured)
-        for part, terms in held_out.items():
-            for name, each in (terms or {}).items() if enough[part] else ():
-                if (name if name in ("loss", "accuracy") else "metrics") in report:
-                    shown |= prefixed(f"{part}/{name}", each)
-        if "metrics" in report:
-            for name, each in sums.train.items():
-                shown |= prefixed(f"train/{name}", each)
-        if "gradients" in report and sums.scatter is not None:
-            shown |= prefixed("scatter", tuple(sums.scatter))
-        withheld: list[str] = [measure for measure in REPORTS if measure not in report]
-        return Answer(id="", withheld=withheld), shown
+                report = [measure for measure in report if measure == "accuracy"]
+        answer = Answer(id="", withheld=[measure for measure in REPORTS if measure not in report])
+        shown = _shown(sums, self._measures(parts, report))
+        if setup.secure is None:
+            return answer, shown
+        shapes = evaluation_shapes(parts.model, setup.data, parts.points)
+        return answer, self._sums.masked_measures(request, setup, shapes, shown)
 
-    def _enough(self, rows: Rows | Examples | None) -> bool:
+    def _measures(self, parts: Parts, report: Collection[str]) -> list[str]:
+        """The measures of an evaluation, as arrays are named, of which some are reported."""
+        read, metrics = parts.measuring.protocol.measured, list(parts.model.metrics)
+        accuracy = ["accuracy"] if parts.model.correct else []
+        named = {"loss": ["loss"], "accuracy": accuracy, "metrics": metrics}
+        measures = ["loss"] if "loss" in report else []
+        measures += [f"train/{name}" for name in metrics if "metrics" in report]
+        for part in ("test", "validation"):
+            rows = getattr(read, part)
+            if rows is not None and len(rows) and self._enough(rows):
+                measures += [f"{part}/{name}" for kind in report for name in named.get(kind, ())]
+        return [*measures, "scatter"] if "gradients" in report else measures
+
+    def _enough(self, rows: Rows | Examples) -> bool:
         """Whether measures on held-out rows are of as many clients as the policy asks."""
         if not isinstance(rows, Rows):
             return True  # they belong to no client
@@ -394,6 +398,24 @@ class Node:
                 if part.counts[i].any():
                     states.write(name, request.round, jax.tree.map(lambda a, i=i: a[i], after))
         return part
+
+
+def _shown(sums: EvaluationSums, measures: Collection[str]) -> dict[str, Array]:
+    """The arrays of an evaluation's measures."""
+    trees: dict[str, Any] = {f"train/{name}": each for name, each in sums.train.items()}
+    for part, terms in (("test", sums.test), ("validation", sums.validation)):
+        trees |= {f"{part}/{name}": each for name, each in (terms or {}).items()}
+    if sums.scatter is not None:
+        trees["scatter"] = tuple(sums.scatter)
+    shown: dict[str, Array] = {}
+    if "loss" in measures:
+        weight = np.ones_like(sums.loss) if sums.weight is None else sums.weight
+        shown = {"loss": np.asarray(sums.loss), "weight": np.asarray(weight)}
+        if sums.unmeasured is not None:
+            shown["unmeasured"] = np.asarray(sums.unmeasured)
+    for name in measures:
+        shown |= prefixed(name, trees[name]) if name in trees else {}
+    return shown
 
 
 def _ownership(federation: Federation) -> Ownership:

@@ -43,6 +43,12 @@ class SecurePolicy(Section):
     threshold: int = Field(
         description="Fewest nodes of a sum, at least 3; a run may ask for more.", examples=[3]
     )
+    honest: int = Field(
+        default=1,
+        description="Nodes of a sum, this one included, that a run may count on, with privacy, to "
+        "add noise and keep it to themselves.",
+        examples=[2],
+    )
     peers: dict[str, str] = Field(
         description="The public key of each other node, a file by the node's name. Make sure by "
         "another way than the operator that the files are these nodes'.",
@@ -149,6 +155,10 @@ class Policy(Section):
             securing.threshold >= own.threshold,
             f"deployment.secure.threshold = {securing.threshold}; at least {own.threshold} is "
             "allowed",
+        )
+        require(
+            securing.honest <= own.honest,
+            f"deployment.secure.honest = {securing.honest}; at most {own.honest} is allowed",
         )
         require_threshold(securing.threshold, len(set(securing.nodes)))
 

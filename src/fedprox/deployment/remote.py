@@ -28,11 +28,21 @@ from fedprox.deployment.coded import Coded
 from fedprox.deployment.combine import Combined, NodePart, combined
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.deadline import planned_rows, shares_of_first
-from fedprox.deployment.measured import declared_by, evaluation_shapes, measures_of, sums_of
-from fedprox.deployment.messages import Array, Kind, Request, Work
+from fedprox.deployment.measured import (
+    NodeSums,
+    declared_by,
+    declared_together,
+    evaluation_shapes,
+    measures_of,
+    summable,
+    summed_arrays,
+    sums_of,
+)
+from fedprox.deployment.messages import Array, Request, Summed, Work
 from fedprox.deployment.noise import system_normals
 from fedprox.deployment.round_part import Possible, part_shapes, read_part, require_clipped
-from fedprox.deployment.secure.rounds import SecureRound
+from fedprox.deployment.secure.fixed_point import fixed_point_of, size_of
+from fedprox.deployment.secure.rounds import SecureSum
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -113,6 +123,10 @@ class RemoteMethod:
         ]
         if algorithm.possible is not None:
             self.possible = jit_once(jax.vmap(algorithm.possible))
+        if server.deployment.secure is not None:
+            setup = server.setup(method, method.protocol.seeds[0])
+            for like in (self.message, self.gradient):
+                fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))
         self.prepare()
 
     def prepare(self) -> None:
@@ -162,9 +176,11 @@ class RemoteSeed:
 
     def __init__(self, remote: RemoteMethod, start: Start) -> None:
         self.remote, self.server, self.method = remote, remote.server, remote.method
-        self.seed, self.params = start.seed, start.params
+        self.seed, self.params, self.done = start.seed, start.params, start.round
         self.private, self.repeated = self.method.private, self.server.repeated
         self.setup = self.server.setup(self.method, start.seed)
+        # also in a round without answers, which cost privacy; with secure sums nodes add it
+        self.adds_noise = self.private and self.setup.secure is None
         # the round of each client's last used update, for each sweep point
         self.used = np.full((len(self.server.owner), len(self.method.points)), NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
@@ -190,6 +206,7 @@ class RemoteSeed:
     def next(self, now: RunState) -> Computed:
         """Compute one round on the nodes."""
         t, exchange = now.round, self.method.algorithm.exchange
+        self.done = t + 1
         if self.training is not None:
             self.training.at(now)
         call = next(self.works)
@@ -202,7 +219,7 @@ class RemoteSeed:
         seconds = {} if deadline is None else dict.fromkeys(nodes, deadline)
         if self.private:
             self.server.deployment.ledger.release()
-        if exchange is not None and (len(jobs.client) or self.private):
+        if exchange is not None and (len(jobs.client) or self.adds_noise):
             gradient, valid, cost = self._mean_gradient(t, call, state, seconds)
             traffic.append(cost)
             if valid.any():
@@ -210,7 +227,7 @@ class RemoteSeed:
                 state = jax.vmap(exchange)(state, gradient, noisy)
             else:
                 jobs = jobs.take(np.zeros(0, np.int64))
-        if not len(jobs.client) and not self.private:
+        if not len(jobs.client) and not self.adds_noise:
             work = call._replace(dropped=call.clients, jobs=jobs)
             tally = Tally((0,), 1, traffic=tuple(traffic))
             return Computed(t + 1, now.state, LastRound(work), tally)
@@ -226,7 +243,7 @@ class RemoteSeed:
         self._warn_of_faults(t, jobs, result)
         self.used[jobs.client] = np.where(counts, t, self.used[jobs.client])
         cost = self._traffic(began, jobs, result)
-        always = self.private or self.training is not None
+        always = self.adds_noise or self.training is not None
         after, updated = now.state, counts.any(axis=0) | always
         if updated.any():
             counted = (jobs.participation[:, None] * counts).sum(axis=0)
@@ -253,7 +270,11 @@ class RemoteSeed:
 
     def _with_noise(self, hparams: HParams, like: Any) -> HParams:
         """The hyperparameters, with privacy also noise for a mean like `like`."""
-        return {**hparams, "noise": system_normals(like)} if self.private else hparams
+        if not self.private:
+            return hparams
+        if self.setup.secure is not None:  # nodes have added it
+            return {**hparams, "noise": jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)}
+        return {**hparams, "noise": system_normals(like)}
 
     def _late(self, jobs: Jobs, result: Combined) -> int:
         """Clients that the round did not use, or that took fewer steps by a real clock."""
@@ -326,13 +347,13 @@ class RemoteSeed:
             seconds[node] -= took[node] if 0 <= took.get(node, most) < most else most
         result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm, total)
         cost = self._cost(began, [(each.node, each.answered) for each in result.parts])
-        valid = np.full(self.used.shape[1], self.private)
+        valid = np.full(self.used.shape[1], self.adds_noise)
         return result.mean, valid | result.counts.any(axis=0), cost
 
     def _parts(
         self,
         t: int,
-        kind: Kind,
+        kind: Summed,
         jobs: Jobs,
         arrays: Sequence[Array],
         message: Any,
@@ -380,10 +401,11 @@ class RemoteSeed:
             )
             for index, at in places.items()
         }
-        secret, dropped, beside = self._secret_sum(message), {}, {}
+        secret, dropped, beside = self._secret_sum(kind, message), {}, {}
         if secret is not None:
             # no node's message is among its arrays, so none is compared with what can be
-            message, possible, dropped, beside = None, None, secret.problems, secret.allowed
+            message = possible = clip = None
+            dropped, beside = secret.problems, secret.allowed
             requests = self._prepared(t, secret, requests, arrays)
         coded = self.remote.coded
         sent = {
@@ -426,23 +448,30 @@ class RemoteSeed:
         if secret is None or not parts:
             return parts, None
         try:
-            total = secret.total(parts)
-            return [secret.counted(part) for part in parts], total
+            total = secret.total({part.node: part.answered for part in parts})
+            counted = [
+                part._replace(answered=secret.counted(part.node, part.answered)) for part in parts
+            ]
+            return counted, total
         except InputError as error:
             self._give_up(t, error)
             return [], None
 
-    def _secret_sum(self, message: Any) -> SecureRound | None:
-        """A secure sum of messages; None if the coordinator sees each node's."""
-        securing = self.setup.secure
-        if securing is None:
+    def _secret_sum(self, of: Summed, like: Any) -> SecureSum | None:
+        """A secure sum; None if the coordinator sees each node's part.
+
+        Args:
+            of: The requests whose answers are summed.
+            like: What is summed, in shape, leaves (points, ...).
+        """
+        if self.setup.secure is None:
             return None
-        return SecureRound(self.server, securing, self.setup, message, self._warn)
+        return SecureSum(self.server, self.setup, of, like, self._warn)
 
     def _prepared(
         self,
         t: int,
-        secret: SecureRound,
+        secret: SecureSum,
         requests: Mapping[int, Request],
         arrays: Sequence[Array],
     ) -> Mapping[int, Request]:
@@ -517,39 +546,82 @@ class RemoteSeed:
         began, server = time.perf_counter(), self.server
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
         nodes = range(len(server.nodes))
-        requests = {index: server.request("evaluate", self.setup) for index in nodes}
-        asked = server.begin(requests, arrays, dict.fromkeys(nodes, self.remote.allowed))
-        measuring = cache(partial(self._measured, asked, began))
+        requests: Mapping[int, Request] = {
+            index: server.request("evaluate", self.setup, round=self.done) for index in nodes
+        }
+        shapes, allowed = self.remote.shapes, self.remote.allowed
+        secret = self._secret_sum("evaluate", summed_arrays(shapes))
+        if secret is not None:
+            requests, allowed = secret.prepared(requests, arrays), secret.allowed
+        asked = server.begin(requests, arrays, dict.fromkeys(requests, allowed))
+        measuring = cache(partial(self._measured, asked, began, secret))
         if self.training is None:
             measuring()
         return measuring
 
-    def _measured(self, asked: Mapping[int, str], began: float) -> tuple[Measures, Tally]:
+    def _measured(
+        self, asked: Mapping[int, str], began: float, secret: SecureSum | None
+    ) -> tuple[Measures, Tally]:
         """Wait for an evaluation.
 
         Raises:
             InputError: If no node answers.
         """
-        server, answers = self.server, self.server.answers(asked)
+        server, remote, answers = self.server, self.remote, self.server.answers(asked)
         nodes_sums = []
-        for index in asked:
+        for index in range(len(server.nodes)):
             problem = server.problem(index)
+            if secret is not None:
+                problem = secret.problems.get(index, problem)
             if index in answers:
                 try:
-                    declared = self.remote.declared[index]
-                    nodes_sums.append(sums_of(answers[index], self.remote.shapes, declared))
+                    if secret is None:
+                        declared = remote.declared[index]
+                        arrays = answers[index].arrays
+                        nodes_sums.append(sums_of(arrays, remote.shapes, declared))
+                    else:
+                        secret.require_masked(answers[index])
                     continue
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
+                    del answers[index]
             self._warn(f"node {server.name(index)!r}: {problem}; evaluated without it")
+        if secret is not None:
+            nodes_sums, answers = self._sum_of_measures(secret, answers)
         require(
             any("loss" in node.sums for node in nodes_sums),
             f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
             "evaluation; resume the run when nodes are connected",
         )
-        model, shapes = server.protocol.model, self.remote.shapes
-        measures = measures_of(model, nodes_sums, shapes)
+        measures = measures_of(server.protocol.model, nodes_sums, remote.shapes)
         return measures, Tally(traffic=(self._cost(began, list(answers.items())),))
+
+    def _sum_of_measures(
+        self, secret: SecureSum, answers: Mapping[int, Answered]
+    ) -> tuple[list[NodeSums], dict[int, Answered]]:
+        """The sum over nodes as that of one node, and what each answer cost with its stages.
+
+        Raises:
+            InputError: If there is none.
+        """
+        remote = self.remote
+        try:
+            total = secret.total(answers)
+            shown = {
+                name: total[name]
+                for measure, arrays in summable(remote.shapes).items()
+                for name in arrays
+                if measure in secret.measures
+            }
+            declared = declared_together([remote.declared[index] for index in answers])
+            sums = sums_of(shown, remote.shapes, declared)
+        except InputError as error:
+            raise InputError(
+                f"{self.method.name}, seed {self.seed}: evaluation: {error}; resume the run when "
+                "nodes are connected"
+            ) from None
+        counted = {index: secret.counted(index, each) for index, each in answers.items()}
+        return [sums], counted
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""

@@ -110,12 +110,15 @@ class SecureSection(Section):
     threshold: int
     """Nodes that a sum needs: at least 3, and more than half of all. With fewer a round is given
     up."""
-    bound: float
+    bound: float | None = None
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
-    and counted."""
+    and counted. Not with `[privacy]`, where it follows from `clip`."""
     bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""
+    honest: int = 1
+    """With `[privacy]`: nodes of a sum that add their noise and keep it to themselves, at least;
+    each adds its part of the noise. With 1 no node trusts another."""
 
 
 class DeploymentSection(Section):
@@ -129,8 +132,8 @@ class DeploymentSection(Section):
     patience: float = 300.0
     """Seconds that a round waits for a node; it then goes on without the node."""
     secure: SecureSection | None = None
-    """Sum the nodes' messages in secret: a table with the keys `threshold`, `bound` and `bits`; the
-    operator sees each node's if left out."""
+    """Sum the nodes' messages in secret: a table with the keys `threshold`, `bound`, `bits` and
+    `honest`; the operator sees each node's if left out."""
 
 
 class StudySection(Section):

@@ -65,8 +65,9 @@ class Privacy:
     r"""A guarantee of :math:`(\epsilon, \delta)`-differential privacy for clients.
 
     The unit is a client with all of its rows. The server is trusted: it sees each client's clipped
-    message and adds the noise. Losses, accuracies and other measurements on clients' data have no
-    noise and are outside the guarantee.
+    message and adds the noise. In a deployment with secure sums nodes add it, and the server is
+    not trusted. Losses, accuracies and other measurements on clients' data have no noise and are
+    outside the guarantee.
 
     Attributes:
         clip: Largest norm :math:`C` of what a client sends, all arrays of a message together; with

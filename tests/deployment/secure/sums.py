@@ -48,7 +48,7 @@ def begun(
     work: Callable[[str], Claims] = lambda name: Claims(by="rows", rate=0.02),  # noqa: ARG005
 ) -> Nodes:
     """Nodes that have advertised."""
-    securing = Securing(threshold=threshold, bound=1.0, bits=32, nodes=sorted(known))
+    securing = Securing(threshold=threshold, bound=1.0, bits=32, honest=1, nodes=sorted(known))
     number = secrets.token_hex(16)
     sums = {
         name: NodeSum(

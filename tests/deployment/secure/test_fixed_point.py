@@ -1,12 +1,17 @@
 """Whole numbers: sums never wrap, rounding is right on average, and what is clipped is counted."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.special import ndtr
 
-from fedprox.deployment.secure.fixed_point import PIECE, FixedPoint
+from fedprox.deployment.secure.fixed_point import PIECE, FixedPoint, fixed_point_of
 from fedprox.errors import InputError
 
 ONE = np.ones(1, np.float32)
@@ -16,6 +21,7 @@ fixed_points = st.builds(
     st.floats(1e-6, 1e6),
     st.sampled_from([32, 64]),
     st.integers(3, 100),
+    st.none(),
 )
 
 
@@ -69,6 +75,61 @@ def test_leaves_keep_their_shapes_and_order() -> None:
     assert jax.tree.map(lambda a: a.shape, values) == {"a": (1, 2, 3), "b": (1,)}
     assert np.allclose(values["a"], tree["a"])
     assert values["b"] == 7
+
+
+def setup_of(bits: int, nodes: int, clients: int, z: float, honest: int) -> Any:
+    """What a private run with secure sums declares, clipped to 2."""
+    securing = SimpleNamespace(bound=None, bits=bits, honest=honest, nodes=["node"] * nodes)
+    hiding = SimpleNamespace(clip=2.0, mechanism=SimpleNamespace(noise_multiplier=z))
+    return SimpleNamespace(secure=securing, privacy=hiding, clients_per_round=clients)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_nodes_add_their_part_of_the_noise(bits: int) -> None:
+    z, clients, honest, size = 1.5, 10, 4, 20_000
+    fixed = fixed_point_of(setup_of(bits, 5, clients, z, honest), "train")
+    message = np.random.default_rng(1).normal(0, 1e-3, (1, size)).astype(np.float32)
+    added = []
+    for _ in range(honest):
+        (values,), clipped = fixed.values(fixed.quantized([message], ONE), [message])
+        assert clipped == 0
+        added.append((values - message).astype(np.float64).ravel())
+    expected = 1.01 * z * 2.0 / clients
+    for one in added:
+        assert abs(one.std() / (expected / np.sqrt(honest)) - 1) < 5 / np.sqrt(2 * size)
+    together = sum(added[1:], added[0])
+    assert abs(together.std() / expected - 1) < 5 / np.sqrt(2 * size)
+    assert abs(np.corrcoef(added)[np.triu_indices(honest, 1)]).max() < 5 / np.sqrt(size)
+
+
+@given(st.integers(2, 5), st.floats(10, 40))
+def test_a_sum_of_rounded_noise_is_rounded_noise_but_for_the_gap(
+    nodes: int, deviation: float
+) -> None:
+    together = deviation * np.sqrt(nodes)
+    reach = int(11 * together)
+    whole = np.arange(-reach, reach + 1)
+
+    def rounded(spread: float) -> NDArray[np.float64]:
+        """The probabilities of a rounded normal number, from the tail on for precision."""
+        near = np.abs(whole) - 0.5
+        return np.asarray(ndtr(-near / spread) - ndtr(-(near + 1) / spread))
+
+    one, summed = rounded(deviation), rounded(deviation)
+    for _ in range(nodes - 1):
+        summed = np.convolve(summed, one, "same")
+    known = np.abs(whole) <= 10 * together
+    ratio = np.abs(np.log(summed[known] / rounded(together)[known]))
+    assert 0 < ratio.max() <= 5 / deviation**2
+
+
+def test_rounding_that_would_be_seen_is_refused() -> None:
+    fixed = fixed_point_of(setup_of(32, 5, 500, 1.0, 1), "train")
+    fixed.require_hidden(100)
+    line = r"bits = 32: with \[privacy\] and 1,000,000 numbers rounding would be seen .* use 64"
+    with pytest.raises(InputError, match=line):
+        fixed.require_hidden(1_000_000)
+    fixed_point_of(setup_of(64, 5, 500, 1.0, 1), "train").require_hidden(10**8)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])

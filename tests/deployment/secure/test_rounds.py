@@ -8,20 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
 from fedprox.deployment import node as node_module
-from fedprox.deployment.messages import Answer, pack, unpack_answer
+from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, SecurePolicy
-from fedprox.deployment.secure.fixed_point import FixedPoint
+from fedprox.deployment.secure.fixed_point import MEASURES, FixedPoint
 from fedprox.deployment.secure.ledger import read_revealed
 from fedprox.deployment.secure.masks import Whole
 from fedprox.errors import InputError
+from fedprox.messages.faults import mean_of
 from fedprox.simulation.results.run import Run
 from tests.deployment.federations import (
     FEDPROX,
@@ -133,22 +135,27 @@ def test_bytes_are_those_of_all_stages(fresh: Fresh, tmp_path: Path) -> None:
 
 
 class Watched:
-    """What nodes make whole numbers of, and what the operator makes numbers of."""
+    """What nodes make whole numbers of, and the operator numbers, but for measures."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.messages: list[Any] = []
         self.whole: list[Whole] = []
+        self.counted: list[Any] = []
         self.totals: list[Whole] = []
         quantized, values = FixedPoint.quantized, FixedPoint.values
 
         def watch_node(fixed: FixedPoint, message: Any, counted: Any) -> Whole:
             made = quantized(fixed, message, counted)
+            if fixed.bound == MEASURES:
+                return made
             self.messages.append(message)
+            self.counted.append(counted)
             self.whole.append(made.copy())
             return made
 
         def watch_operator(fixed: FixedPoint, total: Whole, message: Any) -> Any:
-            self.totals.append(total.copy())
+            if fixed.bound != MEASURES:
+                self.totals.append(total.copy())
             return values(fixed, total, message)
 
         patch.setattr(FixedPoint, "quantized", watch_node)
@@ -199,7 +206,7 @@ def gone(site: Site, kind: str) -> Callable[[Parcel], Parcel]:
 
     def answer(parcel: Parcel) -> Parcel:
         head = json.loads(parcel.head)
-        if head["kind"] in stages[stages.index(kind) :]:
+        if head["kind"] in stages[stages.index(kind) :] and head["secret"]["of"] == "train":
             return pack(Answer(id=head["id"], refused="it is gone"))
         return site.answer(parcel)
 
@@ -217,6 +224,16 @@ def test_nodes_that_drop_out_lose_their_own_updates_alone(
     nodes = [gone(site, stage) if i in (1, 3) else site.answer for i, site in enumerate(sites)]
     (run,) = deployed(ONE_ROUND, nodes)
     (total,) = watched.totals
+    # the model follows from the plain sum of whole numbers, to the last bit
+    (start,) = deployed(ONE_ROUND, [gone(site, "advertise") for site in fresh(tmp_path / "start")])
+    fixed = FixedPoint(SECURE["secure"]["bound"], 32, NODES)
+    summed, _ = fixed.values(
+        sum(watched.whole[1:], watched.whole[0]), jax.tree.map(lambda a: a[None], run.params)
+    )
+    counted = sum(watched.counted[1:], watched.counted[0])
+    mean = mean_of(summed, jnp.asarray(counted))
+    expected = jax.tree.map(lambda a, b: a + b[0], start.params, mean)
+    assert vector(expected).tobytes() == vector(run.params).tobytes()
     came = NODES if stage in ("confirm", "reveal") else NODES - 2
     assert run.final.dropped == NODES - came
     assert (total == sum(watched.whole[1:], watched.whole[0])).all()
@@ -250,7 +267,8 @@ def test_a_restarted_node_drops_out_of_its_sum(
 
     def fault(node: int, number: int, head: dict[str, Any]) -> Any:
         del number
-        return "restart" if node == 2 and head["kind"] == "confirm" else ""
+        confirms = head["kind"] == "confirm" and head["secret"]["of"] == "train"
+        return "restart" if node == 2 and confirms else ""
 
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(TABLE, unreliable(sites, fault))
@@ -299,7 +317,7 @@ def test_a_round_is_revealed_once(
 def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_path: Path) -> None:
     def disguised(kinds: Sequence[str]) -> Callable[[dict[str, Any]], None]:
         def change(head: dict[str, Any]) -> None:
-            if head["kind"] in kinds:
+            if head["kind"] in kinds and head["secret"]["of"] == "train":
                 head["round"], head["setup"]["run"] = 7, "run7"
 
         return change
@@ -490,3 +508,227 @@ def test_a_node_that_is_not_known_is_not_summed_with(fresh: Fresh, tmp_path: Pat
 
 def test_a_node_with_secure_sums_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
     assert fresh(tmp_path)[0].node.reports == ["loss", "accuracy", "metrics"]
+
+
+def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"rounds": 1}
+    (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
+    seen: list[bytes] = []
+
+    def recorded(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            answered = site.answer(parcel)
+            seen.append(answered.body)
+            return answered
+
+        return answer
+
+    sites = [recorded(site) for site in fresh(tmp_path / "secure")]
+    (secure,) = deployed(table | {"deployment": SECURE}, sites)
+    for one, two in zip(plain.history, secure.history, strict=True):
+        for name in ("train_loss", "test_loss", "test_accuracy"):
+            assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-5), name
+    # no array of a node's but masked words and what says which updates count
+    names = {name for body in seen if body for name in unpack_arrays(body)}
+    assert names == {"masked", "counted", "steps", "counts", "faulty"}
+
+
+def test_measures_of_nodes_that_are_lost_are_left_out(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unless_evaluated(kind: str) -> Callable[[Site], Callable[[Parcel], Parcel]]:
+        def wrapped(site: Site) -> Callable[[Parcel], Parcel]:
+            def answer(parcel: Parcel) -> Parcel:
+                head = json.loads(parcel.head)
+                if head["kind"] == kind and (head["secret"] or {}).get("of") == "evaluate":
+                    return pack(Answer(id=head["id"], refused="it is gone"))
+                return site.answer(parcel)
+
+            return answer
+
+        return wrapped
+
+    def first_loss(folder: str, kind: str, nodes: Sequence[int], secure: bool = True) -> float:
+        sites = fresh(tmp_path / folder, secure=secure)
+        table = ONE_ROUND if secure else ONE_ROUND | {"deployment": {}}
+        lossy = [
+            unless_evaluated(kind)(site) if i in nodes else site.answer
+            for i, site in enumerate(sites)
+        ]
+        (run,) = deployed(table, lossy)
+        return run.history[0].test_accuracy
+
+    everyone = first_loss("everyone", "describe", [])
+    for kind in ("advertise", "share", "evaluate"):
+        assert first_loss(kind, kind, [1, 3]) != everyone
+        assert (
+            caplog.records[-1]
+            .getMessage()
+            .endswith("node 'node-3': it refuses: it is gone; evaluated without it")
+        )
+    assert first_loss("reveal", "reveal", [1, 3]) == everyone
+    with pytest.raises(InputError, match="evaluation: 2 of 5 nodes are left, and a secure sum n"):
+        first_loss("few", "evaluate", [1, 2, 3])
+
+
+def test_a_measure_of_too_few_nodes_is_not_in_the_sum(fresh: Fresh, tmp_path: Path) -> None:
+    def first(few: int) -> Any:
+        sites = fresh(tmp_path / str(few))
+        for site in sites[:few]:
+            site.node.policy = site.node.policy.model_copy(update={"report": ["loss"]})
+        (run,) = deployed(ONE_ROUND, answers(sites))
+        return run.history[0]
+
+    assert 0 < first(2).test_accuracy < 1  # of three nodes
+    assert np.isnan(first(3).test_accuracy)
+    assert first(3).train_loss > 0
+
+
+def test_a_model_is_measured_again_with_the_same_nodes_alone(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+    table = ONE_ROUND
+    (first,) = deployed(table, answers(sites))
+    for site in sites:
+        site.restart()
+    # the round's sum is not revealed again, but the measures of the initial model are
+    (again,) = deployed(table, answers(sites))
+    assert again.history[0].train_loss == first.history[0].train_loss
+
+    def gone_once(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            head = json.loads(parcel.head)
+            if head["kind"] == "evaluate":
+                return pack(Answer(id=head["id"], refused="it is gone"))
+            return site.answer(parcel)
+
+        return answer
+
+    with pytest.raises(InputError, match="evaluation: 0 of 5 nodes are left"):
+        deployed(table, [*answers(sites[:4]), gone_once(sites[4])])
+    assert "with the nodes node-0, node-1, node-2, node-3, node-4, and does so with" in caplog.text
+
+
+PRIVATE = {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
+HIDDEN = table_of(
+    {"name": "fedavg"},
+    **SIZES,
+    rounds=1,
+    evaluation={"every": 1, "gradients": False},
+    privacy=PRIVATE,
+)
+SHARED = {"secure": {"threshold": 3, "honest": 3}}
+
+
+def trusting(sites: list[Site], honest: int = 3) -> list[Site]:
+    """Sites that let a run count on so many honest nodes."""
+    for site in sites:
+        own = site.node.policy.secure
+        assert own is not None
+        site.node.policy = Policy(secure=own.model_copy(update={"honest": honest}))
+    return sites
+
+
+def test_noise_of_the_nodes_hides_clients_from_the_operator(
+    watched: Watched, fresh: Fresh, tmp_path: Path
+) -> None:
+    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
+    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
+    table = HIDDEN | {"deployment": SHARED}
+    (run,) = deployed(table, answers(trusting(fresh(tmp_path / "secure"))))
+    added = (vector(run.params) - vector(plain.params)).astype(np.float64)
+    # all five have added the part of one of three
+    expected = 1.01 * PRIVATE["clip"] / NODES * np.sqrt(NODES / 3)
+    assert abs(added.std() / expected - 1) < 5 / np.sqrt(2 * added.size)
+    assert run.final.epsilon == pytest.approx(
+        deployed(HIDDEN, answers(fresh(tmp_path / "trusted", secure=False)))[0].final.epsilon
+    )
+    # nor is what a node sends its message but for masks
+    assert len(watched.whole) == NODES
+    fixed = FixedPoint(1.0, 32, NODES)
+    for message, whole in zip(watched.messages, watched.whole, strict=True):
+        noiseless = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(message)])
+        assert abs(np.corrcoef(noiseless, whole[:-1].view(fixed.signed))[0, 1]) < 0.9
+
+
+def test_private_sums_without_noise_are_those_of_a_trusted_operator(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
+    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
+    (run,) = deployed(
+        quiet | {"deployment": {"secure": {"threshold": 3}}}, answers(fresh(tmp_path / "secure"))
+    )
+    assert np.abs(vector(run.params) - vector(plain.params)).max() < 1e-6
+
+
+def test_a_private_round_without_a_sum_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
+    sites = trusting(fresh(tmp_path))
+    nodes = [gone(site, "train") if i < 3 else site.answer for i, site in enumerate(sites)]
+    (run,) = deployed(HIDDEN | {"deployment": SHARED}, nodes)
+    assert not run.params["dense"]["bias"].any()
+    assert run.final.epsilon is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"deployment": SECURE}, "deployment.secure.bound = 10.0; it is needed without"),
+        (
+            {"deployment": {"secure": {"threshold": 3, "honest": 4}}},
+            "deployment.secure.honest = 4; it must be a whole number from 1 to 3",
+        ),
+        (
+            {"cohort": {"clients_per_round": 3, "sampling": "bernoulli"}},
+            "cohort.clients_per_round = 3; with [privacy] and deployment.secure it must be 5",
+        ),
+        (
+            {"privacy": PRIVATE | {"adaptive_clip": {}}},
+            "deployment.secure: privacy.adaptive_clip does not fit",
+        ),
+    ],
+)
+def test_private_settings_that_do_not_fit(
+    change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+) -> None:
+    table = HIDDEN | {"deployment": SHARED} | change
+    assert line in refusal(lambda: deployed(table, answers(trusting(fresh(tmp_path)))))
+
+
+def test_a_node_says_on_how_many_a_run_may_count(fresh: Fresh, tmp_path: Path) -> None:
+    table = HIDDEN | {"deployment": SHARED}
+    sites = trusting(fresh(tmp_path), honest=2)
+    line = refusal(lambda: deployed(table, answers(sites)))
+    assert line.endswith("it refuses: deployment.secure.honest = 3; at most 2 is allowed")
+
+
+def test_honest_is_for_privacy(fresh: Fresh, tmp_path: Path) -> None:
+    secure = {"secure": {"threshold": 3, "bound": 1.0, "honest": 2}}
+    line = refusal(lambda: deployed(TABLE | {"deployment": secure}, answers(fresh(tmp_path))))
+    assert line == "deployment.secure.honest = 2; it is for [privacy]: leave it out"
+
+
+def sampled(head: dict[str, Any]) -> None:
+    head["setup"]["clients_per_round"] = 3
+    head["setup"]["privacy"]["mechanism"][1] = 3
+
+
+def bounded(head: dict[str, Any]) -> None:
+    head["setup"]["secure"]["bound"] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (sampled, "deployment.secure with privacy: all clients take part, clipped to one norm"),
+        (bounded, "deployment.secure.bound follows from privacy.clip, and is given without it"),
+    ],
+)
+def test_a_node_accepts_no_other_noise(
+    change: Change, line: str, fresh: Fresh, tmp_path: Path
+) -> None:
+    sites = trusting(fresh(tmp_path))
+    nodes = [asking(sites[0], "prepare", change), *answers(sites[1:])]
+    table = HIDDEN | {"deployment": SHARED}
+    assert line in refusal(lambda: deployed(table, nodes))

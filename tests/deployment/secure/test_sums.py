@@ -17,7 +17,7 @@ from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.masks import Whole
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES, join
-from fedprox.deployment.secure.sums import Sums, _claims
+from fedprox.deployment.secure.sums import Sums, claims_of
 from fedprox.errors import InputError
 from fedprox.simulation.planning.jobs import no_jobs
 from tests.deployment.secure.sums import Nodes, begun, identities, shared, some_messages, summed
@@ -203,28 +203,42 @@ def test_weights_do_not_single_out_a_node(known: Any) -> None:
             nodes.sums["a"].share(nodes.roster)
 
 
+def test_a_measure_of_too_few_nodes_gives_no_sum(known: Any) -> None:
+    def work(name: str) -> Claims:
+        return Claims(by="rows", rate=0.02, measures=["loss", *["test/loss"] * (name in "abc")])
+
+    nodes = begun(known, 3, work=work)
+    shared(nodes)
+    for each in nodes.sums.values():
+        assert each.measures == {"loss", "test/loss"}
+        each.mask(np.zeros(3, np.uint32))
+    with pytest.raises(InputError, match="a sum with measures of too few nodes"):
+        nodes.sums["b"].confirm([name for name in known if name != "a"])
+
+
 def test_weights_within_a_node_are_of_one_kind() -> None:
     jobs = no_jobs()._replace(
         weight=np.array([0.1, 0.3]), size=np.array([10, 30]), steps=np.array([1, 2])
     )
     secret = Secret(sum="0" * 32, of="train", by="rows")
-    assert _claims(secret, jobs) == Claims(by="rows", rate=0.01)
+    assert claims_of(secret, jobs) == Claims(by="rows", rate=0.01)
     line = "weights [0.1, 0.3]; they must be equal or those of rows"
     with pytest.raises(InputError, match=re.escape(line)):
-        _claims(secret.model_copy(update={"by": "clients"}), jobs)
+        claims_of(secret.model_copy(update={"by": "clients"}), jobs)
     for change in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
         with pytest.raises(InputError, match="a client without work"):
-            _claims(secret, jobs._replace(**change))
+            claims_of(secret, jobs._replace(**change))
     first = secret.model_copy(update={"of": "gradients"})  # which takes no steps
-    assert _claims(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
+    assert claims_of(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
 
 
 def test_a_node_without_an_update_is_not_in_a_sum(known: Any, tmp_path: Path) -> None:
-    nodes = begun(known, 3)
+    request: Any = None
+    setup: Any = None
     counts = np.array([[True, False], [True, False]])
     part = RoundPart(None, np.ones(2, np.float32), np.ones((2, 2), np.int64), counts, ~counts)
     with pytest.raises(InputError, match="no update counts, and a sum without any hides less"):
-        Sums(known["a"], tmp_path).masked(nodes.securing, part)
+        Sums(known["a"], tmp_path).masked(request, setup, part)
 
 
 def test_shares_of_another_sum_are_refused(known: Any) -> None:

@@ -9,6 +9,18 @@ it by less than a step :math:`B / 2^k`. A node's numbers are at most :math:`B` t
 its clients, which is at most 1, so :math:`|q| \le 2^k` and a sum of n of them is below
 :math:`2^{b - 1}`. The sum over nodes differs from that of the numbers by less than n steps, and by
 a standard deviation of at most :math:`\sqrt n / 2` steps.
+
+With privacy each node adds noise to its whole numbers, rounded normal numbers of the standard
+deviation
+
+.. math:: \sigma = 1.01 \, z C / (K \sqrt h),
+
+so that the noise of any :math:`h` nodes, those which are honest, hides a client, which moves the
+sum by at most :math:`C / K`; 1 % is for rounding, which moves it by at most :math:`\sqrt d` steps
+more. A sum of rounded normal numbers, with a standard deviation of :math:`s` steps each, has the
+probabilities of a rounded normal number of :math:`s \sqrt h` steps, up to a factor
+:math:`e^{\pm 5 / s^2}` for each of the :math:`d` numbers up to 10 standard deviations. So epsilon
+is that of the Gaussian mechanism with z, plus at most :math:`10 d / s^2` a release, the gap.
 """
 
 import math
@@ -20,11 +32,37 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.deployment.messages import Setup, Summed
+from fedprox.deployment.noise import FURTHEST, normals
 from fedprox.deployment.secure.masks import Whole
 from fedprox.errors import require
 
 PIECE = 2**16
 """Numbers that are rounded together, which stay in a processor's cache."""
+
+MEASURES = 2.0**32
+"""The bound of measures, sums over rows; with 64 bits their step is at most 2^-24."""
+
+MARGIN = 1.01
+"""Factor of the noise, for what rounding adds to how far a client moves a sum."""
+
+FINEST = 30
+"""Binary places of the noise's standard deviation at most: normal numbers have about 52."""
+
+GAP = 1e-6
+"""The largest gap of a release."""
+
+
+class Noise(NamedTuple):
+    """The noise that each node adds.
+
+    Attributes:
+        deviation: Its standard deviation.
+        moved: By how much a client moves the sum.
+    """
+
+    deviation: float
+    moved: float
 
 
 class FixedPoint(NamedTuple):
@@ -34,6 +72,7 @@ class FixedPoint(NamedTuple):
         bound: Largest absolute value.
         bits: Bits of a word, 32 or 64.
         nodes: Number of nodes over which is summed at most.
+        noise: The noise that each node adds, for which `bound` has room; None without privacy.
 
     >>> FixedPoint(1.0, 32, nodes=10).places
     27
@@ -42,11 +81,15 @@ class FixedPoint(NamedTuple):
     bound: float
     bits: int
     nodes: int
+    noise: Noise | None = None
 
     @property
     def places(self) -> int:
         """k: the bound is the whole number 2^k."""
-        return self.bits - 1 - self.nodes.bit_length()
+        most = self.bits - 1 - self.nodes.bit_length()
+        if self.noise is None:
+            return most
+        return min(most, FINEST + math.floor(math.log2(self.bound / self.noise.deviation)))
 
     @property
     def step(self) -> float:
@@ -63,6 +106,22 @@ class FixedPoint(NamedTuple):
         """The type of the same words, from -2^(bits - 1) on."""
         return np.dtype(f"int{self.bits}")
 
+    def require_hidden(self, size: int) -> None:
+        """Raise `InputError` if rounding is not negligible beside the noise.
+
+        Args:
+            size: The numbers of a message, d.
+        """
+        if self.noise is None:
+            return
+        deviation, moved = self.noise
+        require(
+            10 * size * (self.step / deviation) ** 2 <= GAP
+            and math.sqrt(size) * self.step <= (MARGIN - 1) * moved,
+            f"deployment.secure.bits = {self.bits}: with [privacy] and {size:,} numbers rounding "
+            "would be seen beside the noise; use 64",
+        )
+
     def quantized(self, message: Any, counted: NDArray[np.float32]) -> Whole:
         """A node's message as whole numbers, and at the end how many of them were clipped.
 
@@ -71,9 +130,10 @@ class FixedPoint(NamedTuple):
             counted: The sum of these weights, (points,).
 
         Raises:
-            InputError: If a number is not finite.
+            InputError: If a number is not finite, or the noise does not hide it.
         """
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(message)]
+        self.require_hidden(size_of(leaves) - 1)
         vector = np.empty(size_of(leaves), self.word)
         generator = np.random.default_rng(secrets.randbits(128))
         begin, clipped = 0, 0
@@ -84,7 +144,8 @@ class FixedPoint(NamedTuple):
                     row.reshape(-1), self.bound * weight, vector[begin:end], generator
                 )
                 begin = end
-        vector[-1] = min(clipped, 2**self.places)
+        # clipped to a norm before, so none is but for rounding
+        vector[-1] = 0 if self.noise else min(clipped, 2**self.places)
         return vector
 
     def _round(
@@ -104,6 +165,8 @@ class FixedPoint(NamedTuple):
             piece /= self.step
             piece += generator.random(len(piece))
             np.floor(piece, out=piece)
+            if self.noise is not None:
+                piece += np.rint(normals(len(piece)) * (self.noise.deviation / self.step))
             into[begin : begin + PIECE] = piece.astype(self.signed).view(self.word)
         return clipped
 
@@ -122,6 +185,30 @@ class FixedPoint(NamedTuple):
             values.append(numbers.reshape(leaf.shape))
             begin = end
         return jax.tree.unflatten(structure, values), int(whole[-1])
+
+
+def fixed_point_of(setup: Setup, of: Summed) -> FixedPoint:
+    """The whole numbers of a run's sums.
+
+    Args:
+        setup: The run, with secure sums.
+        of: What is summed.
+    """
+    securing, hiding = setup.secure, setup.privacy
+    assert securing is not None
+    nodes = len(securing.nodes)
+    if of == "evaluate":
+        return FixedPoint(MEASURES, 64, nodes)
+    if hiding is None:
+        assert securing.bound is not None  # `securing_of` and `Sums.check` see to it
+        return FixedPoint(securing.bound, securing.bits, nodes)
+    moved = hiding.clip / setup.clients_per_round
+    z = hiding.mechanism.noise_multiplier
+    if not z:
+        return FixedPoint(hiding.clip, securing.bits, nodes)
+    deviation = MARGIN * z * moved / math.sqrt(securing.honest)
+    bound = hiding.clip + (FURTHEST + 1) * deviation
+    return FixedPoint(bound, securing.bits, nodes, Noise(deviation, moved))
 
 
 def size_of(leaves: Sequence[Any]) -> int:

@@ -9,7 +9,8 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -77,6 +78,7 @@ class NodeSum:
         self.advert = unsigned.model_copy(update={"signature": signature.hex()})
         self.stage: Stage = "advertised"
         self.roster: dict[str, Advert] = {}
+        self.measures: set[str] = set()
         self.digest = ""
         self.shares: dict[str, bytes] = {}
         self.included: list[str] = []
@@ -107,6 +109,7 @@ class NodeSum:
             self.identity.check(each.node, bytes.fromhex(each.signature), each.signed)
         _check_weights(roster)
         self.stage = "shared"
+        self.measures = common_measures(roster, self.securing.threshold)
         self.roster, self.digest = dict(zip(names, roster, strict=True)), roster_digest(roster)
         secret = self.masking.private_bytes_raw()
         both = [
@@ -161,6 +164,8 @@ class NodeSum:
             self.identity.name in included and set(included) <= self.shares.keys(),
             "a sum of other nodes' messages than those that were asked for",
         )
+        left = common_measures([self.roster[name] for name in included], self.securing.threshold)
+        require(left == self.measures, "a sum with measures of too few nodes")
         self.stage = "confirmed"
         self.included = sorted(included)
         return self.identity.sign(self._confirmed()).hex()
@@ -215,6 +220,12 @@ class NodeSum:
         """What a node signs of a sum: its roster, whose messages were asked for, and whose came."""
         left = [self.digest, sorted(self.shares), self.included]
         return b"included " + json.dumps(left).encode()
+
+
+def common_measures(roster: Iterable[Advert], threshold: int) -> set[str]:
+    """The measures that enough nodes report; the sum has zeros for others."""
+    reported = Counter(measure for each in roster for measure in set(each.work.measures or ()))
+    return {measure for measure, nodes in reported.items() if nodes >= threshold}
 
 
 def _check_weights(roster: Sequence[Advert]) -> None:

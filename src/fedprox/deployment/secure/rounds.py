@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedprox.deployment.combine import NodePart
 from fedprox.deployment.conversation import Answered, named
-from fedprox.deployment.messages import Answer, Array, Kind, Request, Secret, Securing, Setup
-from fedprox.deployment.secure.fixed_point import FixedPoint, size_of
+from fedprox.deployment.messages import Answer, Array, Kind, Request, Secret, Setup, Summed
+from fedprox.deployment.secure.fixed_point import fixed_point_of, size_of
 from fedprox.deployment.secure.keys import require_public
-from fedprox.deployment.secure.node_sum import context_of, equal
+from fedprox.deployment.secure.node_sum import common_measures, context_of, equal
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES
 from fedprox.deployment.secure.sums import MASKED
@@ -20,14 +19,14 @@ from fedprox.deployment.server import Server
 from fedprox.errors import InputError, require
 
 
-class SecureRound:
+class SecureSum:
     """One secure sum.
 
     Args:
         server: What all methods share.
-        securing: What the run declares.
-        setup: The method.
-        message: The message, in shape, leaves (points, ...).
+        setup: The method, with secure sums.
+        of: The requests whose answers are summed.
+        message: What is summed, in shape, leaves (points, ...).
         warn: Logs a line.
 
     Attributes:
@@ -38,24 +37,34 @@ class SecureRound:
     def __init__(
         self,
         server: Server,
-        securing: Securing,
         setup: Setup,
+        of: Summed,
         message: Any,
         warn: Callable[[str], None],
     ) -> None:
+        assert setup.secure is not None
         self.server, self.setup, self.message, self.warn = server, setup, message, warn
-        self.fixed = FixedPoint(securing.bound, securing.bits, len(securing.nodes))
-        self.operator = OperatorSum(securing)
+        self.fixed = fixed_point_of(setup, of)
+        self.operator = OperatorSum(setup.secure)
         self.problems: dict[int, str] = {}
         self.bytes: dict[int, tuple[int, int]] = {}
-        self.secret = Secret(sum=secrets.token_hex(16), of="train", by="clients")
+        self.secret = Secret(sum=secrets.token_hex(16), of=of, by="rows")
         self.round = 0
+
+    @property
+    def measures(self) -> set[str]:
+        """The measures in the sum of an evaluation."""
+        return common_measures(self.operator.roster, self.operator.securing.threshold)
 
     @property
     def allowed(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The array of an answer that holds a masked message, in shape."""
         size = size_of(jax.tree.leaves(self.message))
         return {MASKED: jax.ShapeDtypeStruct((size,), self.fixed.word)}
+
+    def require_masked(self, answered: Answered) -> None:
+        """Raise `InputError` unless an answer has what is summed."""
+        require(MASKED in answered.arrays, f"the array {MASKED!r} is missing")
 
     def prepared(
         self, requests: Mapping[int, Request], arrays: Sequence[Array]
@@ -71,18 +80,18 @@ class SecureRound:
         """
         self.operator.require_enough({self.server.name(index): None for index in requests})
         first = next(iter(requests.values()))
-        assert first.kind in ("gradients", "train")
         self.round = first.round
         works = [each.work for each in requests.values() if each.work is not None]
-        weight, rows = (
-            np.concatenate([getattr(work, name) for work in works]) for name in ("weight", "rows")
+        weights, rows = (
+            np.array([n for work in works for n in getattr(work, name)])
+            for name in ("weight", "rows")
         )
-        by = "rows" if equal(weight / rows) else "clients"
+        by = "rows" if not works or equal(weights / rows) else "clients"
         context = context_of(first.model_copy(update={"arrays": named(arrays).digests}))
-        self.secret = self._secret(of=first.kind, by=by, context=context)
+        self.secret = self._secret(by=by, context=context)
         adverts = self._ask(
             "advertise",
-            {i: {} for i in requests},
+            {i: self._share(i) for i in requests},
             self._check_advert,
             {
                 i: {"work": each.work, "participation": each.participation}
@@ -104,25 +113,29 @@ class SecureRound:
         given = self.operator.shared({self.server.name(i): s.shares for i, s in sealed.items()})
         return {
             index: requests[index].model_copy(
-                update={"secret": self._secret(shares=given[self.server.name(index)])}
+                update={
+                    "secret": self._secret(
+                        shares=given[self.server.name(index)], **self._share(index)
+                    )
+                }
             )
             for index in sealed
         }
 
-    def total(self, parts: Sequence[NodePart]) -> Any:
-        """The sum of the messages of some nodes, leaves (points, ...).
+    def total(self, answers: Mapping[int, Answered]) -> Any:
+        """The sum over some nodes, leaves (points, ...).
 
         Args:
-            parts: Their parts; all other nodes have dropped out.
+            answers: Their answers, with what is summed; all other nodes have dropped out.
 
         Raises:
             InputError: If too few nodes are left.
         """
         server = self.server
-        masked = {server.name(each.node): each.answered.arrays[MASKED] for each in parts}
+        masked = {server.name(index): each.arrays[MASKED] for index, each in answers.items()}
         self.operator.require_enough(masked)
         included = sorted(masked)
-        confirmed = self._ask("confirm", {each.node: {"included": included} for each in parts})
+        confirmed = self._ask("confirm", {index: {"included": included} for index in answers})
         signatures = {server.name(i): answer.signature for i, answer in confirmed.items()}
         self.operator.require_enough(signatures)
         revealed = self._ask(
@@ -134,18 +147,25 @@ class SecureRound:
         message, clipped = self.fixed.values(total, self.message)
         if clipped:
             self.warn(
-                f"round {self.round + 1}: {clipped:,} numbers beyond deployment.secure.bound = "
-                f"{self.fixed.bound:g} were clipped"
+                f"round {self.round + 1}: {clipped:,} numbers beyond {self._bound} were clipped"
             )
         return message
 
-    def counted(self, part: NodePart) -> NodePart:
-        """A node's part, whose bytes include those of the stages."""
-        answered, (down, up) = part.answered, self.bytes[part.node]
-        return part._replace(
-            answered=answered._replace(
-                bytes_down=answered.bytes_down + down, bytes_up=answered.bytes_up + up
-            )
+    @property
+    def _bound(self) -> str:
+        """What bounds numbers, in words."""
+        bound = f"{self.fixed.bound:g}"
+        return bound if self.secret.of == "evaluate" else f"deployment.secure.bound = {bound}"
+
+    def _share(self, index: int) -> dict[str, float]:
+        """A node's share of all rows, by which its measures count."""
+        return {"share": float(self.server.shares[index])} if self.secret.of == "evaluate" else {}
+
+    def counted(self, index: int, answered: Answered) -> Answered:
+        """A node's answer, whose bytes include those of the stages."""
+        down, up = self.bytes[index]
+        return answered._replace(
+            bytes_down=answered.bytes_down + down, bytes_up=answered.bytes_up + up
         )
 
     def _ask(

@@ -48,12 +48,25 @@ def securing_of(
         return None
     require_whole("deployment.secure.threshold", given.threshold)
     require_threshold(given.threshold, len(nodes))
-    require_number("deployment.secure.bound", given.bound, positive=True)
+    hidden = resolved.privacy is not None
+    require(
+        (given.bound is None) == hidden,
+        f"deployment.secure.bound = {given.bound}; it is needed without [privacy], and follows "
+        "from privacy.clip with it",
+    )
+    if given.bound is not None:
+        require_number("deployment.secure.bound", given.bound, positive=True)
+    require_whole("deployment.secure.honest", given.honest, most=given.threshold)
+    require(
+        given.honest == 1 or hidden,
+        f"deployment.secure.honest = {given.honest}; it is for [privacy]: leave it out",
+    )
     require_one_of("deployment.secure.bits", given.bits, (32, 64))
     solvers = [method.solver(resolved.solver) for method in resolved.methods]
     refused = {
         "[asynchronous]": resolved.asynchronous is not None,
-        "[privacy]": resolved.privacy is not None,
+        "privacy.adaptive_clip": resolved.privacy is not None
+        and resolved.privacy.adaptive_clip is not None,
         "[compression]": resolved.compression is not None,
         "faults.norm": resolved.faults is not None and resolved.faults.compares,
         "aggregation.rule": resolved.aggregation.stores,
@@ -67,5 +80,12 @@ def securing_of(
         not found,
         f"deployment.secure: {', '.join(found)} {'do' if len(found) > 1 else 'does'} not fit, "
         "since the operator sees no node's message alone; leave out one or the other",
+    )
+    everybody = resolved.cohort.clients_per_round == len(resolved.federation)
+    require(
+        not hidden or everybody,
+        f"cohort.clients_per_round = {resolved.cohort.clients_per_round}; with [privacy] and "
+        f"deployment.secure it must be {len(resolved.federation)}, all clients: the operator knows "
+        "who takes part, so cohorts hide nobody",
     )
     return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})
