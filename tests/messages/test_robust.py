@@ -1,5 +1,6 @@
 """Robust rules beside numbers of ByzFL and loops, and runs in which clients attack."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,28 @@ def test_faults_are_screened_before_a_rule() -> None:
     found = run(attack=attack, aggregation=fp.Aggregation("median"), faults=fp.Faults(norm=50.0))
     assert found.faulty == len(ATTACKERS)
     np.testing.assert_allclose(found.params, START + np.median(honest(), axis=0), atol=1e-4)
+
+
+def test_the_bytes_of_stored_messages_are_said_before_the_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines(**settings: Any) -> list[tuple[int, str]]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            run(**settings)
+        return [
+            (record.levelno, record.getMessage())
+            for record in caplog.records
+            if record.name.startswith("fedprox")
+        ]
+
+    assert lines() == []
+    ((level, line),) = lines(aggregation=fp.Aggregation("median"))
+    assert level == logging.INFO
+    assert "each device stores up to" in line
+    monkeypatch.setattr("fedprox.simulation.loop.local.MUCH", 1)
+    ((level, _),) = lines(aggregation=fp.Aggregation("median"))
+    assert level == logging.WARNING
 
 
 def test_client_state_is_kept_whatever_the_rule() -> None:

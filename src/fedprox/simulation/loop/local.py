@@ -1,5 +1,7 @@
 """Rounds on this machine's devices, and on those of the other processes of a run."""
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,10 +14,11 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
+from fedprox.algorithms.check import message_shape
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import read_cohort
 from fedprox.simulation.compiled.compile import Compiler, Programs
-from fedprox.simulation.compiled.layout import lay_out
+from fedprox.simulation.compiled.layout import lay_out, stores_messages
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
@@ -35,6 +38,9 @@ from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Planner, chunks
 from fedprox.simulation.loop.progress import Progress, Report
 from fedprox.simulation.storage.client_store import Store, open_store
 from fedprox.simulation.storage.training_data import Data, copy_to_devices, training_rows
+
+MUCH = 2**30
+"""Bytes of stored messages from which on a warning is logged."""
 
 
 class Devices:
@@ -93,6 +99,8 @@ class LocalMethod:
             mesh, protocol.federation.train, devices.data, protocol.ownership, ahead=PLANS_AHEAD
         )
         self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)
+        if stores_messages(method):
+            _say_stored(method, self.layout.room.slots, start.params)
         self._first: tuple[Start, Iterator[Call]] | None = start, self._plan(start)
         report(Progress(method.name, start.seed, start.round, protocol.rounds, phase="compiling"))
         self.programs = Compiler(method, mesh, devices.data, start.params, self.rows.like)
@@ -231,3 +239,16 @@ class LocalSeed:
         """Free the memory of the client state."""
         if self.store is not None:
             self.store.close()
+
+
+def _say_stored(method: Method, slots: int, params: Params) -> None:
+    """Log the bytes of a round's messages, before they are needed; much of it is a warning."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
+    leaves = jax.tree.leaves(message_shape(method.algorithm, shapes))
+    one = sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)
+    size = slots * len(method.points) * one
+    logging.getLogger(__name__).log(
+        logging.WARNING if size >= MUCH else logging.INFO,
+        "%s: each device stores up to %d messages until a round ends, %.2f GiB",
+        *(method.name, slots * len(method.points), size / 2**30),
+    )
