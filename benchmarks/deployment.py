@@ -57,11 +57,12 @@ SMALL: dict[str, Any] = {"name": "logistic"}
 
 
 class Case(NamedTuple):
-    """A model, a number of nodes, and whether every round is evaluated."""
+    """A model, a number of nodes, whether every round is evaluated, and sums are secret."""
 
     model: dict[str, Any]
     nodes: int
     evaluated: bool
+    secure: bool = False
 
     @property
     def rounds(self) -> int:
@@ -117,6 +118,9 @@ def table_of(case: Case, initial: Path) -> dict[str, Any]:
         "solver": {"learning_rate": LEARNING_RATE, "batch_size": "all", "epochs": 1},
         "evaluation": {"every": 1 if case.evaluated else case.rounds},
         "method": [{"name": "fedavg"}],
+        "deployment": {"secure": {"threshold": max(3, case.nodes // 2 + 1), "bound": 1.0}}
+        if case.secure
+        else {},
     }
 
 

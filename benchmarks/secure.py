@@ -1,13 +1,17 @@
 """The cost of secure sums.
 
-    python -m benchmarks.secure [--parameters N] [--nodes N]
+    python -m benchmarks.secure [--flower]
 
 Processor seconds of one core: a node makes whole numbers of a message and adds its masks, the
 operator adds the masked messages and removes the self masks, and the pairwise masks of a node that
 dropped out after keys were shared. Keys, shares and signatures of a node. The fastest of three.
+Bytes of a node are those of all stages, and of the message alone.
+
+With --flower: seconds of rounds of federations on this machine, with secure sums and without.
 """
 
 import argparse
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -16,6 +20,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from benchmarks.deployment import BIG, Case, ours, scratch, write_data
 from fedprox.deployment.messages import Advert, Claims, Securing
 from fedprox.deployment.secure.fixed_point import FixedPoint
 from fedprox.deployment.secure.keys import Identity
@@ -33,11 +38,12 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
-    """The costs of one sum, whose last node drops out after it has shared its keys."""
+    """The costs of one sum, whose last node of more than three drops out after sharing."""
     names = [f"node-{i:03}" for i in range(count)]
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     public = {name: key.public_key() for name, key in keys.items()}
-    securing = Securing(threshold=count // 2 + 1, bound=1.0, bits=bits, honest=1, nodes=names)  # type: ignore[arg-type]
+    least, left = max(3, count // 2 + 1), max(3, count - 1)
+    securing = Securing(threshold=least, bound=1.0, bits=bits, honest=1, nodes=names)  # type: ignore[arg-type]
     number, work = secrets.token_hex(16), Claims(by="clients", rate=1 / count)
 
     def begin(name: str) -> NodeSum:
@@ -50,34 +56,67 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     roster = operator.advertised({name: node.advert for name, node in nodes.items()})
     took = {}
     took["node: keys and shares"], first = seconds(lambda: nodes[names[0]].share(roster))
+    down, up = size_of({"roster": roster}), size_of({"advert": roster[0], "shares": first})
     sealed = {name: nodes[name].share(roster) for name in names[1:]} | {names[0]: first}
-    for name, given in operator.shared(sealed).items():
-        nodes[name].accept(given)
+    given = operator.shared(sealed)
+    down += size_of({"shares": given[names[0]]})
+    for name, shares in given.items():
+        nodes[name].accept(shares)
     fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
     took["node: whole numbers"], vector = seconds(lambda: fixed.quantized([message], one))
     took["node: masks"], _ = seconds(lambda: nodes[names[0]].mask(vector))
     masked = {names[0]: vector}
-    for name in names[1:-1]:
+    for name in names[1:left]:
         masked[name] = vector.copy()  # as large as the node's own would be
         nodes[name].mask(np.zeros(1, fixed.word))
     signatures = {name: nodes[name].confirm(masked) for name in masked}
     revealed = {name: nodes[name].reveal(signatures) for name in masked}
-    took["operator, one node dropped out"], _ = seconds(lambda: operator.unmasked(masked, revealed))
-    return took
+    took["operator, one node of more than three dropped out"], _ = seconds(
+        lambda: operator.unmasked(masked, revealed)
+    )
+    down += size_of({"included": names, "signatures": signatures})
+    up += size_of({"signature": signatures[names[0]], "shares": revealed[names[0]]})
+    took |= {"kB down beside the model": down / 1e3, "kB up beside the message": up / 1e3}
+    return took | {"MB of the message": vector.nbytes / 1e6}
+
+
+def size_of(fields: Any) -> int:
+    """Bytes of fields of a head, about."""
+    return len(json.dumps(fields, default=lambda each: each.model_dump(mode="json")))
+
+
+def flower() -> None:
+    """Print the rounds of federations with secure sums and without, in turns."""
+    models: list[dict[str, Any]] = [{"name": "mlp", "hidden": [100]}, BIG]
+    for model, nodes in ((models[0], 3), (models[0], 10), (models[1], 3)):
+        for secure in (False, True) * TURNS:
+            case = Case(model, nodes, evaluated=False, secure=secure)
+            with scratch() as data, scratch() as folder:
+                done = ours(case, folder, write_data(case, data))
+            kind = "secure" if secure else "plain"
+            print(
+                f"{model}, {nodes} nodes, {kind}: {done.warm:.2f} s a round, {done.work:.2f} "
+                f"processor s, {done.down:.3f} down, {done.up:.3f} up",
+                flush=True,
+            )
 
 
 def main() -> None:
     """Run all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parameters", type=int, default=25_000_000)
-    parser.add_argument("--nodes", type=int, default=10)
-    arguments = parser.parse_args()
-    for bits in (32, 64):
-        turns = [turn(arguments.parameters, arguments.nodes, bits) for _ in range(TURNS)]
-        for what in turns[0]:
-            print(f"{bits} bits, {what}: {min(each[what] for each in turns):.3f} s")
+    parser.add_argument("--flower", action="store_true", help="rounds of federations instead")
+    if parser.parse_args().flower:
+        flower()
+        return
+    cases = [(8_000, n, 32) for n in (3, 10, 50)] + [(25_000_000, n, 32) for n in (3, 10, 50)]
+    for parameters, nodes, bits in [*cases, (25_000_000, 10, 64)]:
+        turns = [turn(parameters, nodes, bits) for _ in range(TURNS)]
+        found = {what: min(each[what] for each in turns) for what in turns[0]}
+        print(f"{parameters:,} parameters, {nodes} nodes, {bits} bits")
+        for what, value in found.items():
+            print(f"    {what}: {value:.4g}")
 
 
 if __name__ == "__main__":
