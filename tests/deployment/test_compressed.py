@@ -89,6 +89,35 @@ def test_what_travels_is_as_large_as_its_bits(name: str, tmp_path: Path) -> None
     assert run.final.bytes_up >= run.final.bits_up / 8
 
 
+def test_the_model_travels_in_as_many_bits(tmp_path: Path) -> None:
+    compression: dict[str, Any] = {"codec": "quantize", "download": 8}
+    table = table_of(
+        {"name": "fedprox", "mu": [0.0, 0.5]},
+        compression=compression,
+        model={"name": "mlp", "hidden": [2000]},
+        solver={"epochs": 1},
+        rounds=2,
+        evaluation={"gradients": False, "every": 2},
+    )
+    sizes: list[int] = []
+
+    def noted(answer: Callable[[Parcel], Parcel]) -> Callable[[Parcel], Parcel]:
+        def noting(parcel: Parcel) -> Parcel:
+            if json.loads(parcel.head)["kind"] == "train":
+                sizes.append(len(parcel.body))
+            return answer(parcel)
+
+        return noting
+
+    ours = deployed(table, [noted(node.answer) for node in nodes_of(table, tmp_path)])
+    check(simulated(table), ours)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), ours[0].params)
+    bits = 2 * fp.Compression(**compression).download_bits(shapes)  # of two sweep points
+    assert sizes
+    for size in sizes:
+        assert bits / 8 <= size <= 1.02 * bits / 8
+
+
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
 @pytest.mark.parametrize("name", CODECS)
 def test_codes_are_packed_without_loss(name: str, size: int) -> None:

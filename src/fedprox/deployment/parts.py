@@ -376,7 +376,10 @@ def methods_of(
         privacy=None if hiding is None else hiding.clipping,
         compression=compression,
     )
-    part = reporting(algorithm, protocol.evaluation.model)
+    given = algorithm
+    if compression is not None:
+        given = compression.received(algorithm, model.shapes)
+    part = reporting(given, protocol.evaluation.model)
     if hiding is not None:
         part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
     part = part._replace(exchange=None, adapt=None)  # the coordinator does these

@@ -211,6 +211,8 @@ class Server:
         if self.protocol.asynchronous is None and self.protocol.compression is None:
             return method.algorithm
         given = self.deployment.resolved.methods[self.number(method)]
+        if self.protocol.compression is not None:
+            given = self.protocol.compression.received(given, self.protocol.model.shapes)
         return reporting(given, self.protocol.evaluation.model)
 
     def number(self, method: Method) -> int:

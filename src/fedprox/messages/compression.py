@@ -28,6 +28,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.check import message_shape
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
 from fedprox.messages.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
+from fedprox.messages.download import downloaded, sent_bits
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
@@ -40,7 +41,7 @@ class Compression:
     r"""How clients' messages travel in fewer bits.
 
     A message of d numbers is coded as a whole. Records count the bits, and clients' devices send
-    that many. What the server sends travels in full.
+    that many.
 
     Attributes:
         codec: "full": all numbers, to count their bits. "top-k": the largest numbers and their
@@ -57,6 +58,9 @@ class Compression:
             (Vargaftik et al. 2021), nearly unbiased. `bucket` must be a power of two.
         error_feedback: Whether a client keeps what has not arrived and adds it to its next message.
             Unbiased codecs are then scaled down to contractions.
+        download: Bits of a number of the model that the server sends, 8 or 16, with a scale for
+            each `bucket`; None sends it in full. The server keeps it in full, so that rounding
+            errors do not add up (Caldas et al. 2018).
 
     Raises:
         InputError: If a setting is unknown or out of range.
@@ -73,7 +77,8 @@ class Compression:
         `Error Feedback Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, ICML 2019; Suresh et
         al., `Distributed Mean Estimation with Limited Communication
         <https://arxiv.org/abs/1611.00429>`_, ICML 2017; Vargaftik et al., `DRIVE
-        <https://arxiv.org/abs/2105.08339>`_, NeurIPS 2021.
+        <https://arxiv.org/abs/2105.08339>`_, NeurIPS 2021; Caldas et al., `Expanding the Reach of
+        Federated Learning <https://arxiv.org/abs/1812.07210>`_, 2018, section 3.1.
     """
 
     codec: CodecName
@@ -82,6 +87,7 @@ class Compression:
     bucket: int = 512
     rotate: bool = False
     error_feedback: bool = False
+    download: Literal[8, 16] | None = None
 
     def __post_init__(self) -> None:
         require_one_of("compression.codec", self.codec, get_args(CodecName))
@@ -101,6 +107,10 @@ class Compression:
         require(
             not self.rotate or self.bucket & (self.bucket - 1) == 0,
             f"compression.bucket = {self.bucket}; with rotate = True it must be a power of two",
+        )
+        require(
+            self.download in (None, 8, 16),
+            f"compression.download = {shown(self.download)}; it must be 8 or 16 bits, or left out",
         )
         require(
             not self.error_feedback or self.codec != "full",
@@ -142,6 +152,26 @@ class Compression:
         """Bits of a message like some parameters, which may be shapes and types."""
         flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], params)
         return self.message_bits(flat.size, word_of(flat))
+
+    def download_bits(self, params: Params) -> int:
+        """Bits of the model that a client receives, given shapes and types of the parameters."""
+        flat = jax.eval_shape(lambda tree: ravel_pytree(tree)[0], params)
+        word = word_of(flat)
+        if self.download is None:
+            return flat.size * word
+        return sent_bits(flat.size, self.download, self.bucket, word)
+
+    def received(self, algorithm: Algorithm, params: Params) -> Algorithm:
+        """A method as its clients receive the model.
+
+        Args:
+            algorithm: The method.
+            params: Shapes and types of the parameters.
+        """
+        if self.download is None:
+            return algorithm
+        self.check_method(algorithm, params)
+        return downloaded(algorithm, self.download, self.bucket, params)
 
     def check_method(self, algorithm: Algorithm, params: Params) -> None:
         """Raise `InputError` if a method sends more than an update that may arrive changed.

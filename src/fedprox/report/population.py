@@ -33,8 +33,7 @@ def work_seconds(
 ) -> tuple[NDArray[np.float64], Hours | None]:
     """Seconds of each client for a round of a method with all of its work, and when it is on."""
     sizes, own = federation.train.sizes, method.solver(solver)
-    bits = None if compression is None else compression.update_bits(model.shapes)
-    pace = pace_of(population, federation, model, method, own, seed, bits)
+    pace = pace_of(population, federation, model, method, own, seed, compression)
     return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
 
 

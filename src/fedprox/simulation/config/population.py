@@ -174,7 +174,7 @@ class Population:
         self,
         seed: int,
         legs: Legs,
-        model_bytes: int,
+        model_bytes: float,
         pass_steps: NDArray[np.int64],
         message_bytes: float | None = None,
     ) -> Pace:

@@ -278,8 +278,8 @@ class Protocol:
     def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
-        bits = self.message_bits(algorithm)
-        return pace_of(self.population, self.federation, self.model, algorithm, solver, seed, bits)
+        known = self.population, self.federation, self.model
+        return pace_of(*known, algorithm, solver, seed, self.compression)
 
     def message_bits(self, algorithm: Algorithm) -> int | None:
         """Bits of a client's message of a method; None without compression."""
@@ -382,6 +382,7 @@ class Protocol:
         if algorithm.pooled:
             return algorithm
         if self.compression is not None:
+            algorithm = self.compression.received(algorithm, self.model.shapes)
             algorithm = compressed(algorithm, self.compression, self.model.shapes)
         reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
         if self.asynchronous is not None:
@@ -505,7 +506,7 @@ def pace_of(
     algorithm: Algorithm,
     solver: Solver,
     seed: int,
-    message_bits: int | None,
+    compression: Compression | None,
 ) -> Pace:
     """How long each client takes for the rounds of a method.
 
@@ -516,11 +517,15 @@ def pace_of(
         algorithm: The method.
         solver: The solver that its clients use.
         seed: Seed of the run.
-        message_bits: Bits of a client's message; None for a message in full.
+        compression: How models and messages travel; None for in full.
     """
     steps = solver.steps_per_epoch(federation.train.sizes)
-    sent = None if message_bits is None else message_bits / 8
-    return population.pace(seed, legs_of(algorithm), model.size_bytes, steps, sent)
+    received: float = model.size_bytes
+    sent = None
+    if compression is not None and not algorithm.pooled:
+        received = compression.download_bits(model.shapes) / 8
+        sent = compression.update_bits(model.shapes) / 8
+    return population.pace(seed, legs_of(algorithm), received, steps, sent)
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:

@@ -1,0 +1,156 @@
+r"""What the server sends in fewer bits, as a transformation of a method.
+
+The server keeps its state in full and sends a rounded model. In rows of n numbers, which share one
+scale, a number :math:`x` is sent as
+
+.. math:: q = \operatorname{round}(x / s), \qquad s = \max_i |x_i| / (2^{b-1} - 1),
+
+so that it arrives with an error of at most :math:`s / 2` (Caldas et al., `Expanding the Reach of
+Federated Learning by Reducing Client Resource Requirements <https://arxiv.org/abs/1812.07210>`_,
+2018, section 3.1, without its random transform). Clients start from what arrives and send their
+change from there, which the server adds to its model in full: errors do not add up over rounds.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Memory,
+    Message,
+    Solution,
+    State,
+)
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.subproblem import Subproblem
+
+
+class Sent(NamedTuple):
+    """The server's state, and the model as it is sent.
+
+    Attributes:
+        state: The method's state.
+        whole: q, whole numbers (d,).
+        scale: s of each row, (rows, 1).
+    """
+
+    state: State
+    whole: jax.Array
+    scale: jax.Array
+
+
+def sent_bits(size: int, bits: int, row: int, word: int = 32) -> int:
+    """Bits of a model of so many numbers on its way.
+
+    >>> sent_bits(1000, 8, 512)
+    8064
+    """
+    return size * bits + math.ceil(size / row) * word
+
+
+def rounded(flat: jax.Array, bits: int, row: int) -> tuple[jax.Array, jax.Array]:
+    """The whole numbers and scales of some numbers (d,).
+
+    >>> whole, scale = rounded(jnp.array([0.5, -1.0, 0.25]), 8, 2)
+    >>> whole.tolist(), arrived(whole, scale, 2).round(2).tolist()
+    ([64, -127, 127], [0.5, -1.0, 0.25])
+    """
+    most, rows = 2 ** (bits - 1) - 1, _rows(flat, row)
+    scale = jnp.abs(rows).max(axis=1, keepdims=True) / most
+    whole = jnp.round(jnp.where(scale > 0, rows / scale, 0.0))
+    return whole.reshape(-1)[: flat.size].astype(f"int{bits}"), scale
+
+
+def arrived(whole: jax.Array, scale: jax.Array, row: int) -> jax.Array:
+    """The numbers (d,) that arrive."""
+    return (_rows(whole.astype(scale.dtype), row) * scale).reshape(-1)[: whole.size]
+
+
+def _rows(flat: jax.Array, row: int) -> jax.Array:
+    return jnp.pad(flat, (0, -flat.size % row)).reshape(-1, row)
+
+
+def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Algorithm:
+    """The same method, whose clients receive the model in 8 or 16 bits a number.
+
+    Args:
+        algorithm: The method.
+        bits: 8 or 16.
+        row: Numbers that share a scale.
+        params: Shapes and types of the model's parameters.
+
+    Raises:
+        InputError: If the server sends something that it computes from its state.
+    """
+    places = _places(algorithm, params)
+    restore = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), params))[1]
+
+    def received(state: Sent) -> Params:
+        return restore(arrived(state.whole, state.scale, row))
+
+    def seen(state: Sent) -> State:
+        """The state as clients have it, with the model that has arrived."""
+        leaves, structure = jax.tree.flatten(state.state)
+        for place, leaf in zip(places, jax.tree.leaves(received(state)), strict=True):
+            leaves[place] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+    def sent(state: State) -> Sent:
+        return Sent(state, *rounded(ravel_pytree(algorithm.params(state))[0], bits, row))
+
+    def subproblem(state: Sent, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(seen(state), hparams, context)
+
+    def message(
+        state: Sent, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        return algorithm.message(seen(state), hparams, context, solution)
+
+    def update(state: Sent, mean: Message, hparams: HParams) -> Sent:
+        return sent(algorithm.update(state.state, mean, hparams))
+
+    def second(state: Sent, hparams: HParams, context: ClientContext) -> Subproblem:
+        assert algorithm.personal is not None
+        assert algorithm.personal.subproblem is not None
+        return algorithm.personal.subproblem(seen(state), hparams, context)
+
+    def remembered(state: Sent, hparams: HParams, before: Any, solved: Params) -> Any:
+        assert algorithm.memory is not None
+        return algorithm.memory.update(seen(state), hparams, before, solved)
+
+    memory, personal = algorithm.memory, algorithm.personal
+    evaluated = algorithm.evaluated or algorithm.params
+    if personal is not None and personal.subproblem is not None:
+        personal = personal._replace(subproblem=second)
+    return algorithm._replace(
+        init=lambda params: sent(algorithm.init(params)),
+        params=received,
+        evaluated=lambda state: evaluated(state.state),
+        subproblem=subproblem,
+        message=message,
+        update=update,
+        memory=None if memory is None else Memory(lambda s: memory.init(seen(s)), remembered),
+        personal=personal,
+    )
+
+
+def _places(algorithm: Algorithm, params: Params) -> list[int]:
+    """Which leaves of a method's state are the parameters that it sends."""
+    state = jax.eval_shape(algorithm.init, params)
+    jaxpr = jax.make_jaxpr(algorithm.params)(state).jaxpr
+    known = {id(var): place for place, var in enumerate(jaxpr.invars)}
+    places = [known.get(id(var), -1) for var in jaxpr.outvars]
+    require(
+        -1 not in places,
+        f"{algorithm.name}: the server sends what it computes from its state; leave out "
+        "compression.download",
+    )
+    return places
