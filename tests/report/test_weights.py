@@ -219,7 +219,7 @@ def test_each_mismatch_has_a_line(tmp_path: Path) -> None:
         fp.load_weights(path, like)
     assert str(refused.value).splitlines() == [
         f"{path}: not the weights of this model; `rename` and `keep` may help:",
-        "  square.bias: the file lacks it",
+        "  square.bias: no floating-point tensor of this name",
         "  square.kernel: shape (4, 5) in the file when transposed where (3, 3) is needed",
         "  other: the model lacks it; shape (3,)",
     ]
@@ -242,6 +242,8 @@ def test_what_cannot_be_loaded_or_saved_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(fp.InputError, match=r"pytorch_model.bin: a pickle, .* converts it$"):
             fp.load_weights(pickle, MODEL)
     fp.save_weights(path, PARAMS)
+    with pytest.raises(fp.InputError, match=r"^like: neither a model nor the parameters of one$"):
+        fp.load_weights(path, MODEL.init)
     for content in (b"", b"PK", path.read_bytes()[:-1]):
         path.write_bytes(content)
         with pytest.raises(fp.InputError, match=r"not a safetensors file, or damaged: "):

@@ -43,10 +43,10 @@ def load_weights(
     """Load weights that PyTorch or Hugging Face's libraries wrote to safetensors files.
 
     A tensor belongs to the parameter of its name, where `weight` may also be flax's `kernel`,
-    `scale` or `embedding`. Of a `kernel`, whose last axes are (inputs, outputs), the tensor is
-    PyTorch's (outputs, inputs, ...), as of `nn.Linear` and `nn.Conv2d`, and is transposed. Other
-    parameters have the tensor's own shape. Tensors of whole numbers, such as `position_ids`, are
-    passed over.
+    `scale` or `embedding`, or `table` of this library's models. Of a `kernel`, whose last axes are
+    (inputs, outputs), the tensor is PyTorch's (outputs, inputs, ...), as of `nn.Linear` and
+    `nn.Conv2d`, and is transposed. Other parameters have the tensor's own shape. Tensors of whole
+    numbers, such as `position_ids`, are passed over.
 
     Args:
         path: A safetensors file; or a folder with `model.safetensors`, or with
@@ -81,6 +81,8 @@ def load_weights(
     """
     path, tree = Path(path), like.shapes if isinstance(like, Model) else like
     names, (leaves, structure) = names_of(tree), jax.tree.flatten(tree)
+    arrays = all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+    require(arrays, "like: neither a model nor the parameters of one")
     for part in keep:
         require(any(_begins(name, part) for name in names), f"keep: no parameter {part!r}")
     found = _renamed(_tensors(path), rename)
@@ -94,7 +96,7 @@ def load_weights(
             )
             values.append(np.asarray(leaf))
         elif tensor is None:
-            wrong.append(f"{name}: the file lacks it")
+            wrong.append(f"{name}: no floating-point tensor of this name")
         else:
             value = _as_flax(name, tensor)
             if value.shape != leaf.shape:
