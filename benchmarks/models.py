@@ -229,6 +229,18 @@ ROWS = (
         labels=(10,),
         learns_input=True,
     ),
+    Row(
+        "MiniLM",
+        8,
+        partial(fp.models.bert, layers=6, width=384),
+        by_torch("torch_models", "MiniLM"),
+        (64,),
+        (6 * 64 * 384 * (4 * 384 + 2 * 64 + 2 * 1536), 384 * 2),
+        classes=2,
+        tokens=30_522,
+        learns_input=True,
+        steps=1,
+    ),
 )
 
 

@@ -34,6 +34,7 @@ from fedprox.report.charts import styles
 from fedprox.report.page import section
 from fedprox.report.parameters import encode
 from fedprox.report.saved import load_model
+from fedprox.report.weights import _tensors
 from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist
@@ -452,5 +453,12 @@ READERS: dict[str, Reader] = {
         "study.json", a_study, (STUDY,), (*JSON, b'"train_loss"', b'"../run"', b'"seed"'), factor=60
     ),
     "parameters": Reader("model.safetensors", load_model, (PARAMETERS,), SAFETENSORS, factor=60),
+    "weights": Reader(
+        "model.safetensors",
+        lambda path: [np.array(tensor) for tensor in _tensors(path).values()],
+        (PARAMETERS,),
+        SAFETENSORS,
+        factor=60,
+    ),
 }
 """By name. Two of them for one format are of the file as it is and of what is packed in it."""

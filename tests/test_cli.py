@@ -162,7 +162,7 @@ def test_the_saved_model_is_the_one_that_was_measured(finished: Path) -> None:
     resolved = resolve(read_experiment(finished / "experiment.toml"))
     saved = safetensors.numpy.load_file(finished / "model-fedprox-mu=1-0.safetensors")
     assert {name: a.shape for name, a in saved.items()} == {
-        "dense.kernel": (10, 60),
+        "dense.weight": (10, 60),
         "dense.bias": (10,),
     }
     like = initial_params(resolved.model, 0)

@@ -41,6 +41,7 @@ ORDER = (
     "sentiment LSTM 2x256",
     "word LSTM",
     "FedAvg's character LSTM",
+    "MiniLM",
 )
 """The models, in the order in which they are measured."""
 

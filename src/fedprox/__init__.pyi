@@ -40,6 +40,7 @@ from fedprox.report.records import records
 from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
+from fedprox.report.weights import load_weights, save_weights
 from fedprox.runner import run
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import DayNight, Intervals
@@ -134,6 +135,7 @@ __all__ = [
     "freeze",
     "line_search_descent",
     "load_model",
+    "load_weights",
     "logs",
     "metrics",
     "mime",
@@ -145,6 +147,7 @@ __all__ = [
     "run",
     "save",
     "save_model",
+    "save_weights",
     "scaffnew",
     "scaffold",
     "simulate",

@@ -19,6 +19,7 @@ class InputError(ValueError):
 
     Args:
         message: The message.
+        lines: Further lines, such as one for each parameter that does not fit.
 
     Example:
         >>> import fedprox as fp
@@ -30,10 +31,13 @@ class InputError(ValueError):
         data.path: no file a\n\x1b[0m
     """
 
-    def __init__(self, message: str) -> None:
-        line = printable(message)
-        half = LONGEST // 2
-        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
+    def __init__(self, message: str, lines: Iterable[str] = ()) -> None:
+        super().__init__("\n  ".join(map(_short, (message, *lines))))
+
+
+def _short(text: str) -> str:
+    line, half = printable(text), LONGEST // 2
+    return line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}"
 
 
 def printable(text: object) -> str:

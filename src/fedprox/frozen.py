@@ -36,7 +36,7 @@ class Frozen(NamedTuple):
         >>> whole = fp.models.logistic(fp.datasets.synthetic(clients=2))
         >>> frozen = fp.freeze(whole, whole.init(jax.random.key(0)), ["dense.bias"])
         >>> list(frozen.model.shapes), frozen.whole(frozen.model.init(jax.random.key(1))).keys()
-        (['dense.kernel'], dict_keys(['dense']))
+        (['dense.weight'], dict_keys(['dense']))
     """
 
     model: Model
@@ -55,7 +55,7 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
         params: Parameters of the whole model, such as those of `fedprox.load_model`. They give the
             values of the frozen parts. The others start from `model.init`, or from the `initial` of
             `fedprox.simulate`.
-        names: Dotted names of parameters ("dense.kernel") or of parts with several ("dense").
+        names: Dotted names of parameters ("dense.weight") or of parts with several ("dense").
 
     Returns:
         The model of the trained parameters, and functions between these and all parameters.

@@ -49,7 +49,7 @@ def test_all_methods_give_the_results_of_a_simulation(tmp_path: Path) -> None:
     for run in simulated(table):
         stored = (tmp_path / "run" / model_file(run.label, run.seed)).read_bytes()
         dense = run.params["dense"]
-        named = {"dense.bias": dense["bias"], "dense.kernel": dense["kernel"]}
+        named = {"dense.bias": dense["bias"], "dense.weight": dense["weight"]}
         distance = apart(named, dict(sorted(safetensors.numpy.load(stored).items())))
         print(f"{run.label}: {distance:.1e}")
         assert distance < BOUNDS.get(run.method, 1e-5), run.label

@@ -54,7 +54,7 @@ def test_a_node_that_is_killed_changes_nothing(tmp_path: Path) -> None:
         assert finish(operator) == 0, federation.said
     (theirs,) = simulated(table)
     named = {"dense.bias": theirs.params["dense"]["bias"]}
-    named["dense.kernel"] = theirs.params["dense"]["kernel"]
+    named["dense.weight"] = theirs.params["dense"]["weight"]
     assert apart(named, model_in(tmp_path / "run")) < 1e-5
     (summary,) = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 5

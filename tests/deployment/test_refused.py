@@ -94,12 +94,12 @@ def altered(fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> A
     return run_round
 
 
-KERNEL = "message[0]['dense']['kernel']"
+WEIGHT = "message[0]['dense']['weight']"
 
 TRAINED: list[tuple[CHANGE, str]] = [
-    (without(KERNEL), f'the array "{KERNEL}" is missing'),
-    (setting(KERNEL, lambda a: a[:, :5]), f'the array "{KERNEL}" is float32[1, 5, 60]; it must be'),
-    (setting(KERNEL, np.float64), f'the array "{KERNEL}" is float64[1, 10, 60]; it must be'),
+    (without(WEIGHT), f'the array "{WEIGHT}" is missing'),
+    (setting(WEIGHT, lambda a: a[:, :5]), f'the array "{WEIGHT}" is float32[1, 5, 60]; it must be'),
+    (setting(WEIGHT, np.float64), f'the array "{WEIGHT}" is float64[1, 10, 60]; it must be'),
     (without("steps"), "the array 'steps' is missing"),
     (setting("counts", lambda a: a.astype(np.int8)), "the array 'counts' is int8["),
     (setting("counted", lambda a: a * 5), "it counts weights ["),

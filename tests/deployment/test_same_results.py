@@ -119,7 +119,7 @@ def test_two_seeds_and_other_models_evaluated(evaluated: str, tmp_path: Path) ->
 
 
 def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> None:
-    dense = {"kernel": np.full((10, 60), 0.1, np.float32), "bias": np.ones(10, np.float32)}
+    dense = {"weight": np.full((10, 60), 0.1, np.float32), "bias": np.ones(10, np.float32)}
     fp.save_model(tmp_path / "initial.safetensors", {"dense": dense})
     table = table_of(
         {"name": "scaffold"},

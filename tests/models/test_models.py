@@ -316,7 +316,7 @@ def test_a_dense_layer_of_few_or_many_outputs_is_the_plain_product(outputs: int)
     graph, state = nnx.split(layer)
 
     def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return nnx.merge(graph, {**state, "kernel": nnx.Param(kernel)})(x)
+        return nnx.merge(graph, {**state, "weight": nnx.Param(kernel)})(x)
 
     def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return x @ kernel.T

@@ -9,7 +9,10 @@ import pytest
 import fedprox as fp
 
 SLOW = ("flax", "jax", "matplotlib", "optax", "plotly", "pydantic", "rich", "scipy")
-OPTIONAL = ("cryptography", "datasets", "dp_accounting", "flwr", "mlflow", "tensorboardX", "wandb")
+OPTIONAL = (
+    *("cryptography", "datasets", "dp_accounting", "flwr"),
+    *("mlflow", "tensorboardX", "tokenizers", "wandb"),
+)
 
 
 def loaded(program: str) -> set[str]:

@@ -70,7 +70,7 @@ def test_a_saved_folder_is_read_as_a_run_directory(saved: Any, tmp_path: Path) -
     assert archive.experiment["model"] == {"name": "Logistic", "parameters": 610}
     assert archive.experiment["method"][1]["mu"] == [0.0, 1.0]
     found = fp.load_model(folder, "fedprox mu=1", 1)
-    assert np.array_equal(found["dense"]["kernel"], runs[-1].params["dense"]["kernel"])
+    assert np.array_equal(found["dense"]["weight"], runs[-1].params["dense"]["weight"])
     assert status("report", folder, "--out", tmp_path / "again.html") == 0
 
 

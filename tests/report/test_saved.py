@@ -103,7 +103,7 @@ def test_label_and_seed_may_be_left_out_where_one_run_fits(trained: Any, tmp_pat
     name = "model-fedavg-0.safetensors"
     (tmp_path / name).write_bytes((folder / name).read_bytes())
     found = fp.load_model(tmp_path)
-    assert np.array_equal(found["dense"]["kernel"], runs[0].params["dense"]["kernel"])
+    assert np.array_equal(found["dense"]["weight"], runs[0].params["dense"]["weight"])
 
 
 arrays = st.builds(

@@ -80,7 +80,7 @@ def test_everything_that_is_measured_works_in_double(tmp_path: Path) -> None:
         for rounds, each in ((4, None), (2, checkpoints), (4, checkpoints))
     )
     for run, resumed in zip(whole, again, strict=True):
-        assert run.params["dense"]["kernel"].dtype == np.float64
+        assert run.params["dense"]["weight"].dtype == np.float64
         assert run.final == resumed.final
         assert run.final.gamma_max > 0
 

@@ -14,6 +14,7 @@ from fedprox.datasets.posts import posts
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
+from fedprox.datasets.tokenizer import tokenizer
 from fedprox.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {
@@ -36,5 +37,6 @@ __all__ = [
     "shakespeare",
     "synthetic",
     "synthetic_feddyn",
+    "tokenizer",
     "write_mapped",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fedprox.model import Model
+from fedprox.models.bert import bert
 from fedprox.models.char_lstm import char_lstm
 from fedprox.models.cifar_cnn import cifar_cnn
 from fedprox.models.logistic import logistic
@@ -15,6 +16,7 @@ from fedprox.models.sentiment_lstm import sentiment_lstm
 from fedprox.models.wide_lenet import wide_lenet
 
 MODELS: dict[str, Callable[..., Model]] = {
+    "bert": bert,
     "char-lstm": char_lstm,
     "cifar-cnn": cifar_cnn,
     "logistic": logistic,
@@ -29,6 +31,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 __all__ = [
     "MODELS",
+    "bert",
     "char_lstm",
     "cifar_cnn",
     "logistic",

@@ -19,7 +19,7 @@ from fedprox.errors import require
 
 
 class Dense(nnx.Module):
-    """x -> x W' + b with W stored as (outputs, inputs).
+    """x -> x W' + b with W stored as (outputs, inputs), so it is named `weight` as torch's.
 
     Both products of a step, x W' forwards and (dL/dy)' x backwards, then run along contiguous rows
     of the batch: up to twice as fast on a CPU as with W stored as (inputs, outputs).
@@ -41,21 +41,25 @@ class Dense(nnx.Module):
         bias_init: nnx.Initializer = nnx.initializers.zeros,
         rngs: nnx.Rngs,
     ) -> None:
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (outputs, inputs)))
+        self.weight = nnx.Param(kernel_init(rngs.params(), (outputs, inputs)))
         self.bias = nnx.Param(bias_init(rngs.params(), (outputs,)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, d) -> (B, C)."""
-        kernel = self.kernel[...]
-        # einsum would repeat a single feature
-        require(
-            x.shape[-1] == kernel.shape[1],
-            f"model: rows of {x.shape[-1]} features where {kernel.shape[1]} are needed",
-        )
-        if len(x) * len(kernel) > FEW:
-            return x @ kernel.T + self.bias[...]
-        # with the barrier XLA writes dL/dy transposed before the product for W's gradient
-        return lax.optimization_barrier(jnp.einsum("cd,bd->cb", kernel, x)).T + self.bias[...]
+        return affine(x, self.weight[...], self.bias[...])
+
+
+def affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """`Dense`'s x W' + b, for x (B, d), W (C, d) and b (C,)."""
+    # einsum would repeat a single feature
+    require(
+        x.shape[-1] == weight.shape[1],
+        f"model: rows of {x.shape[-1]} features where {weight.shape[1]} are needed",
+    )
+    if len(x) * len(weight) > FEW:
+        return x @ weight.T + bias
+    # with the barrier XLA writes dL/dy transposed before the product for W's gradient
+    return lax.optimization_barrier(jnp.einsum("cd,bd->cb", weight, x)).T + bias
 
 
 FEW = 256

@@ -59,20 +59,30 @@ def names_of(params: Params) -> list[str]:
     return list(names)
 
 
-def encode(params: Params) -> bytes:
-    """The content of a file with a model's parameters.
+def named_arrays(params: Params) -> dict[str, Array]:
+    """The arrays of a pytree by name.
 
-    A pytree with nodes other than dicts, lists and tuples is saved without its structure.
+    Raises:
+        InputError: One is not of a type of `TYPES`.
     """
-    names, (leaves, structure) = names_of(params), jax.tree.flatten(params)
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in zip(names, leaves, strict=True)}
+    leaves = jax.tree.leaves(params)
+    arrays = {n: np.asarray(a, order="C") for n, a in zip(names_of(params), leaves, strict=True)}
     for name, array in arrays.items():
         require(
             array.dtype in TYPES.values(),
             f"parameters: {name!r} is of type {array.dtype}; it must be floating-point numbers",
         )
+    return arrays
+
+
+def encode(params: Params) -> bytes:
+    """The content of a file with a model's parameters.
+
+    A pytree with nodes other than dicts, lists and tuples is saved without its structure.
+    """
+    arrays = named_arrays(params)
     try:
-        outline = json.dumps(_outline(jax.tree.unflatten(structure, names)))
+        outline = json.dumps(_outline(jax.tree.unflatten(jax.tree.structure(params), arrays)))
     except TypeError:
         return safetensors.numpy.save(arrays)
     return safetensors.numpy.save(arrays, metadata={STRUCTURE: outline})
@@ -97,6 +107,7 @@ def decode(content: bytes) -> Content:
     """Read the content of a file of parameters.
 
     Raises:
+        TypeError: An array is not of a type of `TYPES`.
         ValueError: It is not the content of such a file.
     """
     try:
@@ -107,7 +118,7 @@ def decode(content: bytes) -> Content:
     for name, tensor in tensors:
         kind = tensor["dtype"]
         if kind not in TYPES:
-            raise ValueError(f"array {name!r} is of type {kind}; it must be {', '.join(TYPES)}")
+            raise TypeError(f"array {name!r} is of type {kind}; it must be {', '.join(TYPES)}")
         arrays[name] = np.frombuffer(tensor["data"], TYPES[kind]).reshape(tensor["shape"])
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     outline = (header.get("__metadata__") or {}).get(STRUCTURE)

@@ -68,7 +68,7 @@ def save(
         ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fp.save(runs, folder, federation=federation, model=model)
-        ...     fp.load_model(folder)["dense"]["kernel"].shape
+        ...     fp.load_model(folder)["dense"]["weight"].shape
         (10, 60)
     """
     are_runs = isinstance(runs, Sequence) and all(isinstance(run, Run) for run in runs)

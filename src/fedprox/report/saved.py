@@ -50,7 +50,8 @@ def load_model(
             have different labels.
         seed: For a run directory: the run's seed. Needed only if the runs have different seeds.
         model: The model, to check the parameters against. It is needed for parameters in
-            containers other than dicts, lists and tuples, and for files without a structure.
+            containers other than dicts, lists and tuples, and for files without a structure. Files
+            of other libraries are for `load_weights`.
 
     Returns:
         A pytree of NumPy arrays of the structure that was saved; with `model`, of the structure
@@ -82,16 +83,24 @@ def load_model(
         arrays, params = decode(path.read_bytes())
     except ValueError as error:
         raise InputError(f"{path}: not a file of parameters, or damaged: {error}") from None
+    except TypeError as error:
+        raise InputError(f"{path}: {error}; {_OTHERS}") from None
     if model is not None:
         names = names_of(model.shapes)
         leaves, structure = jax.tree.flatten(model.shapes)
-        check_params(str(path), arrays, dict(zip(names, leaves, strict=True)))
+        try:
+            check_params(str(path), arrays, dict(zip(names, leaves, strict=True)))
+        except InputError as error:
+            raise InputError(f"{error}; {_OTHERS}" if params is None else str(error)) from None
         return jax.tree.unflatten(structure, [arrays[name] for name in names])
     require(
         params is not None,
-        f"{path}: the file does not say the structure of its parameters; give model=",
+        f"{path}: the file does not say the structure of its parameters; give model=; {_OTHERS}",
     )
     return params
+
+
+_OTHERS = "fp.load_weights loads what PyTorch or Hugging Face's libraries wrote"
 
 
 def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:

@@ -47,7 +47,7 @@ def ragged_federation(sizes: list[int], seed: int = 0) -> Federation:
 
 def as_oracle(params: Any) -> oracle.Params:
     dense = params["dense"]
-    return oracle.Params(np.asarray(dense["kernel"], float), np.asarray(dense["bias"], float))
+    return oracle.Params(np.asarray(dense["weight"], float), np.asarray(dense["bias"], float))
 
 
 def close(params: oracle.Params, expected: oracle.Params) -> None:

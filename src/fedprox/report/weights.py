@@ -1,0 +1,235 @@
+"""Weights in PyTorch's layout, in safetensors files as Hugging Face's repositories have them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedprox.errors import InputError, require
+from fedprox.files.packed import refusing
+from fedprox.files.whole import write_whole
+from fedprox.model import Model, Params
+from fedprox.report.parameters import TYPES, named_arrays, names_of
+from fedprox.user_code import listed
+
+Array = NDArray[Any]
+Rename = Mapping[str, str | None]
+
+WEIGHTS = ("kernel", "scale", "embedding", "table")
+"""What flax and this library call parameters that PyTorch calls `weight`."""
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The files of a repository: all weights, or the list of the files that have them."""
+
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+
+MOST_LINES = 20
+"""Most mismatches that a message lists."""
+
+
+def load_weights(
+    path: str | Path,
+    like: Model | Params,
+    *,
+    rename: Rename | None = None,
+    keep: Sequence[str] = (),
+) -> Params:
+    """Load weights that PyTorch or Hugging Face's libraries wrote to safetensors files.
+
+    A tensor belongs to the parameter of its name, where `weight` may also be flax's `kernel`,
+    `scale` or `embedding`, or `table` of this library's models. Of a `kernel`, whose last axes are
+    (inputs, outputs), the tensor is PyTorch's (outputs, inputs, ...), as of `nn.Linear` and
+    `nn.Conv2d`, and is transposed. Other parameters have the tensor's own shape. Tensors of whole
+    numbers, such as `position_ids`, are passed over.
+
+    Args:
+        path: A safetensors file; or a folder with `model.safetensors`, or with
+            `model.safetensors.index.json` and the files that it names.
+        like: The model, or its parameters.
+        rename: Begins of the file's names, up to a dot, and what the model has in their place:
+            `{"bert": "", "encoder.layer": "blocks", "pooler": None}` takes the prefix away, renames
+            layers, and leaves out the pooler. The longest begin that fits counts.
+        keep: Names of parameters, or of parts with several, that keep their values in `like`, such
+            as a new head. Then `like` must be parameters.
+
+    Returns:
+        A pytree of NumPy arrays with the structure and types of `like`. Those of the file's types
+        are memory-mapped: read when they are used.
+
+    Raises:
+        InputError: There is no such file, it is damaged or a pickle, or it has not exactly the
+            model's parameters. The message has a line for each that is missing, in excess or of
+            another shape.
+
+    Example:
+        >>> import tempfile
+        >>> import jax
+        >>> import fedprox as fp
+        >>> model = fp.models.mlp(fp.datasets.synthetic(clients=2), hidden=[30])
+        >>> params = model.init(jax.random.key(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/a.safetensors", params, rename={"layers": "net"})
+        ...     found = load_weights(f"{folder}/a.safetensors", model, rename={"net": "layers"})
+        >>> found["layers"][0]["weight"].shape
+        (30, 60)
+    """
+    path, tree = Path(path), like.shapes if isinstance(like, Model) else like
+    names, (leaves, structure) = names_of(tree), jax.tree.flatten(tree)
+    arrays = all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+    require(arrays, "like: neither a model nor the parameters of one")
+    for part in keep:
+        require(any(_begins(name, part) for name in names), f"keep: no parameter {part!r}")
+    found = _renamed(_tensors(path), rename)
+    values, wrong = [], []
+    for name, leaf in zip(names, leaves, strict=True):
+        tensor = found.pop(_named_as_torch(name), None)
+        if any(_begins(name, part) for part in keep):
+            require(
+                not isinstance(leaf, jax.ShapeDtypeStruct),
+                f"keep: {name} has no values in `like`; give parameters, as of model.init(key)",
+            )
+            values.append(np.asarray(leaf))
+        elif tensor is None:
+            wrong.append(f"{name}: no floating-point tensor of this name")
+        else:
+            value = _as_flax(name, tensor)
+            if value.shape != leaf.shape:
+                given = f"{value.shape} in the file" + " when transposed" * (value is not tensor)
+                wrong.append(f"{name}: shape {given} where {leaf.shape} is needed")
+            values.append(value.astype(leaf.dtype, copy=False))
+    wrong += [f"{name}: the model lacks it; shape {a.shape}" for name, a in found.items()]
+    if wrong:
+        more = [f"{len(wrong) - MOST_LINES} more"] if len(wrong) > MOST_LINES else []
+        message = f"{path}: not the weights of this model; `rename` and `keep` may help:"
+        raise InputError(message, wrong[:MOST_LINES] + more)
+    return jax.tree.unflatten(structure, values)
+
+
+def save_weights(path: str | Path, params: Params, *, rename: Rename | None = None) -> None:
+    """Write parameters as PyTorch's weights, the inverse of `load_weights`.
+
+    In PyTorch, `model.load_state_dict(safetensors.torch.load_file(path))` loads the file.
+
+    Args:
+        path: The file, such as "model.safetensors". It is written whole or not at all.
+        params: A pytree of floating-point arrays, such as `Run.params`.
+        rename: Begins of the parameters' names, up to a dot, and what the file has in their place,
+            as in `load_weights` the other way around.
+
+    Raises:
+        InputError: There is no such folder, a parameter is not a floating-point array, or two would
+            have one name.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import safetensors.numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/a.safetensors", {"fc": {"kernel": np.zeros((4, 3))}})
+        ...     safetensors.numpy.load_file(f"{folder}/a.safetensors")["fc.weight"].shape
+        (3, 4)
+    """
+    path = Path(path)
+    require(path.parent.is_dir(), f"{path.parent}: no such folder")
+    arrays: dict[str, Array] = {}
+    for name, array in named_arrays(params).items():
+        theirs = _named_as_torch(name)
+        require(theirs not in arrays, f"{path}: two parameters would be named {theirs!r}")
+        arrays[theirs] = _as_torch(name, array)
+    arrays = {name: np.asarray(a, order="C") for name, a in _renamed(arrays, rename).items()}
+    write_whole(path, safetensors.numpy.save(arrays, metadata={"format": "pt"}))
+
+
+def _begins(name: str, part: str) -> bool:
+    """Whether a dotted name begins with the names of a part; with those of "" every one does."""
+    return not part or f"{name}.".startswith(f"{part}.")
+
+
+def _named_as_torch(name: str) -> str:
+    begin, dot, last = name.rpartition(".")
+    return f"{begin}{dot}weight" if last in WEIGHTS else name
+
+
+def _is_kernel(name: str, array: Array) -> bool:
+    return name.rpartition(".")[2] == "kernel" and array.ndim > 1
+
+
+def _as_flax(name: str, tensor: Array) -> Array:
+    """A tensor of PyTorch in the layout of the parameter `name`."""
+    return np.moveaxis(tensor, (0, 1), (-1, -2)) if _is_kernel(name, tensor) else tensor
+
+
+def _as_torch(name: str, array: Array) -> Array:
+    """The inverse of `_as_flax`."""
+    return np.moveaxis(array, (-1, -2), (0, 1)) if _is_kernel(name, array) else array
+
+
+def _renamed(arrays: dict[str, Array], rename: Rename | None) -> dict[str, Array]:
+    """Arrays under their new names; see `load_weights`."""
+    rename, renamed = rename or {}, {}
+    for part in rename:
+        known = any(_begins(name, part) for name in arrays)
+        require(known, f"rename: {part!r} begins no name of {listed(list(arrays), str)}")
+    for name, array in arrays.items():
+        new: str | None = name
+        for part in sorted(rename, key=len)[::-1]:
+            if _begins(name, part):
+                begin, rest = rename[part], name[len(part) :].lstrip(".")
+                new = None if begin is None else ".".join(filter(None, (begin, rest)))
+                break
+        if new is not None:
+            require(new not in renamed, f"rename: two arrays would be named {new!r}")
+            renamed[new] = array
+    return renamed
+
+
+def _tensors(path: Path) -> dict[str, Array]:
+    """The floating-point tensors of a file or a repository by their names, memory-mapped."""
+    if path.is_dir():
+        files = [name for name in (FILE, INDEX) if (path / name).is_file()]
+        files += sorted(file.name for file in path.glob("*") if file.suffix in PICKLES)
+        require(files, f"{path}: neither {FILE} nor {INDEX}")
+        path = path / files[0]
+    require(path.is_file(), f"{path}: no such file")
+    require(
+        path.suffix not in PICKLES,
+        f"{path}: a pickle, which is refused since reading it runs code; where PyTorch is "
+        f"installed, safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), "
+        f"{FILE!r}) converts it",
+    )
+    if path.suffix != ".json":
+        return _mapped(path)
+    with refusing(f"{path}: not a list of files with weights"):
+        index = json.loads(path.read_bytes())["weight_map"]
+        files = sorted({Path(name).name for name in index.values()})
+    tensors: dict[str, Array] = {}
+    for file in (path.with_name(name) for name in files):
+        require(file.is_file(), f"{path}: it names {file.name}, which is missing")
+        for name, tensor in _mapped(file).items():
+            require(name not in tensors, f"{file}: {name!r} is in another file too")
+            tensors[name] = tensor
+    return tensors
+
+
+def _mapped(path: Path) -> dict[str, Array]:
+    """The floating-point tensors of a file by their names, memory-mapped."""
+    with refusing(f"{path}: not a safetensors file, or damaged"):
+        with safetensors.safe_open(path, framework="np"):
+            pass  # the library checks that the header describes the file
+        content = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        begin = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        header = json.loads(content[8:begin].tobytes())
+        header.pop("__metadata__", None)
+        return {
+            name: content[begin + tensor["data_offsets"][0] : begin + tensor["data_offsets"][1]]
+            .view(TYPES[tensor["dtype"]])
+            .reshape(tensor["shape"])
+            for name, tensor in header.items()
+            if tensor["dtype"] in TYPES
+        }
