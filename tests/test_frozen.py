@@ -26,8 +26,11 @@ class Net(nnx.Module):
         self.body = nnx.Linear(WIDTH, 5, rngs=rngs)
         self.head = nnx.Linear(5, 10, rngs=rngs)
 
+    def representation(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(self.body(x))
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(jnp.tanh(self.body(x)))
+        return self.head(self.representation(x))
 
 
 MODEL = fp.Model.from_nnx(Net)

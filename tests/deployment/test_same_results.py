@@ -95,7 +95,9 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "scaffold"))
 def test_every_method(name: str, tmp_path: Path) -> None:
     systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
-    compared(table_of(METHODS[name], systems=systems, evaluation=evaluation, cohort=ALL), tmp_path)
+    model = {"name": "mlp", "hidden": [6]} if name == "moon" else {"name": "logistic"}
+    sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL, "model": model}
+    compared(table_of(METHODS[name], **sections), tmp_path)
 
 
 @pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))

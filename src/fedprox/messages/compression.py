@@ -255,7 +255,7 @@ def word_of(numbers: Any) -> int:
 
 def _inner_personal(personal: Personal) -> Personal:
     """How clients that also keep an error get models of their own."""
-    own, subproblem, keep = personal
+    own, subproblem, keep = personal.own, personal.subproblem, personal.keep
 
     def second(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
         assert subproblem is not None
@@ -265,8 +265,8 @@ def _inner_personal(personal: Personal) -> Personal:
         assert keep is not None
         return owing._replace(state=keep(owing.state, solution))
 
-    return Personal(
-        lambda owing: own(owing.state),
-        None if subproblem is None else second,
-        None if keep is None else kept,
+    return personal._replace(
+        own=lambda owing: own(owing.state),
+        subproblem=None if subproblem is None else second,
+        keep=None if keep is None else kept,
     )
