@@ -62,6 +62,8 @@ VARIANTS = {
     "feddc": Variant("feddc alpha=0.1", "feddc", alpha=0.1),
     "fedlc": Variant("fedlc tau=1", "fedlc", tau=1.0),
     "fedgkd": Variant("fedgkd M=3 gamma=0.2", "fedgkd", gamma=0.2, models=3),
+    "fedper": Variant("fedper own head", "fedper", parts=["head"]),
+    "fedrep": Variant("fedrep own head", "fedrep", parts=["head"]),
     "centralised": Variant("centralised", "centralised"),
 }
 """The variants by a short name."""

@@ -95,6 +95,20 @@ class Method:
         of_r = of_z @ w["head"].T + self.by_representation(r, x, k) / len(y)
         return {"body": x.T @ (of_r * (1 - r**2)), "head": r.T @ of_z}
 
+    def descend(self, k: int, batches: list[NDArray[np.int32]], rate: float) -> Params:
+        """What client k sends."""
+        return self.steps(self.params, k, batches, rate, list(self.params))
+
+    def steps(
+        self, w: Params, k: int, batches: list[NDArray[np.int32]], rate: float, parts: list[str]
+    ) -> Params:
+        """SGD on some parts."""
+        x, y = map(np.asarray, self.train.client(k))
+        for batch in batches:
+            g = self.gradient(w, x[batch].astype(float), y[batch], k)
+            w = {name: w[name] - rate * g[name] if name in parts else w[name] for name in w}
+        return w
+
     def finish(self, answers: dict[int, Params]) -> None:
         """The server's step."""
         weights = [float(self.train.sizes[k]) for k in answers]
@@ -160,6 +174,31 @@ class FedGKD(Method):
         self.past.append(dict(self.params))
 
 
+class FedPer(Method):
+    """Arivazhagan et al. 2019: heads stay on the clients; the loop of Collins et al. 2021 `apart`.
+
+    Args:
+        params: The first model.
+        train: The clients' rows.
+        apart: Whether the head is trained first, and then the body.
+    """
+
+    def __init__(self, params: Any, train: Rows, *, apart: bool = False) -> None:
+        super().__init__(params, train)
+        self.apart, self.first, self.heads = apart, self.params["head"], dict[int, Matrix]()
+
+    def own(self, k: int) -> Params:
+        return {"body": self.params["body"], "head": self.heads.get(k, self.first)}
+
+    def descend(self, k: int, batches: list[NDArray[np.int32]], rate: float) -> Params:
+        w = self.own(k)
+        for parts in (["head"], ["body"]) if self.apart else (["head", "body"],):
+            found = self.steps(w, k, batches, rate, parts)
+            w = {**w, "head": found["head"]}
+        self.heads[k] = w["head"]
+        return {"body": found["body"], "head": self.first}
+
+
 def run(method: Method, *, solver: Solver, cohort: Cohort, rounds: int, seed: int) -> Params:
     """The model after some rounds of SGD for whole epochs."""
     assert isinstance(solver.learning_rate, float)
@@ -167,11 +206,8 @@ def run(method: Method, *, solver: Solver, cohort: Cohort, rounds: int, seed: in
     for t in range(rounds):
         answers = {}
         for k in map(int, cohort.draw(seed, t, train.offsets).clients):
-            (x, y), w = train.client(k), method.params
-            steps = int(solver.steps_for(len(y)))
-            for batch in batches_of(seed, t, k, len(y), solver, steps):
-                g = method.gradient(w, np.asarray(x[batch], float), np.asarray(y[batch]), k)
-                w = {name: w[name] - solver.learning_rate * g[name] for name in w}
-            answers[k] = w
+            rows = int(train.sizes[k])
+            batches = batches_of(seed, t, k, rows, solver, int(solver.steps_for(rows)))
+            answers[k] = method.descend(k, batches, solver.learning_rate)
         method.finish(answers)
     return method.params

@@ -288,24 +288,25 @@ def test_feddc() -> None:
     method = fp.feddc(alpha=0.6)
     assert method.client_state is not None
     first, own = method.init(W), method.client_state(W)
-    for part in (first.drift, first.change, own.drift, own.change):
+    for part in (first.drift, first.correction, own.drift, own.correction):
         same(part, 0 * w)
-    state, own = first._replace(drift=STATE, change=OTHER), own._replace(drift=MEAN, change=STATE)
+    state = first._replace(drift=STATE, correction=OTHER)
+    own = own._replace(drift=MEAN, correction=STATE)
     problem = method.subproblem(state, of(method), context(own))
     posed(problem, mu=0.6, anchor=w - mean, linear=kept - other)
     (sent, change), after = answer(method, state, own)
     rate = (wk - w) / (STEPS * RATE)
     same(sent, wk - w)
-    same(change, rate - kept)
+    same(change, rate - other)
     same(after.drift, mean + wk - w)
-    same(after.change, rate)
+    same(after.correction, kept + rate - other)
     (_, change), after = answer(method, state, own, steps=0)
-    same(after.change, 0 * w)
-    same(change, -kept)
+    same(after.correction, kept)
+    same(change, 0 * w)
     new = method.update(state, (MEAN, GRADIENT), of(method))
     same(new.drift, kept + SHARE * mean)
     same(new.params, w + mean + kept + SHARE * mean)
-    same(new.change, other + SHARE * gradient)
+    same(new.correction, other + SHARE * gradient)
 
 
 def test_moon_keeps_the_local_model() -> None:
@@ -513,6 +514,8 @@ def described(method: fp.Algorithm) -> tuple[Any, ...]:
         (fp.feddc(alpha=0.1), ("keep", "rows", 2, False, False, False)),
         (fp.fedlc(tau=1.0), ("drop", "rows", 1, "labels", False, False)),
         (fp.fedgkd(gamma=0.2), ("drop", "rows", 1, False, False, False)),
+        (fp.fedper(["head"]), ("drop", "rows", 1, False, False, False)),
+        (fp.fedrep(["head"]), ("keep", "rows", 1, False, False, False)),
         (fp.fedgkd(gamma=0.2, models=2), ("drop", "rows", 1.5, False, False, False)),
     ],
 )

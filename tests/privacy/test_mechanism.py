@@ -155,7 +155,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
         update=lambda state, _, hparams: reads(hparams, state),
         exchange=lambda state, _, hparams: reads(hparams, state),
         memory=memory,
-        personal=Personal(lambda state: state, problem, lambda state, _: state),
+        personal=Personal(lambda state, _: state, problem, lambda state, _: state),
     )
     method = private(given, fp.Privacy(1.0, noise_multiplier=0.0), 0.0, 3, 12)
     assert method.exchange is not None

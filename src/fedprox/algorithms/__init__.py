@@ -16,11 +16,13 @@ from fedprox.algorithms.fedlc import fedlc
 from fedprox.algorithms.fednova import fednova
 from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
+from fedprox.algorithms.fedrep import fedrep
 from fedprox.algorithms.fedsam import fedsam
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
 from fedprox.algorithms.mime import mime
 from fedprox.algorithms.moon import moon
+from fedprox.algorithms.parts import fedper, personal_parts
 from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.qffl import qffl
 from fedprox.algorithms.scaffnew import scaffnew
@@ -48,6 +50,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "feddc": feddc,
     "fedlc": fedlc,
     "fedgkd": fedgkd,
+    "fedper": fedper,
+    "fedrep": fedrep,
     "centralised": centralised,
 }
 
@@ -66,12 +70,15 @@ __all__ = [
     "fedlc",
     "fednova",
     "fedopt",
+    "fedper",
     "fedprox",
+    "fedrep",
     "fedsam",
     "fedsgd",
     "fedsplit",
     "mime",
     "moon",
+    "personal_parts",
     "pfedme",
     "qffl",
     "scaffnew",

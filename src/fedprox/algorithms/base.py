@@ -224,6 +224,12 @@ def trained(params: Params) -> Own:
     return Own(params, jnp.bool_(True))
 
 
+def same_own(state: Own, params: Params) -> Own:
+    """The client's state is its own model."""
+    del params
+    return state
+
+
 def own_or(own: Own, params: Params) -> Params:
     """The client's own model, or other parameters if it has not taken part yet."""
     return jax.tree.map(lambda v, w: jnp.where(own.trained, v, w), own.model, params)
@@ -233,7 +239,7 @@ class Personal(NamedTuple):
     """How each client gets a model of its own.
 
     Attributes:
-        own: (client state) -> the client's own model.
+        own: (client state, the server's parameters) -> the client's own model.
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
             which is solved before the other from its own start, with the same steps and
             mini-batches; None if there is one problem. In its context `gradient`, `loss`,
@@ -243,7 +249,7 @@ class Personal(NamedTuple):
             problem reads.
     """
 
-    own: Callable[[ClientState], Own]
+    own: Callable[[ClientState, Params], Own]
     subproblem: Callable[[State, HParams, ClientContext], Subproblem] | None = None
     keep: Callable[[ClientState, Params], ClientState] | None = None
     objective: "Objective | None" = None
@@ -359,6 +365,9 @@ class Algorithm(NamedTuple):
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
         memory: What clients remember from step to step within a round; None for nothing.
         personal: How each client gets a model of its own; None if there is one model.
+        own_parts: Dotted names of parameters, or of layers, that stay on the clients. Local
+            problems then start from the server's parameters except for these, and gamma is not
+            measured.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
 
@@ -407,6 +416,7 @@ class Algorithm(NamedTuple):
     adapt: Adaptation | None = None
     memory: Memory | None = None
     personal: Personal | None = None
+    own_parts: tuple[str, ...] = ()
     not_private: str = ""
 
     @property

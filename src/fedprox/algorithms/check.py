@@ -270,7 +270,8 @@ def _check_personal(
     context: ClientContext,
 ) -> None:
     """Check the functions that give each client a model of its own."""
-    own = shapes_of(f"{name}: personal.own(client state)", personal.own, context.state)
+    what = f"{name}: personal.own(client state, params)"
+    own = shapes_of(what, personal.own, context.state, params)
     yes: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     expected = Own(params, yes)
     _require_like(f"{name}: its personal.own gives", own, "a model and a bool", expected)

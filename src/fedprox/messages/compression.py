@@ -266,7 +266,7 @@ def _inner_personal(personal: Personal) -> Personal:
         return owing._replace(state=keep(owing.state, solution))
 
     return personal._replace(
-        own=lambda owing: own(owing.state),
+        own=lambda owing, params: own(owing.state, params),
         subproblem=None if subproblem is None else second,
         keep=None if keep is None else kept,
     )

@@ -100,7 +100,8 @@ class Compiler:
             # gamma is relative to one model, from which not all of these clients started
             one_model = protocol.asynchronous is None
             # and to F_k, which not all methods solve
-            solves = self.method.algorithm.objective is None
+            algorithm = self.method.algorithm
+            solves = algorithm.objective is None and not algorithm.own_parts
             if protocol.evaluation.gradients and one_model and solves:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}

@@ -435,10 +435,16 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         self._check_noise(algorithm, solver)
+        whole = solver.gamma is not None or solver.searches_line
         require(
-            algorithm.objective is None or (solver.gamma is None and not solver.searches_line),
+            algorithm.objective is None or not whole,
             f"{algorithm.name}: clients have an objective in place of F_k, so neither solver.gamma "
             "nor an optimizer that searches along a line can be used",
+        )
+        require(
+            not algorithm.own_parts or solver.gamma is None,
+            f"{algorithm.name}: solver.gamma is relative to the server's model, from which clients "
+            "with parts of their own do not start; leave it out",
         )
         self.cohort.check_method(algorithm, len(self.federation))
         self.systems.check_method(algorithm, solver)
