@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -254,3 +255,40 @@ def test_a_prefix_of_mu_that_does_not_fit_is_refused() -> None:
         runs(fp.Algorithm("mine", problem, hparams={}, stragglers="keep"))
     with pytest.raises(fp.InputError, match="fedprox: mu: with adapt"):
         fp.fedprox(mu={"body": 0.1}, adapt=True)
+
+
+@pytest.mark.parametrize(
+    "method", [fp.fedsam(0.2), fp.fedlc(1.0), fp.fedgkd(1.0, models=2)], ids=lambda m: m.name
+)
+def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(method: fp.Algorithm) -> None:
+    clients = [objectives.federation(seed).train.client(3) for seed in range(4)]
+    both = [
+        fp.simulate(
+            fp.Federation.from_arrays(clients),
+            MODEL,
+            method,
+            solver=SOLVER,
+            cohort=fp.Cohort(3),
+            population=fp.Population(0.5),
+            rounds=4,
+            evaluation=fp.Evaluation(every=4, gradients=False),
+            asynchronous=asynchronous,
+            progress=False,
+        )[0]
+        for asynchronous in (None, fp.Asynchronous(3))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, both[0].params, both[1].params)
+
+
+@pytest.mark.parametrize("method", [fp.moon(1.0), fp.fedgkd(1.0, models=2)], ids=lambda m: m.name)
+def test_a_run_that_is_extended_from_a_checkpoint_is_the_same(
+    method: fp.Algorithm, tmp_path: Path
+) -> None:
+    kept = {
+        "checkpoints": fp.Checkpoints(tmp_path),
+        "evaluation": fp.Evaluation(every=2, gradients=False),
+    }
+    (whole,) = runs(method, evaluation=kept["evaluation"])
+    runs(method, rounds=4, **kept)
+    (extended,) = runs(method, **kept)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, extended.params)

@@ -35,6 +35,8 @@ METHODS: dict[str, fp.Algorithm] = {
     "ditto": fp.ditto(lam=0.5),
     "pfedme": fp.pfedme(lam=1.0, eta=0.5, inner_steps=3),
     "fedadmm": fp.fedadmm(rho=0.5, server_learning_rate=0.5),
+    "fedsam": fp.fedsam(rho=0.5),
+    "feddc": fp.feddc(alpha=0.5),
     "fedopt": fp.fedopt(optimizer=optax.sgd, server_learning_rate=1.0),
 }
 FAST = "fedavg", "feddane", "scaffold"

@@ -100,8 +100,10 @@ def feddc(alpha: HParam) -> Algorithm:
 
     starting from :math:`w^t`, and then
 
-    .. math:: h_k \leftarrow h_k + (w_k - w^t), \qquad
-        r_k \leftarrow r_k - r + \frac{w_k - w^t}{\eta K}, \qquad w^{t+1} = \sum_{k \in S_t} p_k w_k + h.
+    .. math::
+        h_k &\leftarrow h_k + (w_k - w^t), \\
+        r_k &\leftarrow r_k - r + \frac{w_k - w^t}{\eta K}, \\
+        w^{t+1} &= \sum_{k \in S_t} p_k w_k + h.
 
     Weights :math:`p_k` are proportional to rows. A client that does not take part keeps both.
     Stragglers' partial work is kept.

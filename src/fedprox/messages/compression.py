@@ -153,9 +153,8 @@ class Compression:
         why = (
             "its clients send gradients before, which would travel in full"
             if algorithm.exchange is not None
-            else "its clients send more than an update of the model"
-            if algorithm.communication != 1
-            or shapes_in(message_shape(algorithm, params)) != shapes_in(params)
+            else "its clients do not send an update of the whole model and nothing else"
+            if shapes_in(message_shape(algorithm, params)) != shapes_in(params)
             else "its clients keep a state that belongs to what they sent"
             if algorithm.message is not difference
             and algorithm.client_state is not None
