@@ -199,6 +199,7 @@ def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
         (of(own_gradient=True), {}, "fedsam: objective: own_gradient must be False beside it"),
         (of(subproblem=with_reference), {}, "fedsam: objective: its local problem must not have a"),
         (of(objective=None, own_labels=True), {}, "fedsam: own_labels needs an objective"),
+        (of(objective=None), {}, "fedsam: its local problem has something given, which only"),
         (
             of(objective=lambda *_: jnp.zeros(2)),
             {},

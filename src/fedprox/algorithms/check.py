@@ -224,6 +224,10 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
         f"{name}: objective: its local problem must not have a reference, which has the gradient "
         "of F_k",
     )
+    require(
+        algorithm.objective is not None or problem.given is None,
+        f"{name}: its local problem has something given, which only an objective reads",
+    )
     send = f"{name}: message(state, hparams, context, solution)"
     solution = Solution(problem, params, STEPS)
     pair = shapes_of(send, algorithm.message, state, hparams, context, solution)

@@ -41,7 +41,7 @@ def by_part(params: Params, hparams: HParams, context: ClientContext) -> Subprob
     return Subproblem(start=params, mu=mu, anchor=params)
 
 
-def fedprox(mu: HParam | Mapping[str, HParam], *, adapt: bool = False) -> Algorithm:
+def fedprox(mu: HParam | dict[str, HParam], *, adapt: bool = False) -> Algorithm:
     r"""FedProx: FedAvg with a proximal term that keeps stragglers' partial work.
 
     Client :math:`k` approximately minimizes

@@ -113,7 +113,7 @@ def summed_losses(
     return over(points, (None if shared else 0, 0, 0, 0))
 
 
-def nothing_measured(params: Params, *, gradient: bool, loss: bool, classes: int) -> LocalLoss:
+def measured_like(params: Params, *, gradient: bool, loss: bool, classes: int) -> LocalLoss:
     """Zeros, or parameters, of the shapes of what clients compute, leaves (points, ...)."""
     points = len(jax.tree.leaves(params)[0])
     return LocalLoss(
@@ -216,7 +216,7 @@ def exchange_gradients(
     ) -> Exchanged:
         losses_of = summed(shared=received is None)
         room = slots if faults is None else len(exchange.jobs.weight)
-        like = nothing_measured(params, gradient=gradient, loss=loss, classes=classes)
+        like = measured_like(params, gradient=gradient, loss=loss, classes=classes)
         watch = None if clock is None else begin_watch(clock, ())
 
         def zeros(like: Any, *shape: int) -> Any:

@@ -49,7 +49,7 @@ from fedprox.simulation.compiled.clock import (
 from fedprox.simulation.compiled.gradients import (
     LocalLoss,
     exchange_gradients,
-    nothing_measured,
+    measured_like,
 )
 from fedprox.simulation.compiled.lanes import (
     choose,
@@ -313,7 +313,7 @@ class RoundsProgram:
         lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
-        own = nothing_measured(params, **self.measured)
+        own = measured_like(params, **self.measured)
         context = idle_context(own, client_state, lanes_here, points)
         if self.asynchronous:
             none = jnp.zeros((lanes_here, points))
