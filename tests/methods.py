@@ -103,7 +103,7 @@ class FedSam(FedProx):
 
 
 class FedDC(Method):
-    """Gao et al. 2022, Algorithm 1, with the corrections of the authors' code."""
+    """Gao et al. 2022, Algorithm 1, with g_k of each client's own steps and rate."""
 
     by_rows = True
 
@@ -120,10 +120,9 @@ class FedDC(Method):
     def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
         del gradients
         self.weights = sizes / sizes.sum()
-        before = self.weights @ self.last
         for k, (w, steps) in answers.items():
             self.drift[k] += w - self.params
-            self.last[k] += (w - self.params) / (rate * steps) - before
+            self.last[k] = (w - self.params) / (rate * steps)
         taken = [answer.params for answer in answers.values()]
         mean = np.average(taken, axis=0, weights=[sizes[k] for k in answers])
         self.params = mean + self.weights @ self.drift

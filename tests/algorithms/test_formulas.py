@@ -288,25 +288,25 @@ def test_feddc() -> None:
     method = fp.feddc(alpha=0.6)
     assert method.client_state is not None
     first, own = method.init(W), method.client_state(W)
-    for part in (first.drift, first.correction, own.drift, own.correction):
+    for part in (first.drift, first.change, own.drift, own.change):
         same(part, 0 * w)
-    state = first._replace(drift=STATE, correction=OTHER)
-    own = own._replace(drift=MEAN, correction=STATE)
+    state = first._replace(drift=STATE, change=OTHER)
+    own = own._replace(drift=MEAN, change=STATE)
     problem = method.subproblem(state, of(method), context(own))
     posed(problem, mu=0.6, anchor=w - mean, linear=kept - other)
     (sent, change), after = answer(method, state, own)
     rate = (wk - w) / (STEPS * RATE)
     same(sent, wk - w)
-    same(change, rate - other)
+    same(change, rate - kept)
     same(after.drift, mean + wk - w)
-    same(after.correction, kept + rate - other)
+    same(after.change, rate)
     (_, change), after = answer(method, state, own, steps=0)
-    same(after.correction, kept)
+    same(after.change, kept)
     same(change, 0 * w)
     new = method.update(state, (MEAN, GRADIENT), of(method))
     same(new.drift, kept + SHARE * mean)
     same(new.params, w + mean + kept + SHARE * mean)
-    same(new.correction, other + SHARE * gradient)
+    same(new.change, other + SHARE * gradient)
 
 
 def test_moon_keeps_the_local_model() -> None:

@@ -1,9 +1,8 @@
 """FedDC (Gao et al. 2022): clients' drifts from the global model are kept apart and corrected.
 
-Without the correction r_k - r this is FedDyn with g_k = -alpha h_k, weighted by rows. The paper
-describes r_k as the client's last change for each step. In the authors' code, as here, it is the
-negative control variate of SCAFFOLD: the last change without the correction that caused a part of
-it.
+Without the correction r_k - r this is FedDyn with g_k = -alpha h_k, weighted by rows. As the paper
+describes it, r_k is the client's last change for each step. In the authors' code it is the negative
+control variate of SCAFFOLD: this change without the correction that caused a part of it.
 """
 
 from typing import NamedTuple
@@ -29,18 +28,18 @@ from fedprox.subproblem import Subproblem
 
 
 class State(NamedTuple):
-    """The parameters w^t, and the means of all clients' drifts h_k and corrections r_k."""
+    """The parameters w^t, and the means of all clients' drifts h_k and last changes r_k."""
 
     params: Params
     drift: Params
-    correction: Params
+    change: Params
 
 
 class Own(NamedTuple):
-    """A client's drift h_k and correction r_k."""
+    """A client's drift h_k, and its last change r_k for each step and unit of learning rate."""
 
     drift: Params
-    correction: Params
+    change: Params
 
 
 def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
@@ -50,7 +49,7 @@ def corrected(state: State, hparams: HParams, context: ClientContext) -> Subprob
         state.params,
         mu=hparams["alpha"],
         anchor=jax.tree.map(jnp.subtract, state.params, own.drift),
-        linear=jax.tree.map(jnp.subtract, own.correction, state.correction),
+        linear=jax.tree.map(jnp.subtract, own.change, state.change),
     )
 
 
@@ -58,15 +57,16 @@ def message(
     state: State, hparams: HParams, context: ClientContext, solution: Solution
 ) -> tuple[tuple[Params, Params], Own]:
     """Send w_k - w^t and the change of r_k; h_k grows by w_k - w^t."""
+    del state
     own, step = context.state, local_update(solution)
     length = solution.steps * hparams["learning_rate"]
     change = jax.tree.map(
         # a client without steps has computed no gradient
         lambda r, s: jnp.where(length > 0, s / jnp.where(length > 0, length, 1) - r, 0),
-        state.correction,
+        own.change,
         step,
     )
-    after = Own(add_scaled(own.drift, 1, step), add_scaled(own.correction, 1, change))
+    after = Own(add_scaled(own.drift, 1, step), add_scaled(own.change, 1, change))
     return (step, change), after
 
 
@@ -78,12 +78,12 @@ def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State
     return State(
         add_scaled(averaged, 1, drift),
         drift,
-        add_scaled(state.correction, hparams["participation"], change),
+        add_scaled(state.change, hparams["participation"], change),
     )
 
 
 def plain_sgd(solver: Solver) -> Solver:
-    """The same solver; -r_k is a mean of gradients with SGD alone."""
+    """The same solver; r_k is a mean of gradients with SGD alone."""
     needs = "feddc needs solver.optimizer = sgd without options, whose steps its correction counts"
     require(solver.optimizer is optax.sgd, needs)
     return solver
@@ -92,7 +92,7 @@ def plain_sgd(solver: Solver) -> Solver:
 def feddc(alpha: HParam) -> Algorithm:
     r"""FedDC: local drift is decoupled from the model, and corrected when models are averaged.
 
-    Client :math:`k` keeps its drift :math:`h_k` and a correction :math:`r_k`, the server their
+    Client :math:`k` keeps its drift :math:`h_k` and its last change :math:`r_k`, the server their
     means :math:`h` and :math:`r` over all clients, weighted by rows; all are zero at first. The
     client takes :math:`K` steps of SGD with learning rate :math:`\eta` on
 
@@ -102,7 +102,7 @@ def feddc(alpha: HParam) -> Algorithm:
 
     .. math::
         h_k &\leftarrow h_k + (w_k - w^t), \\
-        r_k &\leftarrow r_k - r + \frac{w_k - w^t}{\eta K}, \\
+        r_k &\leftarrow (w_k - w^t) / (\eta K), \\
         w^{t+1} &= \sum_{k \in S_t} p_k w_k + h.
 
     Weights :math:`p_k` are proportional to rows. A client that does not take part keeps both.
