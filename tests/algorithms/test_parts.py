@@ -97,6 +97,8 @@ def test_names_may_be_of_layers() -> None:
         (lambda: fp.fedper(["head", "body"]), {}, "parts: these are all parameters; leave some"),
         (lambda: fp.personal_parts(fp.scaffold(), ["head"]), {}, "scaffold: personal parts need a"),
         (lambda: fp.personal_parts(fp.moon(1.0), ["head"]), {}, "moon: personal parts need a"),
+        (lambda: fp.personal_parts(fp.centralised(), ["head"]), {}, "centralised: personal parts"),
+        (lambda: fp.personal_parts(fp.fedprox(0.0, adapt=True), ["head"]), {}, "fedprox: personal"),
         (
             lambda: fp.fedrep(["head"]),
             {"solver": fp.Solver(0.1, 3, epochs=1, weight_decay=0.1)},

@@ -6,7 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Batch, ClientContext, HParams, Own, Solution
+from fedprox.algorithms.base import (
+    Algorithm,
+    Batch,
+    ClientContext,
+    HParams,
+    Own,
+    Solution,
+    local_update,
+)
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.parts import check_parts, merged, personal_parts, split
 from fedprox.errors import require
@@ -46,8 +54,7 @@ def message(
 ) -> tuple[dict[str, jax.Array], Own]:
     """Send the change of the representation; the head is that of the first problem."""
     del state, hparams
-    change = jax.tree.map(jnp.subtract, solved.params, solved.problem.start)
-    return split(change, parts)[1], context.state
+    return split(local_update(solved), parts)[1], context.state
 
 
 def undecayed(solver: Solver) -> Solver:

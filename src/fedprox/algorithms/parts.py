@@ -95,10 +95,12 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
         'own dense2'
     """
     name, given = method.name, check_parts(method.name, parts)
-    plain = method.init is same_params and method.update is add and method.message is difference
+    averages = method.init is same_params and method.update is add and method.message is difference
+    reads_server = method.measures_first or method.adapt is not None or method.pooled
     require(
-        plain and method.client_state is None and not method.pooled and not method.own_gradient,
-        f"{name}: personal parts need a method that averages models, with no state of its own",
+        averages and method.client_state is None and not reads_server,
+        f"{name}: personal parts need a method that averages models, with no state of its own, and "
+        "does not measure the server's",
     )
 
     def composed(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
