@@ -293,3 +293,22 @@ def test_a_run_that_is_extended_from_a_checkpoint_is_the_same(
     runs(method, rounds=4, **kept)
     (extended,) = runs(method, **kept)
     jax.tree.map(np.testing.assert_array_equal, whole.params, extended.params)
+
+
+def test_dropout_is_the_same_in_all_of_an_objectives_calls() -> None:
+    """With rho = 0, FedSAM's two gradients and FedAvg's one drop the same units."""
+
+    def train(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        kept = jax.random.bernoulli(key, 0.5, x.shape)
+        return objectives.apply(params, jnp.where(kept, 2 * x, 0))
+
+    dropping = fp.Model(MODEL.init, MODEL.apply, train=train)
+    federation = objectives.federation()
+    options = {"cohort": SOME, "rounds": 2}
+    plain = one_run(federation, MODEL, fp.fedavg(), SOLVER, **options)
+    fedsam, fedavg = (
+        one_run(federation, dropping, method, SOLVER, **options)
+        for method in (fp.fedsam(0.0), fp.fedavg())
+    )
+    same(fedsam, fedavg.params, rtol=1e-5)
+    assert not np.allclose(fedavg.params["body"], plain.params["body"])
