@@ -57,6 +57,13 @@ VARIANTS = {
     "mimelite": Variant("mime lite beta=0.9", "mime", lite=True),
     "qffl": Variant("qffl q=1", "qffl", q=1.0),
     "scaffnew": Variant("scaffnew p=0.5", "scaffnew", p=0.5),
+    "fedsam": Variant("fedsam rho=0.05", "fedsam", rho=0.05),
+    "moon": Variant("moon mu=1 tau=0.5", "moon", mu=1.0),
+    "feddc": Variant("feddc alpha=0.1", "feddc", alpha=0.1),
+    "fedlc": Variant("fedlc tau=1", "fedlc", tau=1.0),
+    "fedgkd": Variant("fedgkd M=3 gamma=0.2", "fedgkd", gamma=0.2, models=3),
+    "fedper": Variant("fedper own head", "fedper", parts=["head"]),
+    "fedrep": Variant("fedrep own head", "fedrep", parts=["head"]),
     "centralised": Variant("centralised", "centralised"),
 }
 """The variants by a short name."""

@@ -21,13 +21,15 @@ Vector = NDArray[np.float64]
 class Problem(NamedTuple):
     """h(w) = F(w) + <linear, w> + mu/2 ||w - anchor||^2.
 
-    With a reference r, steps use grad F(w; z) - grad F(r; z) + grad F(r) for a mini-batch z.
+    With a reference r, steps use grad F(w; z) - grad F(r; z) + grad F(r) for a mini-batch z, and
+    with a radius rho grad F(w + rho g / ||g||; z) for g = grad F(w; z).
     """
 
     linear: Vector
     mu: float
     anchor: Vector
     reference: Vector | None = None
+    rho: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -86,6 +88,44 @@ class FedProx(Method):
         del rate, gradients
         n = sum(sizes[k] for k in answers)
         self.params = np.asarray(sum(sizes[k] * a.params for k, a in answers.items()) / n)
+
+
+class FedSam(FedProx):
+    """Qu et al. 2022, Algorithm 1."""
+
+    def __init__(self, params: Vector, clients: int, rho: float) -> None:
+        super().__init__(params, clients, drop=True)
+        self.rho = rho
+
+    def problem(self, k: int) -> Problem:
+        del k
+        return Problem(self.zero, 0.0, self.zero, rho=self.rho)
+
+
+class FedDC(Method):
+    """Gao et al. 2022, Algorithm 1, with g_k of each client's own steps and rate."""
+
+    by_rows = True
+
+    def __init__(self, params: Vector, clients: int, alpha: float) -> None:
+        super().__init__(params, clients)
+        self.alpha = alpha
+        self.drift, self.last = (np.zeros((clients, *self.params.shape)) for _ in range(2))
+        self.weights = np.full(clients, 1 / clients)
+
+    def problem(self, k: int) -> Problem:
+        linear = self.last[k] - self.weights @ self.last
+        return Problem(linear, self.alpha, self.params - self.drift[k])
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del gradients
+        self.weights = sizes / sizes.sum()
+        for k, (w, steps) in answers.items():
+            self.drift[k] += w - self.params
+            self.last[k] = (w - self.params) / (rate * steps)
+        taken = [answer.params for answer in answers.values()]
+        mean = np.average(taken, axis=0, weights=[sizes[k] for k in answers])
+        self.params = mean + self.weights @ self.drift
 
 
 class FedDyn(Method):
@@ -364,6 +404,17 @@ def objective(federation: Federation, w: Vector) -> float:
     return float(0.5 * np.einsum("bi,bij,bj->", w - y, x, w - y) / len(y))
 
 
+def batches_of(
+    seed: int, t: int, k: int, rows: int, solver: Solver, steps: int
+) -> list[NDArray[np.int32]]:
+    """The rows of each of a client's mini-batches in a round."""
+    size = rows if solver.batch_size == "all" else solver.batch_size
+    epochs = -(-steps // -(-rows // size))
+    streams = Streams(seed, Purpose.BATCHES)
+    orders = streams.orders([t], [k], counts=[epochs], sizes=[rows]).reshape(epochs, rows)
+    return [order[i : i + size] for order in orders for i in range(0, rows, size)][:steps]
+
+
 def descend(
     start: Vector,
     problem: Problem,
@@ -375,7 +426,11 @@ def descend(
     """SGD on h, one step for each mini-batch."""
     (x, y), w = rows, start
     for batch in batches:
-        step = gradient(w, x[batch], y[batch]) + problem.linear + problem.mu * (w - problem.anchor)
+        at = w
+        if problem.rho:
+            g = gradient(w, x[batch], y[batch])
+            at = w + problem.rho * g / np.linalg.norm(g)
+        step = gradient(at, x[batch], y[batch]) + problem.linear + problem.mu * (w - problem.anchor)
         if problem.reference is not None:
             r = problem.reference
             step = step - gradient(r, x[batch], y[batch]) + gradient(r, x, y)
@@ -457,18 +512,8 @@ def run(
             if doing:
                 method.begin(list(doing), gradients)
             for k, steps in doing.items():
-                n = len(rows[k][1])
-                size = n if solver.batch_size == "all" else solver.batch_size
-                epochs = -(-steps // -(-n // size))
-                orders = (
-                    Streams(seed, Purpose.BATCHES)
-                    .orders([t], [k], counts=[epochs], sizes=[n])
-                    .reshape(epochs, n)
-                )
-                batches = [order[i : i + size] for order in orders for i in range(0, n, size)]
-                found = descend(
-                    method.params, method.problem(k), rows[k], batches[:steps], solver, rate
-                )
+                batches = batches_of(seed, t, k, len(rows[k][1]), solver, steps)
+                found = descend(method.params, method.problem(k), rows[k], batches, solver, rate)
                 answers[k] = Answer(found, steps)
         if answers:
             who = list(answers)

@@ -65,6 +65,20 @@ def test_value_and_gradient_of_h_agree() -> None:
     np.testing.assert_allclose(problem.gradient(w, a @ (w - b)), by_autodiff, rtol=1e-4)
 
 
+def test_mu_may_be_a_tree_above_the_parameters() -> None:
+    numbers = np.random.default_rng(4).normal(size=(3, 3, 2))
+    w, anchor, slope = ({"a": {"b": a, "c": b}, "d": c} for a, b, c in map(jnp.float32, numbers))
+    problem = Subproblem(w, {"a": jnp.float32(0.7), "d": jnp.float32(2.0)}, anchor)
+
+    def h(w: Any) -> jax.Array:
+        return problem.value(w, optax.tree.vdot(slope, w))
+
+    found = problem.gradient(w, slope)
+    by_autodiff = jax.grad(h)(w)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, by_autodiff)
+    np.testing.assert_allclose(found["d"], slope["d"] + 2 * (w["d"] - anchor["d"]), rtol=1e-5)
+
+
 def test_gamma_where_a_gradient_vanishes() -> None:
     # solved where it began, solved, left where it was solved, and nothing done
     nothing, something = jnp.zeros(2), jnp.array([3.0, -4.0])

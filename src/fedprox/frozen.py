@@ -9,14 +9,22 @@ JAX's setting `jax_use_simplified_jaxpr_constants` they are arguments instead, a
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 
 from fedprox.errors import require, shown
-from fedprox.model import Model, Params, check_params, dotted, fitted_params, training_outputs
+from fedprox.model import (
+    Model,
+    Params,
+    check_params,
+    dotted,
+    fitted_params,
+    named_part,
+    training_outputs,
+)
 from fedprox.user_code import SHOWN
 
 
@@ -91,7 +99,7 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
     leaves = {dotted(path): leaf for path, leaf in paths}
     require(len(leaves) == len(paths), "frozen: two parameters of the model have the same name")
     some = [*list(leaves)[:SHOWN], *(["..."] if len(leaves) > SHOWN else [])]
-    parts = {name: _part(name, leaves) for name in names}
+    parts = {name: named_part(name, leaves) for name in names}
     for name, part in parts.items():
         require(part, f"frozen: the model has no part {shown(name)}; it has {', '.join(some)}")
     values = {name: leaves[name] for part in parts.values() for name in part}
@@ -118,10 +126,15 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
     def train(part: Params, x: jax.Array, key: jax.Array) -> jax.Array:
         return training_outputs(model, whole(part), x, key)
 
-    frozen = replace(model, init=init, apply=apply, train=train if model.train else None)
+    def representation(part: Params, x: jax.Array) -> jax.Array:
+        assert model.representation is not None
+        return model.representation(whole(part), x)
+
+    frozen = replace(
+        model,
+        init=init,
+        apply=apply,
+        train=train if model.train else None,
+        representation=representation if model.representation else None,
+    )
     return Frozen(frozen, trained, whole)
-
-
-def _part(name: str, known: Iterable[str]) -> list[str]:
-    """The parameters that a name denotes."""
-    return [each for each in known if each == name or each.startswith(f"{name}.")]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,9 @@ class Model:
             client, mini-batch); each part of a mini-batch that is read in parts has its own.
             Evaluations, predictions and gradients over all of a client's rows use `apply`. None for
             `apply`.
+        representation: (parameters, features) -> the representation of each example, (B, ...),
+            such as the values before the last layer, without dropout. `fedprox.moon` compares them.
+            None if the model does not say.
 
     Raises:
         InputError: If an attribute is not a function, or `metrics` is not a dict of metrics. Later,
@@ -134,16 +137,18 @@ class Model:
     correct: Correct | None = AUTO
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
     train: Train | None = None
+    representation: Apply | None = None
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
         object.__setattr__(self, "metrics", dict(self.metrics))
         if self.correct is AUTO:
             object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
-        for name in ("init", "apply", "loss", "correct", "train"):
+        optional = "correct", "train", "representation"
+        for name in ("init", "apply", "loss", *optional):
             function = getattr(self, name)
             require(
-                callable(function) or (name in ("correct", "train") and function is None),
+                callable(function) or (name in optional and function is None),
                 f"model.{name} = {function!r}; it must be a function",
             )
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
@@ -178,7 +183,8 @@ class Model:
         Args:
             build: (`flax.nnx.Rngs`) -> module. Its variables must be `nnx.Param`, with two
                 exceptions. Random streams, as of `nnx.Dropout`, get a key for each training
-                mini-batch (`Model.train`), and are off elsewhere. Running statistics of
+                mini-batch (`Model.train`), and are off elsewhere. A method `representation` becomes
+                that of the model. Running statistics of
                 `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained module that
                 `build` returns, are constants of the model.
             loss: As in `Model`.
@@ -201,8 +207,8 @@ class Model:
         """
         from fedprox.nnx_functions import functions_of  # here, since flax is slow to import
 
-        init, apply, train = functions_of(build)
-        return cls(init, apply, loss, correct, metrics, train)
+        init, apply, train, representation = functions_of(build)
+        return cls(init, apply, loss, correct, metrics, train, representation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +252,15 @@ class _Apply:
 def dotted(path: Sequence[Any]) -> str:
     """The name of an array of a pytree from its path, such as "dense.bias"."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+def named_part(name: str, known: Iterable[str]) -> list[str]:
+    """The parameters, of those with dotted names `known`, that a name of one or of many denotes.
+
+    >>> named_part("dense", ["dense.bias", "dense.kernel", "dense2.bias"])
+    ['dense.bias', 'dense.kernel']
+    """
+    return [each for each in known if each == name or each.startswith(f"{name}.")]
 
 
 def check_params(where: str, params: Params, shapes: Params) -> None:
@@ -321,6 +336,12 @@ def _quoted(path: Sequence[Any]) -> str:
     return repr(dotted(path)) if path else "one array"
 
 
+def rows_like(stored: Any) -> Any:
+    """Two rows like those of features or labels, in shape, as a compiled program reads them."""
+    kind = jax.dtypes.canonicalize_dtype(stored.dtype)
+    return jax.ShapeDtypeStruct((2, *stored.shape[1:]), kind)
+
+
 def check_model(model: Model, federation: Federation) -> None:
     """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
 
@@ -330,12 +351,7 @@ def check_model(model: Model, federation: Federation) -> None:
         model: The model.
         federation: The clients and their data.
     """
-
-    def rows(like: Any) -> Any:
-        kind = jax.dtypes.canonicalize_dtype(like.dtype)
-        return jax.ShapeDtypeStruct((2, *like.shape[1:]), kind)
-
-    x, y = rows(federation.train.x), rows(federation.train.y)
+    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
     if model.train is not None:
         of_train = partial(training_outputs, model)
@@ -352,7 +368,7 @@ def check_model(model: Model, federation: Federation) -> None:
             have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
         )
     if federation.augment is not None:
-        stored, what = rows(index_of(federation.train.x)), "federation.augment(key, rows)"
+        stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
         augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
         require(
@@ -366,6 +382,18 @@ def check_model(model: Model, federation: Federation) -> None:
     for name, metric in model.metrics.items():
         sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
         jax.eval_shape(partial(value_of, name, metric), sums)
+
+
+def classes_of(model: Model, federation: Federation) -> int:
+    """How many classes a model tells apart.
+
+    Raises:
+        InputError: If the labels are not classes, or the model does not have an output for each.
+    """
+    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
+    outputs = jax.eval_shape(model.apply, model.shapes, x)
+    jax.eval_shape(cross_entropy, outputs, y)
+    return int(outputs.shape[-1])
 
 
 def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
@@ -390,6 +418,13 @@ def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array)
     return call("model.train(params, x, key)", model.train, params, x, key, given={"x": x})
 
 
+def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    """The outputs of a model; with a key, by its `train`."""
+    if key is None or model.train is None:
+        return model.apply(params, x)
+    return training_outputs(model, params, x, key)
+
+
 def weighted_loss(
     model: Model,
     params: Params,
@@ -403,10 +438,7 @@ def weighted_loss(
     Raises:
         InputError: If the model's loss is not one number for each example.
     """
-    if key is None or model.train is None:
-        outputs = model.apply(params, x)
-    else:
-        outputs = training_outputs(model, params, x, key)
+    outputs = outputs_of(model, params, x, key)
     summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
     return summed
 

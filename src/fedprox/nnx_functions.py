@@ -15,8 +15,9 @@ Functions = tuple[
     Callable[[jax.Array], Params],
     Callable[[Params, jax.Array], jax.Array],
     Callable[[Params, jax.Array, jax.Array], jax.Array] | None,
+    Callable[[Params, jax.Array], jax.Array] | None,
 ]
-"""`Model.init`, `Model.apply` and `Model.train`."""
+"""`Model.init`, `Model.apply`, `Model.train` and `Model.representation`."""
 
 
 def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
@@ -52,18 +53,27 @@ def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
     def merged(params: Params, key: jax.Array | None) -> nnx.Module:
         return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
 
-    def apply(params: Params, x: jax.Array) -> jax.Array:
+    def deterministic(params: Params) -> Any:
         module: Any = merged(params, jax.random.key(0) if streams else None)
         if streams:
             module.set_attributes(deterministic=True, raise_if_not_found=False)
-        return module(x)
+        return module
+
+    def apply(params: Params, x: jax.Array) -> jax.Array:
+        outputs: jax.Array = deterministic(params)(x)
+        return outputs
+
+    def representation(params: Params, x: jax.Array) -> jax.Array:
+        represented: jax.Array = deterministic(params).representation(x)
+        return represented
 
     def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
         module: Any = merged(params, key)
         return module(x)
 
     apply.__name__ = type(module).__name__  # what run directories call the model
-    return init, apply, train if streams else None
+    says = callable(getattr(module, "representation", None))
+    return init, apply, train if streams else None, representation if says else None
 
 
 def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State) -> None:

@@ -1,6 +1,6 @@
 """The local problem: one form with which every method states what a client minimizes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,19 @@ class Subproblem(NamedTuple):
     .. math:: h_k(w) = F_k(w) + \langle c_k, w \rangle + \frac{\mu}{2} \|w - a_k\|^2,
 
     starting from :math:`s_k`. FedAvg has neither of the two terms; FedProx has the anchor
-    :math:`a_k = w^t`.
+    :math:`a_k = w^t`. A method with an `objective` of its own has it in place of :math:`F_k`.
 
     Attributes:
         start: :math:`s_k`, a pytree like the parameters.
-        mu: :math:`\mu`, a scalar; None without a proximal term.
+        mu: :math:`\mu`, a scalar, or a pytree of scalars of which each holds for all parameters
+            below it; None without a proximal term.
         anchor: :math:`a_k`, a pytree like the parameters; None if and only if `mu` is.
         linear: :math:`c_k`, a pytree like the parameters; None without a linear term.
         reference: A point :math:`r` with :math:`\nabla F_k(r)`. Steps on a mini-batch :math:`z`
             then use :math:`\nabla F_k(w; z) - \nabla F_k(r; z) + \nabla F_k(r)` in place of
             :math:`\nabla F_k(w; z)`, and cost a second gradient. None for plain mini-batches.
+        given: What the method's `objective` reads beside the parameters and the mini-batch, a
+            pytree of arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,10 +56,11 @@ class Subproblem(NamedTuple):
     """
 
     start: Params
-    mu: jax.Array | None = None
+    mu: Any = None
     anchor: Params | None = None
     linear: Params | None = None
     reference: Reference | None = None
+    given: Any = None
 
     def gradient(self, params: Params, gradient_of_f: Params) -> Params:
         """The gradient of h_k: grad F_k(w) + c_k + mu (w - a_k).
@@ -76,8 +80,12 @@ class Subproblem(NamedTuple):
         if self.linear is not None:
             gradient = jax.tree.map(jnp.add, gradient, self.linear)
         if self.mu is not None:
-            mu = self.mu
-            gradient = jax.tree.map(lambda g, w, a: g + mu * (w - a), gradient, params, self.anchor)
+            trees = gradient, params, self.anchor
+
+            def add(mu: jax.Array, *below: Params) -> Params:
+                return jax.tree.map(lambda g, w, a: g + mu * (w - a), *below)
+
+            gradient = jax.tree.map(add, self.mu, *trees)
         return gradient
 
     def value(self, params: Params, value_of_f: jax.Array) -> jax.Array:
@@ -95,7 +103,8 @@ class Subproblem(NamedTuple):
             value += optax.tree.vdot(self.linear, params)
         if self.mu is not None:
             distance = jax.tree.map(jnp.subtract, params, self.anchor)
-            value += self.mu / 2 * optax.tree.vdot(distance, distance)
+            terms = jax.tree.map(lambda mu, d: mu / 2 * optax.tree.vdot(d, d), self.mu, distance)
+            value += sum(jax.tree.leaves(terms))
         return value
 
 

@@ -60,7 +60,7 @@ WHOLE = fp.Algorithm(
     exchange=lambda state, gradient, _: {**state, "w": gradient},
     adapt=Adaptation(lambda _, loss: loss, adapted),
     memory=Memory(lambda _: jnp.zeros(3), lambda _, __, memory, w: memory + w["b"]),
-    personal=Personal(lambda own: own, second, lambda own, w: own._replace(model=w)),
+    personal=Personal(lambda own, _: own, second, lambda own, w: own._replace(model=w)),
 )
 """A method with everything that a method can have."""
 
@@ -172,8 +172,12 @@ def refused(method: fp.Algorithm, expected: str) -> None:
             "its adapt.update gives .*what it is given",
         ),
         ("adapt", {"init": lambda _: 0}, "adapt.init raised TypeError"),
-        ("personal", {"own": lambda own: own.model}, "its personal.own gives .*a model and a bool"),
-        ("personal", {"own": lambda own: own._replace(trained=0)}, "its personal.own gives"),
+        (
+            "personal",
+            {"own": lambda own, _: own.model},
+            "its personal.own gives .*a model and a bool",
+        ),
+        ("personal", {"own": lambda own, _: own._replace(trained=0)}, "its personal.own gives"),
         ("personal", {"keep": None}, "personal has one of subproblem and keep; give both"),
         ("personal", {"subproblem": None}, "personal has one of subproblem and keep; give both"),
         ("personal", {"keep": lambda _, w: w}, "its personal.keep gives .*the state before"),

@@ -284,6 +284,63 @@ def test_mime(lite: bool) -> None:
     same(after.momentum, mean + 0.6 * other)
 
 
+def test_feddc() -> None:
+    method = fp.feddc(alpha=0.6)
+    assert method.client_state is not None
+    first, own = method.init(W), method.client_state(W)
+    for part in (first.drift, first.change, own.drift, own.change):
+        same(part, 0 * w)
+    state = first._replace(drift=STATE, change=OTHER)
+    own = own._replace(drift=MEAN, change=STATE)
+    problem = method.subproblem(state, of(method), context(own))
+    posed(problem, mu=0.6, anchor=w - mean, linear=kept - other)
+    (sent, change), after = answer(method, state, own)
+    rate = (wk - w) / (STEPS * RATE)
+    same(sent, wk - w)
+    same(change, rate - kept)
+    same(after.drift, mean + wk - w)
+    same(after.change, rate)
+    (_, change), after = answer(method, state, own, steps=0)
+    same(after.change, kept)
+    same(change, 0 * w)
+    new = method.update(state, (MEAN, GRADIENT), of(method))
+    same(new.drift, kept + SHARE * mean)
+    same(new.params, w + mean + kept + SHARE * mean)
+    same(new.change, other + SHARE * gradient)
+
+
+def test_moon_keeps_the_local_model() -> None:
+    method = fp.moon(mu=2.0, tau=0.3)
+    for was, last in ((True, kept), (False, w)):
+        problem = method.subproblem(W, of(method), context(Own(STATE, jnp.bool_(was))))
+        posed(problem)
+        same(problem.given, np.concatenate([[2.0, 0.3], w, last]))
+    sent, after = answer(method, W, Own(STATE, jnp.bool_(True)))
+    same(sent, wk - w)
+    same(after.model, wk)
+    assert bool(after.trained)
+
+
+def test_fedgkds_teacher_is_the_mean_of_the_last_models() -> None:
+    method = fp.fedgkd(gamma=0.4, models=2)
+    state, models = method.init(W), [w]
+    for step in (MEAN, OTHER, GRADIENT):
+        problem = method.subproblem(state, of(method), context())
+        posed(problem, start=models[-1])
+        same(problem.given, np.concatenate([[0.4], np.mean(models[-2:], axis=0)]))
+        state = method.update(state, step, of(method))
+        models.append(models[-1] + flat(step))
+        same(method.params(state), models[-1])
+
+
+def test_fedlcs_margins() -> None:
+    method = fp.fedlc(tau=0.5)
+    counted = context()._replace(labels=jnp.array([16.0, 0.0, 1.0]))
+    problem = method.subproblem(W, of(method), counted)
+    posed(problem)
+    assert problem.given.tolist() == [0.25, 1e9, 0.5]
+
+
 def test_scaffnew() -> None:
     method = fp.scaffnew(p=0.3)
     assert method.client_state is not None
@@ -423,7 +480,8 @@ def test_adaptive_mu_moves_by_a_tenth_and_not_below_zero() -> None:
 
 def described(method: fp.Algorithm) -> tuple[Any, ...]:
     """What the engine reads of a method beside its functions."""
-    first = method.reads_first and ("gradient" if method.own_gradient else "loss")
+    read = {"gradient": method.own_gradient, "loss": method.own_loss, "labels": method.own_labels}
+    first = method.reads_first and next(what for what, reads in read.items() if reads)
     cohort = method.exchange is not None and method.exchange_cohort
     return method.stragglers, method.average, method.communication, first, cohort, method.everyone
 
@@ -451,6 +509,14 @@ def described(method: fp.Algorithm) -> tuple[Any, ...]:
         (fp.mime(), ("keep", "clients", 2, "gradient", "own", False)),
         (fp.mime(lite=True), ("keep", "clients", 2, "gradient", False, False)),
         (fp.scaffnew(p=0.3), ("drop", "clients", 1, False, False, True)),
+        (fp.fedsam(rho=0.1), ("drop", "rows", 1, False, False, False)),
+        (fp.moon(mu=1.0), ("drop", "rows", 1, False, False, False)),
+        (fp.feddc(alpha=0.1), ("keep", "rows", 2, False, False, False)),
+        (fp.fedlc(tau=1.0), ("drop", "rows", 1, "labels", False, False)),
+        (fp.fedgkd(gamma=0.2), ("drop", "rows", 1, False, False, False)),
+        (fp.fedper(["head"]), ("drop", "rows", 1, False, False, False)),
+        (fp.fedrep(["head"]), ("keep", "rows", 1, False, False, False)),
+        (fp.fedgkd(gamma=0.2, models=2), ("drop", "rows", 1.5, False, False, False)),
     ],
 )
 def test_what_a_round_does_for_a_method(method: fp.Algorithm, expected: tuple[Any, ...]) -> None:
@@ -469,6 +535,12 @@ def test_what_a_round_does_for_a_method(method: fp.Algorithm, expected: tuple[An
         (fp.qffl, "q", False),
         (fp.mime, "beta", False),
         (fp.fednova, "mu", False),
+        (fp.fedsam, "rho", False),
+        (fp.moon, "mu", False),
+        (functools.partial(fp.moon, 1.0), "tau", True),
+        (fp.feddc, "alpha", True),
+        (fp.fedlc, "tau", True),
+        (fp.fedgkd, "gamma", False),
         (fp.feddyn, "alpha", True),
         (fp.fedsplit, "step_size", True),
         (fp.fedexp, "epsilon", True),

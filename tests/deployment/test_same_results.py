@@ -36,6 +36,7 @@ ALL = {"clients_per_round": 4}
 """All clients take part, so that each node compiles fewer programs."""
 
 OWN_MODEL = f"{__name__}:with_metrics"
+TWO_LAYERS = f"{__name__}:two_layers"
 
 
 def with_metrics(federation: Federation) -> fp.Model:
@@ -49,6 +50,27 @@ def with_metrics(federation: Federation) -> fp.Model:
     return dataclasses.replace(
         fp.models.logistic(federation), metrics={"accuracy_of_two": best_two}
     )
+
+
+def two_layers(federation: Federation) -> fp.Model:
+    """A body and a head, for methods that tell them apart."""
+    width = federation.train.x.shape[1]
+
+    def init(key: jax.Array) -> Any:
+        body, head = jax.random.split(key)
+        return {
+            "body": 0.1 * jax.random.normal(body, (width, 6)),
+            "head": 0.1 * jax.random.normal(head, (6, 10)),
+        }
+
+    def represent(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ params["body"])
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        outputs: jax.Array = represent(params, x) @ params["head"]
+        return outputs
+
+    return fp.Model(init, apply, representation=represent)
 
 
 def check(theirs: Sequence[Run], ours: Sequence[Run]) -> None:
@@ -95,7 +117,11 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "scaffold"))
 def test_every_method(name: str, tmp_path: Path) -> None:
     systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
-    compared(table_of(METHODS[name], systems=systems, evaluation=evaluation, cohort=ALL), tmp_path)
+    sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL}
+    policy = None
+    if name in ("moon", "fedper", "fedrep"):
+        sections["model"], policy = {"name": TWO_LAYERS}, Policy(models=[TWO_LAYERS])
+    compared(table_of(METHODS[name], **sections), tmp_path, policy)
 
 
 @pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))

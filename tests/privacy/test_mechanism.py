@@ -35,6 +35,8 @@ METHODS: dict[str, fp.Algorithm] = {
     "ditto": fp.ditto(lam=0.5),
     "pfedme": fp.pfedme(lam=1.0, eta=0.5, inner_steps=3),
     "fedadmm": fp.fedadmm(rho=0.5, server_learning_rate=0.5),
+    "fedsam": fp.fedsam(rho=0.5),
+    "feddc": fp.feddc(alpha=0.5),
     "fedopt": fp.fedopt(optimizer=optax.sgd, server_learning_rate=1.0),
 }
 FAST = "fedavg", "feddane", "scaffold"
@@ -155,7 +157,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
         update=lambda state, _, hparams: reads(hparams, state),
         exchange=lambda state, _, hparams: reads(hparams, state),
         memory=memory,
-        personal=Personal(lambda state: state, problem, lambda state, _: state),
+        personal=Personal(lambda state, _: state, problem, lambda state, _: state),
     )
     method = private(given, fp.Privacy(1.0, noise_multiplier=0.0), 0.0, 3, 12)
     assert method.exchange is not None

@@ -16,8 +16,9 @@ HEADER = ("Method", "$h_k$", "In a sentence", "Stragglers", "Client state", "Cos
 def page() -> str:
     """The methods' functions, as Markdown."""
     lines = ["```{eval-rst}", ".. currentmodule:: fedprox", "", ".. autosummary::", ""]
-    lines += [f"   {name}" for name in ALGORITHMS]
-    lines += [line for name in ALGORITHMS for line in ("", f".. autofunction:: {name}")]
+    names = [*ALGORITHMS, "personal_parts"]
+    lines += [f"   {name}" for name in names]
+    lines += [line for name in names for line in ("", f".. autofunction:: {name}")]
     return "\n".join([*lines, "```"])
 
 
@@ -42,8 +43,8 @@ def table() -> str:
 def example(make: Callable[..., Algorithm]) -> Algorithm:
     """A method with some values of what it needs."""
     needed = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty]
-    values: dict[str, Any] = {name: optax.sgd if name == "optimizer" else 0.5 for name in needed}
-    return make(**values)
+    special: dict[str, Any] = {"optimizer": optax.sgd, "parts": ["head"]}
+    return make(**{name: special.get(name, 0.5) for name in needed})
 
 
 def first_line(function: Callable[..., Any]) -> str:

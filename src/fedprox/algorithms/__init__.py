@@ -8,14 +8,21 @@ from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedadmm import fedadmm
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.algorithms.feddane import feddane
+from fedprox.algorithms.feddc import feddc
 from fedprox.algorithms.feddyn import feddyn
 from fedprox.algorithms.fedexp import fedexp
+from fedprox.algorithms.fedgkd import fedgkd
+from fedprox.algorithms.fedlc import fedlc
 from fedprox.algorithms.fednova import fednova
 from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
+from fedprox.algorithms.fedrep import fedrep
+from fedprox.algorithms.fedsam import fedsam
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
 from fedprox.algorithms.mime import mime
+from fedprox.algorithms.moon import moon
+from fedprox.algorithms.parts import fedper, personal_parts
 from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.qffl import qffl
 from fedprox.algorithms.scaffnew import scaffnew
@@ -38,6 +45,13 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "qffl": qffl,
     "mime": mime,
     "scaffnew": scaffnew,
+    "fedsam": fedsam,
+    "moon": moon,
+    "feddc": feddc,
+    "fedlc": fedlc,
+    "fedgkd": fedgkd,
+    "fedper": fedper,
+    "fedrep": fedrep,
     "centralised": centralised,
 }
 
@@ -49,14 +63,22 @@ __all__ = [
     "fedadmm",
     "fedavg",
     "feddane",
+    "feddc",
     "feddyn",
     "fedexp",
+    "fedgkd",
+    "fedlc",
     "fednova",
     "fedopt",
+    "fedper",
     "fedprox",
+    "fedrep",
+    "fedsam",
     "fedsgd",
     "fedsplit",
     "mime",
+    "moon",
+    "personal_parts",
     "pfedme",
     "qffl",
     "scaffnew",

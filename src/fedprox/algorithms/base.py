@@ -11,7 +11,8 @@ Round :math:`t` with the cohort :math:`S_t` computes::
         state            = update(state, sum_k weight_k m_k, hparams)
 
 The weights of the clients that took part sum to one. A round in which no client took part leaves
-the state unchanged. ``context_k`` is what client k alone knows: see :class:`ClientContext`.
+the state unchanged. ``context_k`` is what client k alone knows: see :class:`ClientContext`. The
+solver's mini-batch steps take the gradient of F_k, or of the method's ``objective`` in its place.
 
 A method with an exchange begins each round with a second cohort, drawn independently, or with the
 round's own::
@@ -32,7 +33,8 @@ import numpy as np
 import optax
 
 from fedprox.errors import require, require_number
-from fedprox.model import Params
+from fedprox.metrics import weighted_sums
+from fedprox.model import Model, Params, losses_of, outputs_of
 from fedprox.solver import HParam, Solver, as_values
 from fedprox.subproblem import Subproblem
 
@@ -75,6 +77,8 @@ class ClientContext(NamedTuple):
             None.
         key: Random key of (seed, round, client), two words, if `fedprox.Compression` needs one;
             else None.
+        labels: How many labels of each class the client's rows have, shape (classes,), if
+            `Algorithm.own_labels`; else None.
     """
 
     gradient: Params | None
@@ -85,6 +89,40 @@ class ClientContext(NamedTuple):
     staleness: jax.Array | None = None
     rate: jax.Array | None = None
     key: jax.Array | None = None
+    labels: jax.Array | None = None
+
+
+class Batch(NamedTuple):
+    """A mini-batch of a client, or the part of it that is read together.
+
+    Attributes:
+        x: Features (B, ...).
+        y: Labels.
+        weights: 1 / (the mini-batch's size) for its rows and 0 for padding, shape (B,).
+        key: Random key of `Model.train`; None for a model without.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    weights: jax.Array
+    key: jax.Array | None
+
+    def outputs(self, model: Model, params: Params) -> jax.Array:
+        """The model's outputs for the rows, by `Model.train` if it has one."""
+        return outputs_of(model, params, self.x, self.key)
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """The mean of a number of each row, shape (B,)."""
+        summed: jax.Array = weighted_sums(values, self.weights)
+        return summed
+
+    def loss(self, model: Model, params: Params) -> jax.Array:
+        """The mean loss of the rows, of which F_k is the mean over all of the client's rows."""
+        return self.mean(losses_of(model, self.outputs(model, params), self.y))
+
+
+Objective = Callable[[Model, Params, Batch, Any], jax.Array]
+"""(model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, in place of F_k."""
 
 
 class Solution(NamedTuple):
@@ -186,6 +224,12 @@ def trained(params: Params) -> Own:
     return Own(params, jnp.bool_(True))
 
 
+def same_own(state: Own, params: Params) -> Own:
+    """The client's state is its own model."""
+    del params
+    return state
+
+
 def own_or(own: Own, params: Params) -> Params:
     """The client's own model, or other parameters if it has not taken part yet."""
     return jax.tree.map(lambda v, w: jnp.where(own.trained, v, w), own.model, params)
@@ -195,18 +239,20 @@ class Personal(NamedTuple):
     """How each client gets a model of its own.
 
     Attributes:
-        own: (client state) -> the client's own model.
+        own: (client state, the server's parameters) -> the client's own model.
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
             which is solved before the other from its own start, with the same steps and
-            mini-batches; None if there is one problem. In its context `gradient`, `loss` and
-            `memory` are None.
+            mini-batches; None if there is one problem. In its context `gradient`, `loss`,
+            `labels` and `memory` are None.
+        objective: The objective of that problem in place of F_k, as `Algorithm.objective`.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
     """
 
-    own: Callable[[ClientState], Own]
+    own: Callable[[ClientState, Params], Own]
     subproblem: Callable[[State, HParams, ClientContext], Subproblem] | None = None
     keep: Callable[[ClientState, Params], ClientState] | None = None
+    objective: "Objective | None" = None
 
 
 class Memory(NamedTuple):
@@ -289,6 +335,13 @@ class Algorithm(NamedTuple):
         client_state: (params) -> the first state of every client; None for clients without state.
         own_gradient: Whether a round computes :math:`\nabla F_k(w^t)` for each client's context.
         own_loss: Whether a round computes :math:`F_k(w^t)` for each client's context.
+        own_labels: Whether a round counts the labels of each client's rows for its context. It
+            needs an objective.
+        objective: (model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, a
+            :class:`fedprox.algorithms.base.Batch`, whose gradient local steps take in place of that
+            of :math:`F_k`. None for :math:`F_k`.
+        whole_batches: Whether the objective needs each mini-batch in one piece. Otherwise wide ones
+            are read in parts, and their losses added.
         message: (state, hparams, context, solution) -> what the client sends, and its next state.
         size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
             It should leave out parts of a message that differ between sound clients, such as those
@@ -312,6 +365,9 @@ class Algorithm(NamedTuple):
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
         memory: What clients remember from step to step within a round; None for nothing.
         personal: How each client gets a model of its own; None if there is one model.
+        own_parts: Dotted names of parameters, or of layers, that stay on the clients. Local
+            problems then start from the server's parameters except for these, and gamma is not
+            measured.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
 
@@ -341,6 +397,9 @@ class Algorithm(NamedTuple):
     client_state: Callable[[Params], ClientState] | None = None
     own_gradient: bool = False
     own_loss: bool = False
+    own_labels: bool = False
+    objective: Objective | None = None
+    whole_batches: bool = False
     message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
         difference
     )
@@ -353,16 +412,22 @@ class Algorithm(NamedTuple):
     exchange: Callable[[State, Params, HParams], State] | None = None
     exchange_cohort: ExchangeCohort = "another"
     exchanged: Callable[[Params], Params] = same_params
-    communication: int = 1
+    communication: float = 1
     adapt: Adaptation | None = None
     memory: Memory | None = None
     personal: Personal | None = None
+    own_parts: tuple[str, ...] = ()
     not_private: str = ""
+
+    @property
+    def measures_first(self) -> bool:
+        """Whether a round measures the model on its clients' rows before the local work."""
+        return self.own_gradient or self.own_loss
 
     @property
     def reads_first(self) -> bool:
         """Whether a round reads all of its clients' rows before the local work."""
-        return self.own_gradient or self.own_loss
+        return self.measures_first or self.own_labels
 
     def begun(self, state: State, context: ClientContext) -> ClientContext:
         """What a client knows before its first step: the context with its memory, if any.

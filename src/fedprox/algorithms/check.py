@@ -5,6 +5,7 @@ trace a method's functions before a round is compiled, so that a function that r
 is reported by its name.
 """
 
+from functools import partial
 from typing import Any, get_args
 
 import jax
@@ -14,6 +15,7 @@ from fedprox.algorithms.base import (
     Adaptation,
     Algorithm,
     Average,
+    Batch,
     ClientContext,
     ClientState,
     ExchangeCohort,
@@ -28,7 +30,8 @@ from fedprox.algorithms.base import (
     add,
 )
 from fedprox.errors import InputError, require, require_one_of
-from fedprox.model import Params, dotted
+from fedprox.federation import Federation
+from fedprox.model import Model, Params, classes_of, dotted, rows_like
 from fedprox.precision import real_type, require_for_all_threads
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
@@ -73,6 +76,46 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     _require_like(f"{name}: its update gives", after, "the state before", state)
     if algorithm.adapt is not None:
         _check_adaptation(name, algorithm.adapt, hparams)
+
+
+def check_objective(algorithm: Algorithm, model: Model, federation: Federation) -> None:
+    """Raise `InputError` unless a method's objective fits a model and a federation's rows.
+
+    Args:
+        algorithm: The method, after `check_algorithm`.
+        model: The model.
+        federation: The clients and their data.
+    """
+    personal, params = algorithm.personal, model.shapes
+    given_by = [(algorithm.objective, algorithm.subproblem)]
+    if personal is not None and personal.subproblem is not None:
+        given_by += [(personal.objective, personal.subproblem)]
+    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
+    key = None if model.train is None else jax.eval_shape(lambda: jax.random.key(0))
+    weights: Any = jax.ShapeDtypeStruct(x.shape[:1], real_type())
+    batch = Batch(x, y, weights, key)
+    for objective, subproblem in given_by:
+        if objective is None:
+            continue
+        classes = classes_of(model, federation) if algorithm.own_labels else 0
+        state, hparams, context = _known(algorithm, params, classes)
+        given = jax.eval_shape(subproblem, state, hparams, context).given
+        what = f"{algorithm.name}: objective(model, params, batch, given)"
+        traced = partial(objective, model)
+        loss = shapes_of(what, traced, params, batch, given, given={"given": given})
+        _require_like(f"{algorithm.name}: its objective gives", loss, "a number", scalar())
+
+
+def _known(algorithm: Algorithm, params: Params, classes: int) -> Any:
+    """What a client's local problem is made of, in shape: the state, hparams and its context."""
+    hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
+    state, own = jax.eval_shape(algorithm.init, params), None
+    if algorithm.client_state is not None:
+        own = jax.eval_shape(algorithm.client_state, params)
+    context = context_shape(algorithm, params, own, classes)
+    if algorithm.memory is not None:
+        context = context._replace(memory=jax.eval_shape(algorithm.memory.init, state))
+    return state, hparams, context
 
 
 def _check_precision(params: Params) -> None:
@@ -121,6 +164,15 @@ def _check_attributes(algorithm: Algorithm) -> None:
         f"{name}: exchange: own_gradient must be True beside it, since both read gradients at w^t "
         "in one pass",
     )
+    require(
+        algorithm.objective is None or not algorithm.own_gradient,
+        f"{name}: objective: own_gradient must be False beside it, since local steps do not take "
+        "the gradient of F_k",
+    )
+    require(
+        algorithm.objective is not None or not algorithm.own_labels,
+        f"{name}: own_labels needs an objective, which reads them",
+    )
 
 
 def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> State:
@@ -139,14 +191,18 @@ def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> Sta
     return state
 
 
-def context_shape(algorithm: Algorithm, params: Params, client_state: ClientState) -> ClientContext:
-    """What a client knows, in shape."""
+def context_shape(
+    algorithm: Algorithm, params: Params, client_state: ClientState, classes: int = 2
+) -> ClientContext:
+    """What a client knows, in shape, for a number of classes."""
     gradient = params if algorithm.own_gradient else None
+    counts: Any = jax.ShapeDtypeStruct((classes,), real_type())
     return ClientContext(
         gradient,
         client_state,
         relative_size=scalar(),
         loss=scalar() if algorithm.own_loss else None,
+        labels=counts if algorithm.own_labels else None,
     )
 
 
@@ -163,6 +219,15 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     _check_subproblem(name, subproblem, problem, params)
+    require(
+        algorithm.objective is None or problem.reference is None,
+        f"{name}: objective: its local problem must not have a reference, which has the gradient "
+        "of F_k",
+    )
+    require(
+        algorithm.objective is not None or problem.given is None,
+        f"{name}: its local problem has something given, which only an objective reads",
+    )
     send = f"{name}: message(state, hparams, context, solution)"
     solution = Solution(problem, params, STEPS)
     pair = shapes_of(send, algorithm.message, state, hparams, context, solution)
@@ -209,7 +274,8 @@ def _check_personal(
     context: ClientContext,
 ) -> None:
     """Check the functions that give each client a model of its own."""
-    own = shapes_of(f"{name}: personal.own(client state)", personal.own, context.state)
+    what = f"{name}: personal.own(client state, params)"
+    own = shapes_of(what, personal.own, context.state, params)
     yes: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     expected = Own(params, yes)
     _require_like(f"{name}: its personal.own gives", own, "a model and a bool", expected)
@@ -248,13 +314,26 @@ def _check_subproblem(name: str, function: str, problem: Any, params: Params) ->
     )
     local = f"{name}: {{}} of its local problem is"
     if problem.mu is not None:
-        _require_like(local.format("mu"), problem.mu, "a number", scalar())
+        _check_mu(local.format("mu"), problem.mu, params)
         _require_like(local.format("the anchor"), problem.anchor, "the model", params)
     if problem.linear is not None:
         _require_like(local.format("linear"), problem.linear, "the model", params)
     if problem.reference is not None:
         expected = Reference(params, params)
         _require_like(local.format("the reference"), problem.reference, "two models", expected)
+
+
+def _check_mu(what: str, mu: Any, params: Params) -> None:
+    """Raise `InputError` unless mu is a number, or numbers in a tree above the model's."""
+    for leaf in jax.tree.leaves(mu):
+        _require_like(what, leaf, "a number", scalar())
+    try:
+        jax.tree.map(lambda _, below: below, mu, params)
+    except ValueError:
+        raise InputError(
+            f"{what} {describe(mu)}; it must be a number, or a tree of numbers whose branches are "
+            f"those of the model, {describe(params)}"
+        ) from None
 
 
 def _kind(value: Any) -> str:

@@ -14,6 +14,7 @@ from fedprox.algorithms.base import (
     Personal,
     check_hparam,
     own_or,
+    same_own,
     trained,
     untrained,
 )
@@ -70,5 +71,5 @@ def ditto(lam: HParam) -> Algorithm:
         hparams={"lam": check_hparam("ditto: lam", lam)},
         stragglers="keep",
         client_state=untrained,
-        personal=Personal(own=lambda state: state, subproblem=near_global, keep=keep),
+        personal=Personal(own=same_own, subproblem=near_global, keep=keep),
     )

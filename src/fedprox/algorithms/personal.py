@@ -46,6 +46,9 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         own_gradient=False,
         own_loss=False,
         exchange=None,
+        own_labels=False,
+        objective=personal.objective,
+        whole_batches=False,
         memory=None,
         personal=None,
     )

@@ -22,6 +22,7 @@ from fedprox.algorithms.base import (
     Solution,
     add_scaled,
     check_hparam,
+    same_own,
     trained,
     untrained,
     zeros,
@@ -116,5 +117,5 @@ def pfedme(
         message=message,
         update=update,
         memory=Memory(begin, partial(follow, inner_steps or jnp.inf)),
-        personal=Personal(own=lambda state: state),
+        personal=Personal(own=same_own),
     )

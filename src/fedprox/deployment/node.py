@@ -251,7 +251,7 @@ class Node:
         jobs = parts.jobs(work, request.participation)
         if setup.privacy is not None:
             check_jobs(setup, setup.privacy, jobs, request.participation)
-        if parts.given.reads_first:
+        if parts.given.measures_first:
             self.policy.check_clients(jobs)
         return jobs
 
@@ -391,7 +391,7 @@ class Node:
         part, after = parts.train(
             jobs, setup.seed, request.round, state, hparams, before, request.seconds
         )
-        if parts.given.reads_first:
+        if parts.given.measures_first:
             self.policy.check_counted(jobs, part.counted)
         if before:
             for i, name in enumerate(work.names):

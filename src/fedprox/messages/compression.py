@@ -183,9 +183,8 @@ class Compression:
         why = (
             "its clients send gradients before, which would travel in full"
             if algorithm.exchange is not None
-            else "its clients send more than an update of the model"
-            if algorithm.communication != 1
-            or shapes_in(message_shape(algorithm, params)) != shapes_in(params)
+            else "its clients do not send an update of the whole model and nothing else"
+            if shapes_in(message_shape(algorithm, params)) != shapes_in(params)
             else "its clients keep a state that belongs to what they sent"
             if algorithm.message is not difference
             and algorithm.client_state is not None
@@ -285,7 +284,7 @@ def word_of(numbers: Any) -> int:
 
 def _inner_personal(personal: Personal) -> Personal:
     """How clients that also keep an error get models of their own."""
-    own, subproblem, keep = personal
+    own, subproblem, keep = personal.own, personal.subproblem, personal.keep
 
     def second(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
         assert subproblem is not None
@@ -295,8 +294,8 @@ def _inner_personal(personal: Personal) -> Personal:
         assert keep is not None
         return owing._replace(state=keep(owing.state, solution))
 
-    return Personal(
-        lambda owing: own(owing.state),
-        None if subproblem is None else second,
-        None if keep is None else kept,
+    return personal._replace(
+        own=lambda owing, params: own(owing.state, params),
+        subproblem=None if subproblem is None else second,
+        keep=None if keep is None else kept,
     )

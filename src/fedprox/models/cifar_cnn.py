@@ -27,13 +27,16 @@ class CifarCNN(nnx.Module):
         self.dense2 = dense(384, 192, kernel_init=normal(0.04), bias_init=constant(0.1))
         self.dense3 = dense(192, classes, kernel_init=normal(1 / 192))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 24, 24, 3) -> (B, classes)."""
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, 24, 24, 3) -> (B, 192)."""
         x = local_response_normalisation(nnx.relu(self.conv1(x, _pool)))
         x = _pool(local_response_normalisation(nnx.relu(self.conv2(x))))
         x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
-        x = nnx.relu(self.dense2(x))
-        return self.dense3(x)
+        return nnx.relu(self.dense2(x))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 24, 24, 3) -> (B, classes)."""
+        return self.dense3(self.representation(x))
 
 
 def cifar_cnn(federation: Federation) -> Model:

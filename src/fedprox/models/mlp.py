@@ -26,12 +26,16 @@ class Perceptron(nnx.Module):
             layers.append(Dense(inputs, outputs, kernel_init=kernel, bias_init=bias, rngs=rngs))
         self.layers = nnx.List(layers)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, ...) -> (B, classes)."""
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, ...) -> (B, units of the last hidden layer)."""
         x = x.reshape(len(x), -1)
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
-        return self.layers[-1](x)
+        return x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, ...) -> (B, classes)."""
+        return self.layers[-1](self.representation(x))
 
 
 def mlp(

@@ -19,13 +19,16 @@ class MnistCNN(nnx.Module):
         self.dense1 = Dense(7 * 7 * 64, 512, kernel_init=init, rngs=rngs)
         self.dense2 = Dense(512, classes, kernel_init=init, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 28, 28) or (B, 28, 28, 1) -> (B, classes)."""
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, 28, 28) or (B, 28, 28, 1) -> (B, 512)."""
         x = x.reshape(-1, 28, 28, 1)
         x = nnx.relu(self.conv1(x, max_pool))
         x = nnx.relu(self.conv2(x, max_pool))
-        x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
-        return self.dense2(x)
+        return nnx.relu(self.dense1(x.reshape(len(x), -1)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 28, 28) or (B, 28, 28, 1) -> (B, classes)."""
+        return self.dense2(self.representation(x))
 
 
 def mnist_cnn(federation: Federation) -> Model:

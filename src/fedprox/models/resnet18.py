@@ -63,13 +63,17 @@ class ResNet18(nnx.Module):
         init = torch_default(512)
         self.dense = Dense(512, classes, kernel_init=init, bias_init=init, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, H, W) or (B, H, W, C) -> (B, classes)."""
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, H, W) or (B, H, W, C) -> (B, 512)."""
         x = x.reshape(*x.shape[:3], -1)
         x = max_pool(nnx.relu(self.norm(self.conv(x))), 3, (1, 1))
         for block in self.blocks:
             x = block(x)
-        return self.dense(x.mean(axis=(1, 2)))
+        return x.mean(axis=(1, 2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W) or (B, H, W, C) -> (B, classes)."""
+        return self.dense(self.representation(x))
 
 
 def resnet18(federation: Federation) -> Model:

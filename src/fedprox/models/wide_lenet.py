@@ -28,13 +28,16 @@ class WideLeNet(nnx.Module):
             dense(192, classes),
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 32, 32, 3) -> (B, classes)."""
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, 32, 32, 3) -> (B, 192)."""
         x = nnx.relu(self.conv1(x, max_pool))
         x = nnx.relu(self.conv2(x, max_pool))
         x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
-        x = nnx.relu(self.dense2(x))
-        return self.dense3(x)
+        return nnx.relu(self.dense2(x))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 32, 32, 3) -> (B, classes)."""
+        return self.dense3(self.representation(x))
 
 
 def wide_lenet(federation: Federation) -> Model:

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedprox.diagnostics.dissimilarity import include, nothing
 from fedprox.report.table import common_target
 from fedprox.simulation.compiled.gradients import per_lane
 from fedprox.simulation.results.record import Record
+from tests import objectives
 from tests.catalogue import SAMPLED
 from tests.quadratics import (
     one_run,
@@ -84,20 +86,23 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_measuring_gradients_changes_no_model(name: str) -> None:
-    federation, solver = ragged_quadratics(0, [2, 5, 1, 4]), Solver(0.1, 3, epochs=2)
+    method, solver = SAMPLED[name].method, Solver(0.1, 3, epochs=2)
+    federation, model = ragged_quadratics(0, [2, 5, 1, 4]), quadratic_model(np.ones(3))
+    if method.objective is not None or method.own_parts:
+        federation, model = objectives.federation(), objectives.MODEL
     options: dict[str, Any] = {"cohort": Cohort(2), "rounds": 4}
     run, without = (
         one_run(
             federation,
-            quadratic_model(np.ones(3)),
-            SAMPLED[name].method,
+            model,
+            method,
             solver,
             evaluation=Evaluation(gradients=gradients),
             **options,
         )
         for gradients in (True, False)
     )
-    np.testing.assert_array_equal(run.params, without.params)
+    jax.tree.map(np.testing.assert_array_equal, run.params, without.params)
     assert run.final.train_loss == without.final.train_loss
 
 

@@ -9,6 +9,7 @@ import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
+    Batch,
     ClientContext,
     ClientState,
     HParams,
@@ -170,6 +171,7 @@ def contexts_of(
         state,
         relative_size=at_points(jobs.relative_size),
         loss=own.value,
+        labels=own.labels,
         staleness=at_points(jobs.staleness),
         rate=at_points(jobs.rate),
         key=None if words is None else jnp.broadcast_to(words[:, None], (*shape, 2)),
@@ -216,7 +218,8 @@ class ClientStep:
         self.stops = clock or solver.gamma is not None
         self.accumulate, self.width = layout.accumulate, layout.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
-        self.gradient_all = over(over(self.gradient, (0, *[None] * 4)), (0, 0, 0, 0, 0))
+        self.gradient_all = over(over(self.gradient, (0, 0, *[None] * 4)), (0, 0, 0, 0, 0, 0))
+        self.given_all = over(over(self.given, (0, 0)), (0, None))
         self.reference_all = over(over(self.reference, (0, 0)), (0, None))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
@@ -253,11 +256,19 @@ class ClientStep:
             broadcast: The server's broadcast.
             batch: The other arguments of `gradient`, with an axis of lanes.
         """
-        gradient = self.gradient_all(lanes.params, *batch)
+        given = self.given_all(lanes, broadcast)
+        gradient = self.gradient_all(lanes.params, given, *batch)
         reference = self.reference_all(lanes, broadcast)
         if reference is None:
             return gradient
-        return jax.tree.map(jnp.subtract, gradient, self.gradient_all(reference.params, *batch))
+        at_reference = self.gradient_all(reference.params, given, *batch)
+        return jax.tree.map(jnp.subtract, gradient, at_reference)
+
+    def given(self, lane: LaneState, broadcast: Broadcast) -> Any:
+        """What a client's objective reads; None for F_k."""
+        if self.algorithm.objective is None:
+            return None
+        return self.algorithm.subproblem(*broadcast, lane.context).given
 
     def reference(self, lane: LaneState, broadcast: Broadcast) -> Reference | None:
         """The reference of a client's problem; None without, and if batches are all of its rows."""
@@ -268,6 +279,7 @@ class ClientStep:
     def gradient(
         self,
         params: Params,
+        given: Any,
         x: jax.Array,
         y: jax.Array,
         weights: jax.Array,
@@ -277,6 +289,7 @@ class ClientStep:
 
         Args:
             params: The client's current model.
+            given: What the client's objective reads; None for F_k.
             x: Features of the rows (B, ...).
             y: Labels of the rows.
             weights: 1 / the mini-batch's size, or 0 for padding, shape (B,).
@@ -285,8 +298,13 @@ class ClientStep:
         key = None
         if noise is not None and self.model.train is not None:
             key = jax.random.fold_in(random_key(noise), MODEL_KEY)
-        gradient = jax.grad(weighted_loss, argnums=1)
-        return call(DERIVED, gradient, self.model, params, x, y, weights, key)
+        objective = self.algorithm.objective
+        if objective is None:
+            gradient = jax.grad(weighted_loss, argnums=1)
+            return call(DERIVED, gradient, self.model, params, x, y, weights, key)
+        gradient, batch = jax.grad(objective, argnums=1), Batch(x, y, weights, key)
+        what = f"{self.algorithm.name}: jax.grad of its objective"
+        return call(what, gradient, self.model, params, batch, given)
 
     def tick(
         self,

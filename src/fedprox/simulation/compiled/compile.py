@@ -98,7 +98,11 @@ class Compiler:
                 requests["evaluation"], inputs = self._evaluation(layout, state)
             protocol = self.method.protocol
             # gamma is relative to one model, from which not all of these clients started
-            if protocol.evaluation.gradients and protocol.asynchronous is None:
+            one_model = protocol.asynchronous is None
+            # and to F_k, which not all methods solve
+            algorithm = self.method.algorithm
+            solves = algorithm.objective is None and not algorithm.own_parts
+            if protocol.evaluation.gradients and one_model and solves:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}
         programs = compiled_once(requests, traced)

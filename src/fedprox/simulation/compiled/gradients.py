@@ -48,19 +48,37 @@ def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
 
 
 class LocalLoss(NamedTuple):
-    """A client's loss F_k at some parameters; None for what is not computed.
+    """A client's loss F_k at some parameters, and its labels; None for what is not computed.
 
     Attributes:
         gradient: grad F_k, leaves (..., points, ...).
         value: F_k, shape (..., points).
+        labels: How many labels of each class its rows have, (..., points, classes).
     """
 
     gradient: Params | None
     value: jax.Array | None
+    labels: jax.Array | None = None
+
+
+def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
+    """How many labels of each class rows have, shape (classes,).
+
+    Args:
+        y: Labels (B,) or (B, length), below 0 for none.
+        inside: 1 for the rows that count, else 0, shape (B,).
+        classes: Number of classes.
+
+    >>> label_counts(jnp.array([[2, -1], [0, 2]]), jnp.ones(2), 3).tolist()
+    [1.0, 0.0, 2.0]
+    """
+    each = jnp.broadcast_to(inside.reshape((-1,) + (1,) * (y.ndim - 1)), y.shape)
+    of_class = jnp.where(y < 0, classes, y)
+    return jnp.zeros(classes, inside.dtype).at[of_class].add(each, mode="drop")
 
 
 def summed_losses(
-    model: Model, *, shared: bool, gradient: bool = True, value: bool = False
+    model: Model, *, shared: bool, gradient: bool = True, value: bool = False, classes: int = 0
 ) -> Callable[..., LocalLoss]:
     """Gradients and losses summed over each lane's slice, at all sweep points.
 
@@ -70,6 +88,7 @@ def summed_losses(
             own, leaves (lanes, points, ...).
         gradient: Whether gradients are computed.
         value: Whether losses are computed; without gradients, by forward passes alone.
+        classes: Number of classes whose labels are counted; 0 for none.
 
     Returns:
         (params, x, y, inside) -> sums (lanes, points, ...), where the last three arguments are the
@@ -77,6 +96,12 @@ def summed_losses(
     """
 
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
+        losses = losses_at(params, x, y, inside)
+        if not classes:
+            return losses
+        return losses._replace(labels=label_counts(y, inside, classes))
+
+    def losses_at(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
         if not gradient:
             return LocalLoss(None, weighted_loss(model, params, x, y, inside) if value else None)
         if not value:
@@ -86,6 +111,16 @@ def summed_losses(
 
     points = over(summed, (0, None, None, None))
     return over(points, (None if shared else 0, 0, 0, 0))
+
+
+def measured_like(params: Params, *, gradient: bool, loss: bool, classes: int) -> LocalLoss:
+    """Zeros, or parameters, of the shapes of what clients compute, leaves (points, ...)."""
+    points = len(jax.tree.leaves(params)[0])
+    return LocalLoss(
+        params if gradient else None,
+        jnp.zeros(points) if loss else None,
+        jnp.zeros((points, classes)) if classes else None,
+    )
 
 
 def per_lane(sums: Params, size: jax.Array) -> Params:
@@ -143,6 +178,7 @@ def exchange_gradients(
     fixed: bool,
     gradient: bool = True,
     loss: bool = False,
+    classes: int = 0,
     clock: Clock | None = None,
 ) -> Callable[..., Exchanged]:
     """The first exchange of one round, inside the rounds' program.
@@ -156,6 +192,7 @@ def exchange_gradients(
         fixed: Whether the mean divides by the sum of all weights also if gradients are left out.
         gradient: Whether gradients are computed. A first cohort needs them.
         loss: Whether the losses of the clients about to work are computed.
+        classes: Number of classes of which their labels are counted; 0 for none.
         clock: The clock by which jobs stop; None if all are computed. Jobs of the first cohort that
             stop have no weight; they need screening.
 
@@ -166,7 +203,7 @@ def exchange_gradients(
     """
     slots, lanes = layout.room.slots, layout.lanes
     read = reader(layout.width)
-    summed = partial(summed_losses, model, gradient=gradient, value=loss)
+    summed = partial(summed_losses, model, gradient=gradient, value=loss, classes=classes)
     send_all = jax.vmap(jax.vmap(send))
 
     def gradients(
@@ -179,8 +216,7 @@ def exchange_gradients(
     ) -> Exchanged:
         losses_of = summed(shared=received is None)
         room = slots if faults is None else len(exchange.jobs.weight)
-        points = len(jax.tree.leaves(params)[0])
-        like = LocalLoss(params if gradient else None, jnp.zeros(points) if loss else None)
+        like = measured_like(params, gradient=gradient, loss=loss, classes=classes)
         watch = None if clock is None else begin_watch(clock, ())
 
         def zeros(like: Any, *shape: int) -> Any:
@@ -211,7 +247,7 @@ def exchange_gradients(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             losses, own, sums, start, times = carry
             ended = slot >= 0
-            computed = per_lane(losses, exchange.jobs.size[slot])
+            computed = per_lane(losses, exchange.jobs.size[slot])._replace(labels=losses.labels)
             none = jax.tree.map(jnp.zeros_like, losses)
             if sums is not None:
                 weight = jnp.where(ended, exchange.jobs.weight[slot], 0.0)

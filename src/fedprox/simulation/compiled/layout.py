@@ -209,7 +209,7 @@ def _empty_layout(
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
     train, measured = protocol.federation.train, protocol.measured
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
-    tick = tick_width(solver, largest)
+    tick = solver.batch_of(largest) if algorithm.whole_batches else tick_width(solver, largest)
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
     points = len(method.points)

@@ -46,7 +46,11 @@ from fedprox.simulation.compiled.clock import (
     begin_watch,
     deadline,
 )
-from fedprox.simulation.compiled.gradients import LocalLoss, exchange_gradients
+from fedprox.simulation.compiled.gradients import (
+    LocalLoss,
+    exchange_gradients,
+    measured_like,
+)
 from fedprox.simulation.compiled.lanes import (
     choose,
     from_all_devices,
@@ -242,13 +246,17 @@ class RoundsProgram:
         if apart:
             assert self.faults is not None  # a node always screens
             self.collector = keeping(self.faults, self.room)
+        self.measured: dict[str, Any] = {
+            "gradient": self.algorithm.own_gradient,
+            "loss": self.algorithm.own_loss,
+            "classes": method.protocol.classes if self.algorithm.own_labels else 0,
+        }
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
             *(model, layout, screened, self.algorithm.exchanged),
             fixed=method.keeps_weights,
-            gradient=self.algorithm.own_gradient,
-            loss=self.algorithm.own_loss,
             clock=clock,
+            **self.measured,
         )
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
@@ -305,10 +313,7 @@ class RoundsProgram:
         lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
-        own = LocalLoss(
-            params if self.algorithm.own_gradient else None,
-            jnp.zeros(points) if self.algorithm.own_loss else None,
-        )
+        own = measured_like(params, **self.measured)
         context = idle_context(own, client_state, lanes_here, points)
         if self.asynchronous:
             none = jnp.zeros((lanes_here, points))
@@ -584,6 +589,7 @@ def idle_context(
         jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
         relative_size=jnp.ones((lanes, points)),
         loss=None if own.value is None else zeros(own.value, points),
+        labels=None if own.labels is None else zeros(own.labels, *own.labels.shape),
     )
 
 

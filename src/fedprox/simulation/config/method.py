@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
-from fedprox.algorithms.check import check_algorithm
+from fedprox.algorithms.check import check_algorithm, check_objective
 from fedprox.errors import require
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
@@ -189,6 +189,8 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
     methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
     for method in methods:
         protocol.check(method.algorithm, method.solver)
+    for algorithm in algorithms:
+        check_objective(algorithm, protocol.model, protocol.federation)
     for name, count in Counter(name for method in methods for name in method.labels).items():
         require(
             count == 1,

@@ -39,7 +39,7 @@ def legs_of(algorithm: Algorithm) -> Legs:
     personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
     return Legs(
         models=algorithm.communication / exchanges,
-        passes=int(algorithm.reads_first and not knows),
+        passes=int(algorithm.measures_first and not knows),
         solves=1 + personal,
     )
 

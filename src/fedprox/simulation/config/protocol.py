@@ -27,7 +27,7 @@ from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Model, Params, fitted_params
+from fedprox.model import Model, Params, classes_of, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.asynchronous import Asynchronous
@@ -336,6 +336,11 @@ class Protocol:
             return self.ownership
         return ownership_of_processes(self.sampled.train.offsets)
 
+    @cached_property
+    def classes(self) -> int:
+        """How many classes the model tells apart."""
+        return classes_of(self.model, self.federation)
+
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that results depend on, except methods, model, seeds and rounds, for JSON.
@@ -431,6 +436,17 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         self._check_noise(algorithm, solver)
+        whole = solver.gamma is not None or solver.searches_line
+        require(
+            algorithm.objective is None or not whole,
+            f"{algorithm.name}: clients have an objective in place of F_k, so neither solver.gamma "
+            "nor an optimizer that searches along a line can be used",
+        )
+        require(
+            not algorithm.own_parts or solver.gamma is None,
+            f"{algorithm.name}: solver.gamma is relative to the server's model, from which clients "
+            "with parts of their own do not start; leave it out",
+        )
         self.cohort.check_method(algorithm, len(self.federation))
         self.systems.check_method(algorithm, solver)
         if self.faults is not None:
@@ -477,7 +493,7 @@ class Protocol:
             "solver.gamma nor an optimizer that searches along a line can be used",
         )
         require(
-            not algorithm.reads_first,
+            not algorithm.measures_first,
             f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
             f"{'gradients' if algorithm.own_gradient else 'losses'} that its clients compute "
             f"first; use {where} without",

@@ -136,7 +136,7 @@ class OwnModels:
         personal = self.method.algorithm.personal
         if personal is None or store is None:
             return at, Own(tuned, jax.numpy.ones((len(at), len(self.method.points)), bool))
-        own = jax.vmap(jax.vmap(personal.own))(store.read(at))
+        own = jax.vmap(jax.vmap(personal.own), in_axes=(0, None))(store.read(at), params)
         # after fine-tuning each client has its own parameters, else all have the server's
         others = None if self.tuning is None else 0
         return at, own._replace(model=jax.vmap(jax.vmap(own_or), (0, others))(own, tuned))
