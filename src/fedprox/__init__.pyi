@@ -27,7 +27,7 @@ from fedprox.diagnostics.fairness import Fairness, fairness
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.frozen import Frozen, freeze
+from fedprox.frozen import freeze, lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
@@ -89,7 +89,6 @@ __all__ = [
     "Fairness",
     "Faults",
     "Federation",
-    "Frozen",
     "InputError",
     "Intervals",
     "LogNormal",
@@ -135,6 +134,7 @@ __all__ = [
     "line_search_descent",
     "load_model",
     "logs",
+    "lora",
     "metrics",
     "mime",
     "models",

@@ -1,6 +1,7 @@
 """A model as pure functions: initial parameters, predictions, loss and accuracy."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -102,11 +103,16 @@ class Model:
             client, mini-batch); each part of a mini-batch that is read in parts has its own.
             Evaluations, predictions and gradients over all of a client's rows use `apply`. None for
             `apply`.
+        base: (parameters) -> the parameters that the functions `apply` and `train` take, if
+            training changes only a part of these, as with :func:`fedprox.freeze` and
+            :func:`fedprox.lora`. It is a `jax.tree_util.Partial`, whose arrays are arguments of
+            compiled programs: they are stored once on each device, and never sent, averaged or
+            saved. None for the parameters themselves.
 
     Raises:
-        InputError: If an attribute is not a function, or `metrics` is not a dict of metrics. Later,
-            from `apply`: if parameters have another structure or shape, or the model cannot take
-            the features.
+        InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`
+            is not a `jax.tree_util.Partial`. Later, from `apply`: if parameters have another
+            structure or shape, or the model cannot take the features.
 
     Example:
         Two functions are enough; here with a loss for regression:
@@ -128,12 +134,17 @@ class Model:
         fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
     """
 
-    init: Callable[[jax.Array], Params]
+    # compiled programs depend on neither `init` nor the values of `base`, so equal models may
+    # differ in these
+    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
     apply: Apply
     loss: Loss = cross_entropy
     correct: Correct | None = AUTO
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
     train: Train | None = None
+    base: Callable[[Params], Params] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
@@ -146,8 +157,12 @@ class Model:
                 callable(function) or (name in ("correct", "train") and function is None),
                 f"model.{name} = {function!r}; it must be a function",
             )
+        require(
+            self.base is None or isinstance(self.base, jax.tree_util.Partial),
+            f"model.base: of type {type(self.base).__name__}; it must be a jax.tree_util.Partial",
+        )
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
-        object.__setattr__(self, "apply", _Apply(function, self.init))
+        object.__setattr__(self, "apply", _Apply(function, self.init, self.base))
 
     @property
     def shapes(self) -> Params:
@@ -164,6 +179,21 @@ class Model:
         """Bytes of the parameters."""
         leaves = jax.tree.leaves(self.shapes)
         return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    def whole(self, params: Params) -> Params:
+        """The parameters that the function `apply` takes, such as for `fedprox.save_model`.
+
+        Args:
+            params: Parameters like those of `init`.
+
+        Returns:
+            The parameters of the whole model; the given ones without `base`.
+
+        Raises:
+            InputError: If the parameters have another structure or shape.
+        """
+        check_params("model", params, self.shapes)
+        return params if self.base is None else self.base(params)
 
     @classmethod
     def from_nnx(
@@ -212,10 +242,12 @@ class _Apply:
     Attributes:
         function: The user's function.
         init: `Model.init`.
+        base: `Model.base`.
     """
 
     function: Apply
-    init: Callable[[jax.Array], Params]
+    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
+    base: Callable[[Params], Params] | None = dataclasses.field(default=None, compare=False)
 
     @cached_property
     def shapes(self) -> Params:
@@ -240,7 +272,14 @@ class _Apply:
         leaves, structure = call("model: its parameters", jax.tree.flatten, params)
         if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
             check_params("model", params, self.shapes)
+        if self.base is not None:
+            params = self.base(params)
         return call("model.apply(params, x)", self.function, params, x, given={"x": x})
+
+
+def with_base(model: Model, base: Any) -> Model:
+    """A model with the arrays of another base, such as traced ones; see `Model.base`."""
+    return model if base is model.base else dataclasses.replace(model, base=base)
 
 
 def dotted(path: Sequence[Any]) -> str:
@@ -282,6 +321,20 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
             f"{where}: {dotted(path) or 'parameters'}: shape {np.shape(leaf)} where "
             f"{needed[path].shape} is needed",
         )
+
+
+def digest(params: Params) -> str:
+    """SHA-256 of parameters: of their names, types, shapes and values, in hexadecimal.
+
+    >>> digest({"w": jnp.zeros(2)}) == digest({"w": np.zeros(2, np.float32)})
+    True
+    """
+    content = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf, order="C")
+        content.update(f"{dotted(path)} {array.dtype}{array.shape}\n".encode())
+        content.update(array.reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
 
 
 def fitted_params(where: str, model: Model, given: Params) -> Params:
@@ -387,7 +440,8 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
 def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
     """The outputs of a model's `train` for a mini-batch."""
     assert model.train is not None
-    return call("model.train(params, x, key)", model.train, params, x, key, given={"x": x})
+    whole = model.whole(params)
+    return call("model.train(params, x, key)", model.train, whole, x, key, given={"x": x})
 
 
 def weighted_loss(

@@ -193,11 +193,11 @@ class Parts:
         if seconds is not None:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
             plan = plan._replace(due=_due(plan.ends, layout.room.slots))
-        server = Server(state, stacked)
         exchange = _with_due(exchange, until)
         inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), until=until)
-        program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
-        part: Part = self._timed(program, server, inputs)
+        arguments = (self.model.base, Server(state, stacked), inputs)
+        program = self._compiled(self._parts, layout, arguments, (x, y), self._part)
+        part: Part = self._timed(program, *arguments)
         trained = self._round_part(part, jobs)
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
@@ -233,7 +233,7 @@ class Parts:
         (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
         exchange = _with_due(exchanges([placed], layout), until)
-        arguments = (params, x, y, exchange, until)
+        arguments = (self.model.base, params, x, y, exchange, until)
         program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
         part: FirstPart = self._timed(program, *arguments)
         message = jax.tree.map(np.asarray, part.message)
@@ -253,12 +253,14 @@ class Parts:
                 shape, inputs, specs = planned
                 request = Request(
                     lambda: evaluation_program(self.model, self.mesh, shape, specs),
-                    (params, inputs),
+                    (self.model.base, params, inputs),
                     ("sums", self.model, self.mesh, shape),
                 )
                 self._evaluation = accept_host_arrays(compiled(request)), inputs
             program, inputs = self._evaluation
-            sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
+            sums: EvaluationSums = jax.tree.map(
+                np.asarray, program(self.model.base, params, inputs)
+            )
         return sums
 
     def _check_seconds(self, seconds: float | None) -> None:

@@ -27,7 +27,7 @@ from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Model, Params, fitted_params
+from fedprox.model import Model, Params, digest, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.asynchronous import Asynchronous
@@ -350,6 +350,8 @@ class Protocol:
         }
         if self.initial is not None:
             settings["initial"] = digest(self.initial)
+        if self.model.base is not None:
+            settings["model.base"] = digest(self.model.base)
         if self.federation.validation:
             settings["validation rows"] = len(self.federation.validation)
         if self.model.metrics:
@@ -550,14 +552,6 @@ def check_parts(**parts: object) -> None:
             )
 
 
-def digest(params: Params) -> str:
-    """A short hash of parameters."""
-    content = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        content.update(np.asarray(leaf, order="C").tobytes())
-    return content.hexdigest()[:16]
-
-
 def _by_name(name: str, value: Any) -> dict[str, str]:
     """A setting as text by its name; a dataclass as the texts of its fields.
 
@@ -578,6 +572,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
 def initial_params(model: Model, seed: int) -> Params:
     """The model's initial parameters for a seed."""
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    params = jit_once(model.init)(key)  # one program instead of many small ones
+    # one program instead of many small ones, but not with given values as its constants
+    init = jit_once(model.init) if model.base is None else model.init
+    params = init(key)
     # raises if the parameters do not fit in memory; reading them would hang
     return jax.block_until_ready(params)
