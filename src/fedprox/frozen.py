@@ -136,7 +136,7 @@ def lora(
         >>> model = fp.models.logistic(fp.datasets.synthetic(clients=2))
         >>> adapted = fp.lora(model, model.init(jax.random.key(0)), rank=2)
         >>> {name: array.shape for name, array in adapted.shapes.items()}
-        {'dense.kernel.A': (60, 2), 'dense.kernel.B': (2, 10)}
+        {'dense.kernel.A': (10, 2), 'dense.kernel.B': (2, 60)}
 
     References:
         Hu et al., `LoRA: Low-Rank Adaptation of Large Language Models
@@ -167,6 +167,13 @@ def lora(
         return start | factors
 
     return _over(model, _Whole(tuple(arrays), structure, alpha / rank), values, init)
+
+
+def adapted(params: Params) -> list[str]:
+    """The names of the matrices that have adapters among given parameters."""
+    first, _ = FACTORS
+    names = params if isinstance(params, dict) else {}
+    return [name.removesuffix(first) for name in names if str(name).endswith(first)]
 
 
 def _named(where: str, model: Model, params: Params) -> tuple[dict[str, jax.Array], Any]:

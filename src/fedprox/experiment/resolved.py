@@ -250,7 +250,7 @@ def _population(settings: Table, data_dir: Path | None) -> Population:
     )
     if file is None:
         return population
-    path = _existing("population.file", file, data_dir)
+    path = existing("population.file", file, data_dir)
     return read_population(path, population, period=period)
 
 
@@ -266,11 +266,11 @@ def _initial(section: str | Section | None, model: Model, data_dir: Path | None)
     if section is None:
         return None
     settings = {"path": section} if isinstance(section, str) else dict(section)
-    path = _existing("initial", settings.pop("path"), data_dir)
+    path = existing("initial", settings.pop("path"), data_dir)
     return load_model(path, **settings, model=model)
 
 
-def _existing(key: str, name: str, data_dir: Path | None) -> Path:
+def existing(key: str, name: str, data_dir: Path | None) -> Path:
     """The file that a key names, relative to here or to the data folder."""
     candidates = places(name, data_dir)
     path = next((candidate for candidate in candidates if candidate.exists()), None)
@@ -295,8 +295,8 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 
 
 def model_of(section: Table, federation: Federation) -> Model:
-    """The model that a `[model]` section names, for the data of a federation."""
-    make_model, _ = named(section, MODELS, "model", Model)
+    """The whole model that a `[model]` section names, for the data of a federation."""
+    make_model, _ = named(_without_base(section), MODELS, "model", Model)
     model: Model = make_model(federation)
     return model
 

@@ -21,11 +21,13 @@ from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
+from fedprox.frozen import adapted
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
+from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, digest, fitted_params
 from fedprox.privacy import Privacy
@@ -203,6 +205,15 @@ class Protocol:
             require(
                 not given or self.asynchronous is None,
                 f"{name}: a buffer's updates have weights of their own; use one of both",
+            )
+        if self.aggregation.rule == "product":
+            line = 'aggregation.rule = "product"; '
+            require(adapted(self.model.shapes), line + "it is for a model of fedprox.lora")
+            require(self.compression is None, line + "compression codes updates: use one of both")
+            require(self.evaluation.model == "server", line + 'evaluation.model must be "server"')
+            require(
+                self.faults is None or self.faults.policy != "clip",
+                line + 'faults.policy must not be "clip", which scales updates',
             )
         if self.compression is not None:
             require(
@@ -383,6 +394,8 @@ class Protocol:
         """
         if algorithm.pooled:
             return algorithm
+        if self.aggregation.rule == "product":
+            algorithm = by_products(algorithm)
         if self.compression is not None:
             algorithm = compressed(algorithm, self.compression, self.model.shapes)
         reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
