@@ -356,16 +356,19 @@ def fitted_params(where: str, model: Model, given: Params) -> Params:
     paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
 
     def fitted(path: Any, like: Any) -> jax.Array:
-        name, leaf = dotted(path) or "parameters", np.asarray(arrays[path])
+        array = arrays[path]
+        name, leaf = dotted(path) or "parameters", np.asarray(array)
         real = (jnp.floating, jnp.integer)
         require(
             any(jnp.issubdtype(leaf.dtype, kind) for kind in real),
             f"{where}: {name}: of type {leaf.dtype}; it must be numbers",
         )
-        leaf = leaf.astype(like.dtype)
-        finite = bool(np.isfinite(leaf.astype(real_type())).all())
+        leaf = leaf.astype(like.dtype, copy=False)
+        finite = bool(np.isfinite(leaf.astype(real_type(), copy=False)).all())
         require(finite, f"{where}: {name}: not all numbers are finite")
-        return jnp.asarray(leaf)
+        # no copy of a large array that is as it should be
+        fits = isinstance(array, jax.Array) and array.dtype == like.dtype
+        return array if fits else jnp.asarray(leaf)
 
     return jax.tree.unflatten(structure, [fitted(path, like) for path, like in paths])
 
