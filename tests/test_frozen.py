@@ -12,7 +12,7 @@ from flax import nnx
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
-from fedprox.model import dotted
+from fedprox.model import cross_entropy
 from fedprox.simulation.devices import programs
 from tests.catalogue import SAMPLED
 
@@ -114,39 +114,70 @@ def test_other_models_parameters_are_refused() -> None:
         fp.freeze(MODEL, {"a": np.zeros(2)}, ["a"])
 
 
-def test_an_experiment_freezes_parts_of_an_initial_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+TABLE: dict[str, Any] = {
+    "rounds": 1,
+    "cohort": {"clients_per_round": 2},
+    "solver": {"learning_rate": 0.1, "batch_size": 10, "steps": 2},
+    "data": {"name": "synthetic", "clients": 4},
+    "model": {"name": "mlp", "hidden": [5]},
+    "method": [{"name": "fedavg"}],
+    "initial": "start.safetensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "stored", "trained"),
+    [
+        ("frozen", ["layers.0"], ["layers.0"], {"layers.1.bias", "layers.1.kernel"}),
+        (
+            "lora",
+            {"rank": 2, "trained": ["*.bias"]},
+            {"rank": 2, "alpha": 16.0, "targets": ["*kernel"], "trained": ["*.bias"]},
+            {f"layers.{i}.{name}" for i in (0, 1) for name in ("bias", "kernel.A", "kernel.B")},
+        ),
+    ],
+)
+def test_an_experiment_trains_over_an_initial_model(
+    key: str,
+    given: Any,
+    stored: Any,
+    trained: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table: dict[str, Any] = {
-        "rounds": 1,
-        "cohort": {"clients_per_round": 2},
-        "solver": {"learning_rate": 0.1, "batch_size": 10, "steps": 2},
-        "data": {"name": "synthetic", "clients": 4},
-        "model": {"name": "mlp", "hidden": [5]},
-        "method": [{"name": "fedavg"}],
-    }
-    whole = resolve(parse("x", table)).model
+    plain = {name: value for name, value in TABLE.items() if name != "initial"}
+    whole = resolve(parse("x", plain)).model
     start = whole.init(jax.random.key(9))
     fp.save_model("start.safetensors", start)
-    names = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(start)]
-    name = names[0].rpartition(".")[0]
-    frozen = table | {
-        "model": table["model"] | {"frozen": [name]},
-        "initial": "start.safetensors",
-    }
-    resolved = resolve(parse("x", frozen))
-    trained = {each for each in names if not each.startswith(f"{name}.")}
+    resolved = resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
     assert set(resolved.model.shapes) == trained
-    assert resolved.table["model"]["frozen"] == [name]
+    assert resolved.table["model"][key] == stored
+    assert parse("x", resolved.table).model[key] == stored
     x = jnp.ones((3, WIDTH))
     first = resolved.model.init(jax.random.key(0))
     np.testing.assert_array_equal(resolved.model.apply(first, x), whole.apply(start, x))
-    with pytest.raises(fp.InputError, match=r"model.frozen: it needs initial"):
-        resolve(parse("x", {key: frozen[key] for key in frozen.keys() - {"initial"}}))
-    wrong = frozen | {"model": table["model"] | {"frozen": 3}}
-    with pytest.raises(fp.InputError, match=r"frozen = 3; it must be a list"):
-        resolve(parse("x", wrong))
+    with pytest.raises(fp.InputError, match=rf"model.{key}: it needs initial"):
+        resolve(parse("x", plain | {"model": TABLE["model"] | {key: given}}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"frozen": 3}, r"frozen = 3; it must be a list"),
+        ({"lora": 3}, r"model.lora = 3; it must be a table"),
+        ({"lora": {"ranks": 3}}, r"model.lora: .*'ranks'"),
+        ({"lora": {}, "frozen": ["layers.0"]}, "model: lora freezes all else; leave frozen out"),
+    ],
+)
+def test_wrong_keys_of_a_base_are_refused(
+    keys: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = {name: value for name, value in TABLE.items() if name != "initial"}
+    fp.save_model("start.safetensors", resolve(parse("x", plain)).model.init(jax.random.key(9)))
+    with pytest.raises(fp.InputError, match=line):
+        resolve(parse("x", TABLE | {"model": TABLE["model"] | keys}))
 
 
 ADAPTED = fp.lora(MODEL, START, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
@@ -184,6 +215,19 @@ def test_the_first_round_of_adapters_evaluates_the_given_model() -> None:
     adapted = fp.evaluate(ADAPTED, run.params, FEDERATION)
     assert merged.train_loss == pytest.approx(adapted.train_loss, rel=1e-6)
     assert adapted.train_loss == pytest.approx(run.final.train_loss, rel=1e-5)
+
+
+def test_the_curvature_over_a_base_is_that_of_the_part() -> None:
+    part = fp.freeze(MODEL, START, ["body", "head.kernel"])
+    params = part.init(jax.random.key(0))
+
+    def loss(bias: jax.Array) -> jax.Array:
+        outputs = MODEL.apply(part.whole({"head.bias": bias}), FEDERATION.train.x)
+        return cross_entropy(outputs, jnp.asarray(FEDERATION.train.y)).mean()
+
+    found = fp.diagnostics.curvature(FEDERATION, part, params)
+    largest = np.linalg.eigvalsh(jax.hessian(loss)(params["head.bias"]))[-1]
+    assert found.largest_of_f == pytest.approx(float(largest), rel=1e-4)
 
 
 def test_a_step_of_adapters_is_the_chain_rule() -> None:

@@ -319,8 +319,9 @@ def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
         return freeze(model, params, frozen), {"frozen": frozen}
     if not isinstance(adapters, dict):
         raise InputError(f"model.lora = {shown(adapters)}; it must be a table")
-    settings = check(LoraSection, adapters, "model.lora").model_dump()
-    return lora(model, params, **settings), {"lora": settings}
+    settings = dict(check(LoraSection, adapters, "model.lora"))
+    table = {key: list(each) if isinstance(each, tuple) else each for key, each in settings.items()}
+    return lora(model, params, **settings), {"lora": table}
 
 
 def _without_base(section: Table) -> Table:
