@@ -12,7 +12,8 @@ from flax import nnx
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
-from fedprox.model import dotted
+from fedprox.model import cross_entropy
+from fedprox.simulation.devices import programs
 from tests.catalogue import SAMPLED
 
 FEDERATION = fp.datasets.synthetic(clients=4)
@@ -40,12 +41,13 @@ START = MODEL.init(jax.random.key(3))
 
 def train(model: fp.Model, methods: Any, **options: Any) -> list[fp.Run]:
     given = {
+        "cohort": fp.Cohort(2),
         "solver": fp.Solver(0.1, 10, steps=3),
         "rounds": 2,
         "evaluation": fp.Evaluation(gradients=False),
         **options,
     }
-    return fp.simulate(FEDERATION, model, methods, cohort=fp.Cohort(2), **given)
+    return fp.simulate(FEDERATION, model, methods, **given)
 
 
 def still(learning_rate: Any) -> optax.GradientTransformation:
@@ -60,7 +62,7 @@ def still(learning_rate: Any) -> optax.GradientTransformation:
 
 def test_frozen_is_trained_with_gradients_of_zero() -> None:
     part = fp.freeze(MODEL, START, ["body"])
-    (run,) = train(part.model, fp.fedavg(), initial=part.trained(START))
+    (run,) = train(part, fp.fedavg())
     solver = fp.Solver(0.1, 10, steps=3, optimizer=still)
     (whole,) = train(MODEL, fp.fedavg(), initial=START, solver=solver)
     assert sorted(run.params) == ["head.bias", "head.kernel"]
@@ -75,18 +77,19 @@ def test_frozen_is_trained_with_gradients_of_zero() -> None:
 def test_every_method_trains_a_model_with_frozen_parts(methods: list[fp.Algorithm]) -> None:
     part = fp.freeze(MODEL, START, ["body.kernel", "head.bias"])
     solver = fp.Solver(0.05, 10, steps=3, weight_decay=0.1, clip=1.0)
-    for run in train(part.model, methods, solver=solver, evaluation=fp.Evaluation()):
+    for run in train(part, methods, solver=solver, evaluation=fp.Evaluation()):
         assert sorted(run.params) == ["body.bias", "head.kernel"], run.label
         assert all(np.isfinite(leaf).all() for leaf in run.params.values())
 
 
 def test_the_whole_model_is_saved_and_frozen_again(tmp_path: Path) -> None:
     part = fp.freeze(MODEL, START, ["body"])
-    (run,) = train(part.model, fp.fedavg())
+    (run,) = train(part, fp.fedavg())
     fp.save_model(tmp_path / "a.safetensors", part.whole(run.params))
     loaded = fp.load_model(tmp_path / "a.safetensors", model=MODEL)
     jax.tree.map(np.testing.assert_array_equal, loaded["body"], START["body"])
-    jax.tree.map(np.testing.assert_array_equal, part.trained(loaded), run.params)
+    again = fp.freeze(MODEL, loaded, ["body"]).init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, again, run.params)
 
 
 @pytest.mark.parametrize(
@@ -107,43 +110,251 @@ def test_wrong_names_are_refused(names: Any, line: str) -> None:
 
 def test_other_models_parameters_are_refused() -> None:
     part = fp.freeze(MODEL, START, ["body"])
-    for function, params in ((part.whole, START), (part.trained, part.trained(START))):
-        with pytest.raises(fp.InputError, match=r"frozen: parameters have .* where "):
-            function(params)
+    with pytest.raises(fp.InputError, match=r"model: parameters have .* where "):
+        part.whole(START)
+    with pytest.raises(fp.InputError, match="frozen: the model has frozen parts already"):
+        fp.freeze(part, part.init(jax.random.key(0)), ["head"])
     with pytest.raises(fp.InputError, match="frozen: parameters have 'a' where "):
         fp.freeze(MODEL, {"a": np.zeros(2)}, ["a"])
 
 
-def test_an_experiment_freezes_parts_of_an_initial_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+TABLE: dict[str, Any] = {
+    "rounds": 1,
+    "cohort": {"clients_per_round": 2},
+    "solver": {"learning_rate": 0.1, "batch_size": 10, "steps": 2},
+    "data": {"name": "synthetic", "clients": 4},
+    "model": {"name": "mlp", "hidden": [5]},
+    "method": [{"name": "fedavg"}],
+    "initial": "start.safetensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "stored", "trained"),
+    [
+        ("frozen", ["layers.0"], ["layers.0"], {"layers.1.bias", "layers.1.weight"}),
+        (
+            "lora",
+            {"rank": 2, "trained": ["*.bias"]},
+            {"rank": 2, "alpha": 16.0, "targets": ["*weight"], "trained": ["*.bias"]},
+            {f"layers.{i}.{name}" for i in (0, 1) for name in ("bias", "weight.A", "weight.B")},
+        ),
+    ],
+)
+def test_an_experiment_trains_over_an_initial_model(
+    key: str,
+    given: Any,
+    stored: Any,
+    trained: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table: dict[str, Any] = {
-        "rounds": 1,
-        "cohort": {"clients_per_round": 2},
-        "solver": {"learning_rate": 0.1, "batch_size": 10, "steps": 2},
-        "data": {"name": "synthetic", "clients": 4},
-        "model": {"name": "mlp", "hidden": [5]},
-        "method": [{"name": "fedavg"}],
-    }
-    whole = resolve(parse("x", table)).model
+    plain = {name: value for name, value in TABLE.items() if name != "initial"}
+    whole = resolve(parse("x", plain)).model
     start = whole.init(jax.random.key(9))
     fp.save_model("start.safetensors", start)
-    names = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(start)]
-    name = names[0].rpartition(".")[0]
-    frozen = table | {
-        "model": table["model"] | {"frozen": [name]},
-        "initial": "start.safetensors",
-    }
-    resolved = resolve(parse("x", frozen))
-    trained = {each for each in names if not each.startswith(f"{name}.")}
-    assert resolved.initial is not None
-    assert set(resolved.model.shapes) == set(resolved.initial) == trained
-    assert resolved.table["model"]["frozen"] == [name]
+    resolved = resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
+    assert set(resolved.model.shapes) == trained
+    assert resolved.table["model"][key] == stored
+    assert parse("x", resolved.table).model[key] == stored
     x = jnp.ones((3, WIDTH))
-    np.testing.assert_array_equal(resolved.model.apply(resolved.initial, x), whole.apply(start, x))
-    with pytest.raises(fp.InputError, match=r"model.frozen: it needs initial"):
-        resolve(parse("x", {key: frozen[key] for key in frozen.keys() - {"initial"}}))
-    wrong = frozen | {"model": table["model"] | {"frozen": 3}}
-    with pytest.raises(fp.InputError, match=r"frozen = 3; it must be a list"):
-        resolve(parse("x", wrong))
+    first = resolved.model.init(jax.random.key(0))
+    np.testing.assert_array_equal(resolved.model.apply(first, x), whole.apply(start, x))
+    with pytest.raises(fp.InputError, match=rf"model.{key}: it needs initial"):
+        resolve(parse("x", plain | {"model": TABLE["model"] | {key: given}}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"frozen": 3}, r"frozen = 3; it must be a list"),
+        ({"lora": 3}, r"model.lora = 3; it must be a table"),
+        ({"lora": {"ranks": 3}}, r"model.lora: .*'ranks'"),
+        ({"lora": {}, "frozen": ["layers.0"]}, "model: lora freezes all else; leave frozen out"),
+    ],
+)
+def test_wrong_keys_of_a_base_are_refused(
+    keys: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = {name: value for name, value in TABLE.items() if name != "initial"}
+    fp.save_model("start.safetensors", resolve(parse("x", plain)).model.init(jax.random.key(9)))
+    with pytest.raises(fp.InputError, match=line):
+        resolve(parse("x", TABLE | {"model": TABLE["model"] | keys}))
+
+
+ADAPTED = fp.lora(MODEL, START, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
+
+
+def test_adapters_begin_as_the_given_model_and_are_merged_exactly() -> None:
+    start = ADAPTED.init(jax.random.key(4))
+    assert {name: leaf.shape for name, leaf in start.items()} == {
+        "body.kernel.A": (WIDTH, 2),
+        "body.kernel.B": (2, 5),
+        "head.bias": (10,),
+    }
+    x = FEDERATION.train.x[:7]
+    np.testing.assert_array_equal(ADAPTED.apply(start, x), MODEL.apply(START, x))
+    moved = {name: leaf + 0.1 for name, leaf in start.items()}
+    merged = ADAPTED.whole(moved)
+    product = np.asarray(moved["body.kernel.A"]) @ np.asarray(moved["body.kernel.B"])
+    expected = np.asarray(START["body"]["kernel"]) + 1.5 * product
+    np.testing.assert_allclose(merged["body"]["kernel"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(merged["body"]["bias"], START["body"]["bias"])
+    np.testing.assert_array_equal(merged["head"]["bias"], START["head"]["bias"] + 0.1)
+    np.testing.assert_array_equal(ADAPTED.apply(moved, x), MODEL.apply(merged, x))
+    assert not np.array_equal(
+        start["body.kernel.A"], ADAPTED.init(jax.random.key(5))["body.kernel.A"]
+    )
+
+
+def test_the_first_round_of_adapters_evaluates_the_given_model() -> None:
+    (run,) = train(ADAPTED, fp.fedavg())
+    (whole,) = train(MODEL, fp.fedavg(), initial=START)
+    assert run.history[0].train_loss == whole.history[0].train_loss
+    assert run.history[0].test_accuracy == whole.history[0].test_accuracy
+    assert run.final.train_loss < run.history[0].train_loss
+    merged = fp.evaluate(MODEL, ADAPTED.whole(run.params), FEDERATION)
+    adapted = fp.evaluate(ADAPTED, run.params, FEDERATION)
+    assert merged.train_loss == pytest.approx(adapted.train_loss, rel=1e-6)
+    assert adapted.train_loss == pytest.approx(run.final.train_loss, rel=1e-5)
+
+
+def test_the_curvature_over_a_base_is_that_of_the_part() -> None:
+    part = fp.freeze(MODEL, START, ["body", "head.kernel"])
+    params = part.init(jax.random.key(0))
+
+    def loss(bias: jax.Array) -> jax.Array:
+        outputs = MODEL.apply(part.whole({"head.bias": bias}), FEDERATION.train.x)
+        return cross_entropy(outputs, jnp.asarray(FEDERATION.train.y)).mean()
+
+    found = fp.diagnostics.curvature(FEDERATION, part, params)
+    largest = np.linalg.eigvalsh(jax.hessian(loss)(params["head.bias"]))[-1]
+    assert found.largest_of_f == pytest.approx(float(largest), rel=1e-4)
+
+
+def test_a_step_of_adapters_is_the_chain_rule() -> None:
+    params = {"w": jnp.arange(6.0).reshape(3, 2)}
+    model = fp.Model(lambda _: params, lambda p, x: x @ p["w"], lambda out, y: (out * y).sum(1))
+    federation = fp.Federation.from_arrays([(np.eye(3), np.ones((3, 2)))])
+    adapted = fp.lora(model, params, rank=1, alpha=2.0, targets=["w"])
+    start = {"w.A": jnp.array([[1.0], [2.0], [3.0]]), "w.B": jnp.array([[0.5, -1.0]])}
+    (run,) = fp.simulate(
+        federation,
+        adapted,
+        fp.fedavg(),
+        solver=fp.Solver(0.3, "all", steps=1),
+        cohort=fp.Cohort(1),
+        rounds=1,
+        initial=start,
+        progress=False,
+    )
+    whole = np.full((3, 2), 1 / 3)  # the gradient of w
+    expected = {
+        "w.A": start["w.A"] - 0.3 * 2.0 * whole @ start["w.B"].T,
+        "w.B": start["w.B"] - 0.3 * 2.0 * start["w.A"].T @ whole,
+    }
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), run.params, expected)
+
+
+def test_tensors_are_adapted_as_matrices() -> None:
+    shapes = {"conv": (3, 3, 16, 32), "query": (16, 4, 4), "out": (4, 4, 16), "bias": (8,)}
+    model = fp.Model(
+        lambda _: {name: jnp.zeros(shape) for name, shape in shapes.items()},
+        lambda params, x: x + params["bias"],
+    )
+    adapted = fp.lora(model, model.init(jax.random.key(0)), rank=2, targets=["*"])
+    assert {name: leaf.shape for name, leaf in adapted.shapes.items()} == {
+        "conv.A": (144, 2),
+        "conv.B": (2, 32),
+        "query.A": (16, 2),
+        "query.B": (2, 16),
+        "out.A": (16, 2),
+        "out.B": (2, 16),
+    }
+    merged = adapted.whole({name: jnp.ones(leaf.shape) for name, leaf in adapted.shapes.items()})
+    assert {name: leaf.shape for name, leaf in merged.items()} == shapes
+    np.testing.assert_array_equal(merged["conv"], np.full(shapes["conv"], 16.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"rank": 6}, r"lora.rank = 6; body.kernel is a matrix of 60 by 5"),
+        ({"rank": 0}, "lora.rank = 0"),
+        ({"alpha": -1.0}, "lora.alpha"),
+        ({"targets": ["bodi*"]}, r"lora.targets: the model has no part 'bodi\*'"),
+        ({"targets": ["*.bias"]}, r"no matrix to adapt is among them"),
+        ({"trained": ["*"]}, r"no matrix to adapt is among them"),
+        ({"trained": ["heads"]}, r"lora.trained: the model has no part 'heads'"),
+    ],
+)
+def test_wrong_adapters_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        fp.lora(MODEL, START, **{"rank": 2, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"privacy": fp.Privacy(epsilon=8.0, delta=1e-3, clip=1.0)},
+        {"compression": fp.Compression("top-k", share=0.5)},
+        {"aggregation": fp.Aggregation("median")},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_messages_are_those_of_adapters(options: dict[str, Any]) -> None:
+    cohort = fp.Cohort(2, sampling="bernoulli") if "privacy" in options else fp.Cohort(2)
+    (run,) = train(ADAPTED, fp.fedavg(), cohort=cohort, **options)
+    assert run.params.keys() == ADAPTED.shapes.keys()
+    assert all(np.isfinite(leaf).all() for leaf in run.params.values())
+
+
+def test_a_base_is_no_constant_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    side, classes = 512, 10  # 1 MB, of which a program's text would take twice as much
+    model = fp.Model(
+        lambda key: {
+            "base": jax.random.normal(key, (WIDTH, side)),
+            "middle": jax.random.normal(key, (side, side)),
+            "head": jnp.zeros((side, classes)),
+        },
+        lambda params, x: jnp.tanh(x @ params["base"]) @ params["middle"] @ params["head"],
+    )
+    start, lengths = model.init(jax.random.key(0)), {}
+    original = programs.Request.trace
+
+    def noted(request: programs.Request) -> Any:
+        traced = original(request)
+        if traced is not None:
+            lengths[request.known[0]] = len(traced.lower().as_text())
+        return traced
+
+    monkeypatch.setattr(programs.Request, "trace", noted)
+    programs.KEPT.clear()
+    frozen = fp.freeze(model, start, ["base", "middle"])
+    evaluation = fp.Evaluation(fine_tune=1)
+    first = train(frozen, fp.fedprox(mu=0.1), evaluation=evaluation)
+    assert lengths.keys() == {"rounds", "evaluation", "inexactness", "part", "own models"}
+    assert max(lengths.values()) < side * side
+    # another base of the same shapes has the same programs
+    lengths.clear()
+    other = fp.freeze(model, jax.tree.map(lambda a: a + 0.1, start), ["base", "middle"])
+    second = train(other, fp.fedprox(mu=0.1), evaluation=evaluation)
+    assert not lengths
+    assert first[0].final.train_loss != second[0].final.train_loss
+
+
+def test_a_run_with_a_base_is_resumed(tmp_path: Path) -> None:
+    checkpoints = fp.Checkpoints(tmp_path, every=1, resume=True)
+    (whole,) = train(ADAPTED, fp.scaffold(), rounds=3)
+    train(ADAPTED, fp.scaffold(), rounds=1, checkpoints=checkpoints)
+    (resumed,) = train(ADAPTED, fp.scaffold(), rounds=3, checkpoints=checkpoints)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*.state"))
+    assert np.asarray(resumed.params["body.kernel.A"]).tobytes() in stored
+    assert np.asarray(START["body"]["kernel"]).tobytes() not in stored
+    moved = jax.tree.map(lambda a: a + 1, START)
+    other = fp.lora(MODEL, moved, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
+    with pytest.raises(fp.InputError, match=r"model\.base"):
+        train(other, fp.scaffold(), rounds=3, checkpoints=checkpoints)

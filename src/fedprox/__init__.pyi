@@ -35,7 +35,7 @@ from fedprox.diagnostics.fairness import Fairness, fairness
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.frozen import Frozen, freeze
+from fedprox.frozen import freeze, lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
@@ -98,7 +98,6 @@ __all__ = [
     "Fairness",
     "Faults",
     "Federation",
-    "Frozen",
     "InputError",
     "Intervals",
     "LogNormal",
@@ -151,6 +150,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "logs",
+    "lora",
     "metrics",
     "mime",
     "models",

@@ -1,72 +1,68 @@
-"""Frozen parts: a model some of whose parameters are not trained.
+"""Frozen bases: models of which only some parts, or low-rank adapters, are trained.
 
-The frozen model has only the other parameters. So the frozen ones are not sent, averaged, clipped
-or decayed, and no client has state for them, whatever the method and the optimizer.
-
-The frozen values are constants of the compiled programs. By default JAX writes them into each: with
-50 MB of them, compilation took 8 s instead of 2 s, and the compilation cache grew by 177 MB. With
-JAX's setting `jax_use_simplified_jaxpr_constants` they are arguments instead, at no such cost.
+The parameters of such a model are the trained ones alone. So the frozen values, its base, are not
+sent, averaged, clipped or decayed, and no client has state for them, whatever the method and the
+optimizer. They are arguments of the compiled programs (`Model.base`): as constants they would be
+written into each program, and compiled and cached with it.
 """
 
-import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
 
-from fedprox.errors import require, shown
-from fedprox.model import (
-    Model,
-    Params,
-    check_params,
-    dotted,
-    fitted_params,
-    named_part,
-    training_outputs,
-)
+from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.model import Model, Params, dotted, fitted_params
 from fedprox.user_code import SHOWN
 
+FACTORS = ".A", ".B"
+"""What follows the name of a matrix in the names of its adapter's factors."""
 
-class Frozen(NamedTuple):
-    """A model with frozen parts; see `freeze`.
+
+@dataclass(frozen=True)
+class _Whole:
+    """(frozen arrays by name, trained parameters) -> the parameters of the whole model.
 
     Attributes:
-        model: The model of the trained parameters, a dict of arrays by their dotted paths in the
-            whole model.
-        trained: (parameters of the whole model) -> the trained ones.
-        whole: (trained parameters) -> those of the whole model, for its `apply` and for
-            `fedprox.save_model`.
-
-    Example:
-        >>> import jax
-        >>> import fedprox as fp
-        >>> whole = fp.models.logistic(fp.datasets.synthetic(clients=2))
-        >>> frozen = fp.freeze(whole, whole.init(jax.random.key(0)), ["dense.bias"])
-        >>> list(frozen.model.shapes), frozen.whole(frozen.model.init(jax.random.key(1))).keys()
-        (['dense.weight'], dict_keys(['dense']))
+        names: The names of all arrays of the whole model, in order.
+        structure: Their structure.
+        scale: Factor of the products of adapters.
     """
 
-    model: Model
-    trained: Callable[[Params], Params]
-    whole: Callable[[Params], Params]
+    names: tuple[str, ...]
+    structure: Any
+    scale: float = 1.0
+
+    def __call__(self, frozen: dict[str, jax.Array], trained: Params) -> Params:
+        def whole(name: str) -> jax.Array:
+            if name in trained:
+                return trained[name]
+            array, (a, b) = frozen[name], (name + factor for factor in FACTORS)
+            if a not in trained:
+                return array
+            return array + self.scale * (trained[a] @ trained[b]).reshape(array.shape)
+
+        return jax.tree.unflatten(self.structure, list(map(whole, self.names)))
 
 
-def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
+def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
     """Freeze parts of a model, so that only the others are trained.
-
-    For frozen parts of tens of megabytes, set `JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1` in the
-    environment, so that their values are not written into each compiled program.
 
     Args:
         model: The whole model.
-        params: Parameters of the whole model, such as those of `fedprox.load_model`. They give the
-            values of the frozen parts. The others start from `model.init`, or from the `initial` of
-            `fedprox.simulate`.
-        names: Dotted names of parameters ("dense.weight") or of parts with several ("dense").
+        params: Parameters of the whole model, such as those of `fedprox.load_model`: the values of
+            the frozen parts, and those from which the others start.
+        names: Dotted names of parameters ("dense.weight") or of parts with several ("dense"), or
+            shell-style patterns of them ("*.bias").
 
     Returns:
-        The model of the trained parameters, and functions between these and all parameters.
+        A model whose parameters are the others, a dict by their dotted names. Its
+        :meth:`~fedprox.Model.whole` makes the parameters of the whole model of them.
 
     Raises:
         InputError: If the parameters are not the model's, a name is not one of its parts, or
@@ -80,61 +76,150 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Frozen:
         ...     lambda key: {"embedding": jnp.ones((5, 2)), "head": jnp.zeros((2, 3))},
         ...     lambda params, x: params["embedding"][x] @ params["head"],
         ... )
-        >>> params = model.init(jax.random.key(0))
-        >>> frozen = fp.freeze(model, params, ["embedding"])
-        >>> list(frozen.model.init(jax.random.key(1)))
-        ['head']
-        >>> list(frozen.whole({"head": jnp.ones((2, 3))}))
-        ['embedding', 'head']
+        >>> frozen = fp.freeze(model, model.init(jax.random.key(0)), ["embedding"])
+        >>> trained = frozen.init(jax.random.key(1))
+        >>> list(trained), list(frozen.whole(trained))
+        (['head'], ['embedding', 'head'])
     """
-    require(
-        isinstance(names, Sequence)
-        and not isinstance(names, str)
-        and len(names) > 0
-        and all(isinstance(name, str) for name in names),
-        f"frozen = {shown(names)}; it must be a list of names of parameters",
-    )
-    given = fitted_params("frozen", model, params)
-    paths, structure = jax.tree_util.tree_flatten_with_path(given)
-    leaves = {dotted(path): leaf for path, leaf in paths}
-    require(len(leaves) == len(paths), "frozen: two parameters of the model have the same name")
-    some = [*list(leaves)[:SHOWN], *(["..."] if len(leaves) > SHOWN else [])]
-    parts = {name: named_part(name, leaves) for name in names}
-    for name, part in parts.items():
-        require(part, f"frozen: the model has no part {shown(name)}; it has {', '.join(some)}")
-    values = {name: leaves[name] for part in parts.values() for name in part}
-    require(
-        len(values) < len(leaves), "frozen: these are all parameters of the model; leave some out"
-    )
+    arrays, structure = _named("frozen", model, params)
+    frozen = _matching("frozen", names, arrays)
+    start = {name: array for name, array in arrays.items() if name not in frozen}
+    require(start, "frozen: these are all parameters of the model; leave some out")
+    values = {name: arrays[name] for name in frozen}
+    return _over(model, _Whole(tuple(arrays), structure), values, lambda _: start)
 
-    def trained(whole: Params) -> Params:
-        check_params("frozen", whole, given)
-        arrays = jax.tree_util.tree_leaves_with_path(whole)
-        return {dotted(path): leaf for path, leaf in arrays if dotted(path) not in values}
 
-    def whole(part: Params) -> Params:
-        check_params("frozen", part, {n: leaf for n, leaf in leaves.items() if n not in values})
-        return jax.tree.unflatten(structure, [{**values, **part}[name] for name in leaves])
+def lora(
+    model: Model,
+    params: Params,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: Sequence[str] = ("*",),
+    trained: Sequence[str] = (),
+) -> Model:
+    r"""Train low-rank adapters of matrices, and freeze all else.
+
+    The matrix :math:`W_0` of each target becomes
+
+    .. math:: W = W_0 + \frac{\alpha}{r} A B,
+
+    with :math:`A` of :math:`r` columns and :math:`B` of :math:`r` rows. :math:`A` starts at random
+    (He et al.'s uniform distribution) and :math:`B` at zero, so the first model is the given one.
+
+    A tensor with more than two axes is a matrix whose rows are its first axes and whose columns are
+    the others, split where A and B are smallest: a convolution's kernel (3, 3, 64, 128) is one of
+    576 by 128, and that of an attention layer (768, 12, 64) one of 768 by 768.
+
+    Args:
+        model: The whole model.
+        params: Parameters of the whole model: the frozen values, and those from which the parts in
+            `trained` start.
+        rank: Rank :math:`r` of the adapters, at most the rows and the columns of each matrix.
+        alpha: :math:`\alpha`, above 0.
+        targets: Shell-style patterns of the dotted names of arrays that get adapters, or of parts
+            with several; arrays with one axis among them get none.
+        trained: Names or patterns, likewise, of parts that are trained whole, such as a new head.
+            They get no adapters.
+
+    Returns:
+        A model whose parameters are the factors and the parts that are trained whole, a dict: the
+        factors of "dense.weight" are "dense.weight.A" and "dense.weight.B". Its
+        :meth:`~fedprox.Model.whole` merges the adapters into the matrices.
+
+    Raises:
+        InputError: If the parameters are not the model's, a name or pattern matches none of its
+            arrays, no matrix is left, or `rank` or `alpha` is out of range.
+
+    Example:
+        >>> import jax
+        >>> import fedprox as fp
+        >>> model = fp.models.logistic(fp.datasets.synthetic(clients=2))
+        >>> adapted = fp.lora(model, model.init(jax.random.key(0)), rank=2)
+        >>> {name: array.shape for name, array in adapted.shapes.items()}
+        {'dense.weight.A': (10, 2), 'dense.weight.B': (2, 60)}
+
+    References:
+        Hu et al., `LoRA: Low-Rank Adaptation of Large Language Models
+        <https://arxiv.org/abs/2106.09685>`_, ICLR 2022, section 4.1.
+    """
+    require_whole("lora.rank", rank)
+    require_number("lora.alpha", alpha, positive=True)
+    arrays, structure = _named("lora", model, params)
+    kept = _matching("lora.trained", trained, arrays) if len(trained) else []
+    chosen = [name for name in _matching("lora.targets", targets, arrays) if name not in kept]
+    matrices = {name: _as_matrix(arrays[name].shape) for name in chosen if arrays[name].ndim > 1}
+    require(matrices, f"lora.targets = {shown(list(targets))}; no matrix to adapt is among them")
+    for name, sides in matrices.items():
+        require(
+            rank <= min(sides),
+            f"lora.rank = {rank}; {name} is a matrix of {sides[0]} by {sides[1]}",
+        )
+    start = {name: arrays[name] for name in kept}
+    values = {name: array for name, array in arrays.items() if name not in start}
+    draw = jax.nn.initializers.he_uniform()
 
     def init(key: jax.Array) -> Params:
-        return trained(model.init(key))
+        factors = {}
+        for i, (name, (rows, columns)) in enumerate(matrices.items()):
+            kind, (a, b) = values[name].dtype, (name + factor for factor in FACTORS)
+            factors[a] = draw(jax.random.fold_in(key, i), (rows, rank), kind)
+            factors[b] = jnp.zeros((rank, columns), kind)
+        return start | factors
 
-    @functools.wraps(getattr(model.apply, "function", model.apply))
-    def apply(part: Params, x: jax.Array) -> jax.Array:
-        return model.apply(whole(part), x)
+    return _over(model, _Whole(tuple(arrays), structure, alpha / rank), values, init)
 
-    def train(part: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-        return training_outputs(model, whole(part), x, key)
 
-    def representation(part: Params, x: jax.Array) -> jax.Array:
-        assert model.representation is not None
-        return model.representation(whole(part), x)
+def adapted(params: Params) -> list[str]:
+    """The names of the matrices that have adapters among given parameters."""
+    first, _ = FACTORS
+    names = params if isinstance(params, dict) else {}
+    return [name.removesuffix(first) for name in names if str(name).endswith(first)]
 
-    frozen = replace(
-        model,
-        init=init,
-        apply=apply,
-        train=train if model.train else None,
-        representation=representation if model.representation else None,
+
+def _named(where: str, model: Model, params: Params) -> tuple[dict[str, jax.Array], Any]:
+    """All arrays of given parameters by their dotted names, and their structure."""
+    require(model.base is None, f"{where}: the model has frozen parts already")
+    paths, structure = jax.tree_util.tree_flatten_with_path(fitted_params(where, model, params))
+    arrays = {dotted(path): array for path, array in paths}
+    require(len(arrays) == len(paths), f"{where}: two parameters of the model have the same name")
+    return arrays, structure
+
+
+def _matching(where: str, patterns: Sequence[str], names: dict[str, jax.Array]) -> list[str]:
+    """The names that patterns match, themselves or the part that they are in."""
+    require(
+        isinstance(patterns, Sequence)
+        and not isinstance(patterns, str)
+        and len(patterns) > 0
+        and all(isinstance(each, str) for each in patterns),
+        f"{where} = {shown(patterns)}; it must be a list of names of parameters",
     )
-    return Frozen(frozen, trained, whole)
+
+    def matches(name: str, pattern: str) -> bool:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+    some = ", ".join([*list(names)[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
+    for pattern in patterns:
+        found = any(matches(name, pattern) for name in names)
+        require(found, f"{where}: the model has no part {shown(pattern)}; it has {some}")
+    return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The rows and columns of a tensor's matrix.
+
+    >>> _as_matrix((3, 3, 64, 128)), _as_matrix((768, 12, 64))
+    ((576, 128), (768, 768))
+    """
+    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
+    return min(splits, key=sum)
+
+
+def _over(
+    model: Model,
+    whole: _Whole,
+    frozen: dict[str, jax.Array],
+    init: Callable[[jax.Array], Params],
+) -> Model:
+    """The model of trained parameters over a base."""
+    return replace(model, init=init, base=Partial(whole, frozen))

@@ -1,6 +1,7 @@
 """A model as pure functions: initial parameters, predictions, loss and accuracy."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -105,11 +106,16 @@ class Model:
         representation: (parameters, features) -> the representation of each example, (B, ...),
             such as the values before the last layer, without dropout. `fedprox.moon` compares them.
             None if the model does not say.
+        base: (parameters) -> the parameters that the functions `apply` and `train` take, if
+            training changes only a part of these, as with :func:`fedprox.freeze` and
+            :func:`fedprox.lora`. It is a `jax.tree_util.Partial`, whose arrays are arguments of
+            compiled programs: they are stored once on each device, and never sent, averaged or
+            saved. None for the parameters themselves.
 
     Raises:
-        InputError: If an attribute is not a function, or `metrics` is not a dict of metrics. Later,
-            from `apply`: if parameters have another structure or shape, or the model cannot take
-            the features.
+        InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`
+            is not a `jax.tree_util.Partial`. Later, from `apply`: if parameters have another
+            structure or shape, or the model cannot take the features.
 
     Example:
         Two functions are enough; here with a loss for regression:
@@ -131,13 +137,18 @@ class Model:
         fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
     """
 
-    init: Callable[[jax.Array], Params]
+    # compiled programs depend on neither `init` nor the values of `base`, so equal models may
+    # differ in these
+    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
     apply: Apply
     loss: Loss = cross_entropy
     correct: Correct | None = AUTO
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
     train: Train | None = None
     representation: Apply | None = None
+    base: Callable[[Params], Params] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
@@ -151,8 +162,12 @@ class Model:
                 callable(function) or (name in optional and function is None),
                 f"model.{name} = {function!r}; it must be a function",
             )
+        require(
+            self.base is None or isinstance(self.base, jax.tree_util.Partial),
+            f"model.base: of type {type(self.base).__name__}; it must be a jax.tree_util.Partial",
+        )
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
-        object.__setattr__(self, "apply", _Apply(function, self.init))
+        object.__setattr__(self, "apply", _Apply(function, self.init, self.base))
 
     @property
     def shapes(self) -> Params:
@@ -169,6 +184,21 @@ class Model:
         """Bytes of the parameters."""
         leaves = jax.tree.leaves(self.shapes)
         return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    def whole(self, params: Params) -> Params:
+        """The parameters that the function `apply` takes, such as for `fedprox.save_model`.
+
+        Args:
+            params: Parameters like those of `init`.
+
+        Returns:
+            The parameters of the whole model; the given ones without `base`.
+
+        Raises:
+            InputError: If the parameters have another structure or shape.
+        """
+        check_params("model", params, self.shapes)
+        return params if self.base is None else self.base(params)
 
     @classmethod
     def from_nnx(
@@ -218,10 +248,12 @@ class _Apply:
     Attributes:
         function: The user's function.
         init: `Model.init`.
+        base: `Model.base`.
     """
 
     function: Apply
-    init: Callable[[jax.Array], Params]
+    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
+    base: Callable[[Params], Params] | None = dataclasses.field(default=None, compare=False)
 
     @cached_property
     def shapes(self) -> Params:
@@ -246,7 +278,14 @@ class _Apply:
         leaves, structure = call("model: its parameters", jax.tree.flatten, params)
         if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
             check_params("model", params, self.shapes)
+        if self.base is not None:
+            params = self.base(params)
         return call("model.apply(params, x)", self.function, params, x, given={"x": x})
+
+
+def with_base(model: Model, base: Any) -> Model:
+    """A model with the arrays of another base, such as traced ones; see `Model.base`."""
+    return model if base is model.base else dataclasses.replace(model, base=base)
 
 
 def dotted(path: Sequence[Any]) -> str:
@@ -299,6 +338,20 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
         )
 
 
+def digest(params: Params) -> str:
+    """SHA-256 of parameters: of their names, types, shapes and values, in hexadecimal.
+
+    >>> digest({"w": jnp.zeros(2)}) == digest({"w": np.zeros(2, np.float32)})
+    True
+    """
+    content = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf, order="C")
+        content.update(f"{dotted(path)} {array.dtype}{array.shape}\n".encode())
+        content.update(array.reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
+
+
 def fitted_params(where: str, model: Model, given: Params) -> Params:
     """Given parameters in the structure and the types of the model's own.
 
@@ -318,16 +371,19 @@ def fitted_params(where: str, model: Model, given: Params) -> Params:
     paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
 
     def fitted(path: Any, like: Any) -> jax.Array:
-        name, leaf = dotted(path) or "parameters", np.asarray(arrays[path])
+        array = arrays[path]
+        name, leaf = dotted(path) or "parameters", np.asarray(array)
         real = (jnp.floating, jnp.integer)
         require(
             any(jnp.issubdtype(leaf.dtype, kind) for kind in real),
             f"{where}: {name}: of type {leaf.dtype}; it must be numbers",
         )
-        leaf = leaf.astype(like.dtype)
-        finite = bool(np.isfinite(leaf.astype(real_type())).all())
+        leaf = leaf.astype(like.dtype, copy=False)
+        finite = bool(np.isfinite(leaf.astype(real_type(), copy=False)).all())
         require(finite, f"{where}: {name}: not all numbers are finite")
-        return jnp.asarray(leaf)
+        # no copy of a large array that is as it should be
+        fits = isinstance(array, jax.Array) and array.dtype == like.dtype
+        return array if fits else jnp.asarray(leaf)
 
     return jax.tree.unflatten(structure, [fitted(path, like) for path, like in paths])
 
@@ -415,7 +471,8 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
 def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
     """The outputs of a model's `train` for a mini-batch."""
     assert model.train is not None
-    return call("model.train(params, x, key)", model.train, params, x, key, given={"x": x})
+    whole = model.whole(params)
+    return call("model.train(params, x, key)", model.train, whole, x, key, given={"x": x})
 
 
 def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -81,7 +81,7 @@ def test_parts_and_an_objective_compose() -> None:
 def test_names_may_be_of_layers() -> None:
     model = fp.models.mlp(FEDERATION, hidden=[4])
     sent = message_shape(fp.fedper(["layers.1"]), model.shapes)
-    assert sorted(sent) == ["layers.0.bias", "layers.0.kernel"]
+    assert sorted(sent) == ["layers.0.bias", "layers.0.weight"]
 
 
 @pytest.mark.parametrize(

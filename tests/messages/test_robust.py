@@ -259,7 +259,7 @@ def test_client_state_is_kept_whatever_the_rule() -> None:
             lambda: fp.Aggregation("median", faulty=0.5),
             "aggregation.faulty = 0.5; it must be below",
         ),
-        (lambda: fp.Aggregation(before="mixing"), "it is for rules other than the mean"),
+        (lambda: fp.Aggregation(before="mixing"), "it is for robust rules"),
         (lambda: fp.Attack("lie", share=0.1), "attack.kind = 'lie'"),  # type: ignore[arg-type]
         (lambda: fp.Attack("noise", share=1.0), "attack.share = 1; it must be below 1"),
         (

@@ -168,7 +168,7 @@ def test_runs_do_not_depend_on_lanes_and_devices(monkeypatch: pytest.MonkeyPatch
 def test_frozen_parts_and_dropout_go_together() -> None:
     model = net(0.5)
     part = fp.freeze(model, model.init(jax.random.key(0)), ["body"])
-    assert not same(train(part.model), train(replace(part.model, train=None)))
+    assert not same(train(part), train(replace(part, train=None)))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def contrastive_loss(model: Model, params: Params, batch: Batch, given: Given) -
         "moon: the model has no `representation`, (params, x) -> (B, d), which its loss compares",
     )
     assert represent is not None
-    z, received, last = (represent(w, batch.x) for w in (params, given.received, given.last))
+    models = params, given.received, given.last
+    z, received, last = (represent(model.whole(w), batch.x) for w in models)
     ahead = (similarity(z, last) - similarity(z, received)) / given.tau
     return batch.loss(model, params) + given.mu * batch.mean(jax.nn.softplus(ahead))
 

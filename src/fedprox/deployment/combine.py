@@ -111,7 +111,8 @@ def combined(
     if method.rule.stores:
         stacked = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *means)
         kept = scaled(screened.scale.T, stacked)
-        taken = jit_once(jax.vmap(method.rule.of))(kept, screened.scale.T > 0)
+        rule = jit_once(jax.vmap(method.rule.of, in_axes=(0, 0, None)))
+        taken = rule(kept, screened.scale.T > 0, weight)
         return Combined(nodes, taken, steps, counts, faulty)
     mean = weighted(scales, [part.message for part in parts])
     if not method.keeps_weights:

@@ -25,7 +25,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 5
+VERSION = 6
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -257,6 +257,7 @@ class Setup(Message):
         data: What all nodes' data have in common.
         parameters: The model's parameters in words, to compare.
         model: `[model]` of the experiment.
+        base: Digest of the values that this section freezes, which each node has; None for none.
         solver: `[solver]` of the experiment.
         method: The `[[method]]` of the experiment.
         evaluated: The model that is evaluated.
@@ -279,6 +280,7 @@ class Setup(Message):
     data: DataKind
     parameters: str
     model: Table
+    base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None
     solver: Table
     method: Table
     evaluated: Evaluated

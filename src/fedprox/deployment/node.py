@@ -37,7 +37,7 @@ from fedprox.deployment.messages import (
     unpack_request,
 )
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.parts import Parts
+from fedprox.deployment.parts import Parts, model_on_node
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.round_part import RoundPart
 from fedprox.deployment.secure.keys import Identity
@@ -47,9 +47,10 @@ from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
 from fedprox.errors import LARGEST, InputError, printable, reason, require, require_number
 from fedprox.federation import Examples, Federation, Rows
+from fedprox.model import Model, with_base
 from fedprox.precision import require_single
 from fedprox.simulation.compiled.evaluation import EvaluationSums
-from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.devices.mesh import lane_mesh, replicate
 from fedprox.simulation.devices.processes import Ownership, find_ownership
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.storage.training_data import Data, copy_to_devices
@@ -125,6 +126,7 @@ class Node:
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
         self._data: dict[Any, Data] = {}
+        self._model: tuple[str, Model] | None = None
 
     @cached_property
     def kind(self) -> DataKind:
@@ -279,18 +281,21 @@ class Node:
         key = setup.model_dump_json(exclude=of_the_run | {"privacy": {"rounds"}})
         if key not in self._parts:
             federation = replace(self.federation, classes=setup.data.classes)
-            parts = Parts(
-                setup,
-                federation,
-                one_client(setup.data),
-                self.mesh,
-                self._data_of(setup, federation),
-            )
+            model, data = self._model_of(setup), self._data_of(setup, federation)
+            parts = Parts(setup, federation, model, self.mesh, data)
             oldest = list(self._parts)[: max(0, len(self._parts) - METHODS_KEPT + 1)]
             for old in oldest:
                 del self._parts[old]
             self._parts[key] = parts
         return self._parts[key]
+
+    def _model_of(self, setup: Setup) -> Model:
+        """The model of a run, whose methods share its base."""
+        key = setup.model_dump_json(include={"data", "model", "base", "parameters"})
+        if self._model is None or self._model[0] != key:
+            model = model_on_node(setup, one_client(setup.data), self.policy.base)
+            self._model = key, with_base(model, replicate(self.mesh, model.base))
+        return self._model[1]
 
     def _check_kind(self, setup: Setup) -> None:
         """Raise `InputError` if a run's data are of another kind than the node's."""

@@ -110,11 +110,13 @@ def read_node_file(path: Path) -> NodeFile:
     """
     file = _read(path, NodeFile, ("ca_certificate", "key", "folder"))
     require(file.name.isprintable() and file.name, f"{path}: name = {file.name!r}; give a name")
-    secure = file.policy.secure
-    if secure is None:
-        return file
-    secure = secure.model_copy(update={"peers": _beside(path, secure.peers)})
-    return file.model_copy(update={"policy": file.policy.model_copy(update={"secure": secure})})
+    base, secure = file.policy.base, file.policy.secure
+    if base is not None:
+        base = _beside(path, {"base": base})["base"]
+    if secure is not None:
+        secure = secure.model_copy(update={"peers": _beside(path, secure.peers)})
+    policy = file.policy.model_copy(update={"base": base, "secure": secure})
+    return file.model_copy(update={"policy": policy})
 
 
 def read_superlink_file(path: Path) -> SuperLinkFile:

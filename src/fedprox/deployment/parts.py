@@ -22,13 +22,14 @@ from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
-from fedprox.experiment.resolved import method_of, model_of, solver_of
+from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
 from fedprox.experiment.sections import CompressionSection, SolverSection
 from fedprox.federation import Federation
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import private
-from fedprox.model import Params
+from fedprox.model import Model, Params, digest
+from fedprox.report.saved import load_model
 from fedprox.simulation.compiled.call_inputs import exchanges
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.compile import known
@@ -65,20 +66,19 @@ class Parts:
     Args:
         setup: The method. Its run, number, seed and rounds do not matter.
         federation: The node's clients, with the number of classes of all nodes.
-        like: A federation of the same kind from which the model is built.
+        model: The model, from `model_on_node`.
         mesh: The devices.
         data: The rows on the devices.
 
     Raises:
-        InputError: If the setup names something unknown, or the node builds another model than the
-            coordinator.
+        InputError: If the setup names something unknown.
     """
 
     def __init__(
-        self, setup: Setup, federation: Federation, like: Federation, mesh: Mesh, data: Data
+        self, setup: Setup, federation: Federation, model: Model, mesh: Mesh, data: Data
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
-        self.given, self.method, self.measuring = methods_of(setup, federation, like)
+        self.given, self.method, self.measuring = methods_of(setup, federation, model)
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
@@ -193,11 +193,11 @@ class Parts:
         if seconds is not None:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
             plan = plan._replace(due=_due(plan.ends, layout.room.slots))
-        server = Server(state, stacked)
         exchange = _with_due(exchange, until)
         inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), until=until)
-        program = self._compiled(self._parts, layout, (server, inputs), (x, y), self._part)
-        part: Part = self._timed(program, server, inputs)
+        arguments = (self.model.base, Server(state, stacked), inputs)
+        program = self._compiled(self._parts, layout, arguments, (x, y), self._part)
+        part: Part = self._timed(program, *arguments)
         trained = self._round_part(part, jobs)
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
@@ -233,7 +233,7 @@ class Parts:
         (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
         exchange = _with_due(exchanges([placed], layout), until)
-        arguments = (params, x, y, exchange, until)
+        arguments = (self.model.base, params, x, y, exchange, until)
         program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
         part: FirstPart = self._timed(program, *arguments)
         message = jax.tree.map(np.asarray, part.message)
@@ -253,12 +253,14 @@ class Parts:
                 shape, inputs, specs = planned
                 request = Request(
                     lambda: evaluation_program(self.model, self.mesh, shape, specs),
-                    (params, inputs),
+                    (self.model.base, params, inputs),
                     ("sums", self.model, self.mesh, shape),
                 )
                 self._evaluation = accept_host_arrays(compiled(request)), inputs
             program, inputs = self._evaluation
-            sums: EvaluationSums = jax.tree.map(np.asarray, program(params, inputs))
+            sums: EvaluationSums = jax.tree.map(
+                np.asarray, program(self.model.base, params, inputs)
+            )
         return sums
 
     def _check_seconds(self, seconds: float | None) -> None:
@@ -320,19 +322,50 @@ class Parts:
         return time.perf_counter() - self.began
 
 
+def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
+    """The model of a run, over the node's base.
+
+    Args:
+        setup: The run.
+        like: A federation of the kind of the run's data, from which the model is built.
+        base: The file of the base; None if the node has none.
+
+    Raises:
+        InputError: If the setup names something unknown, or the node builds another model, or over
+            another base, than the coordinator.
+    """
+    model = model_of(setup.model, like)
+    if any(key in setup.model for key in BASED):
+        if base is None:
+            raise InputError("model: the run freezes values; the node's policy names no base")
+        model, _ = based(setup.model, model, load_model(base, model=model))
+        here = digest(model.base)
+        require(
+            here == setup.base,
+            f"policy.base: its frozen values have the digest {here}, the coordinator's "
+            f"{setup.base}; both need the same file",
+        )
+    have = parameters_in_words(model.shapes)
+    require(
+        have == setup.parameters,
+        f"model {setup.model.get('name')!r} has the parameters {have} here, and "
+        f"{setup.parameters} at the coordinator; install the same version on both sides",
+    )
+    return model
+
+
 def methods_of(
-    setup: Setup, federation: Federation, like: Federation
+    setup: Setup, federation: Federation, model: Model
 ) -> tuple[Algorithm, Method, Method]:
     """A method as the library has it, the one that trains on a node, and the one evaluated there.
 
     Args:
         setup: The method.
         federation: The node's clients.
-        like: A federation of the same kind from which the model is built.
+        model: The model.
 
     Raises:
-        InputError: If the setup names something unknown, or the node builds another model than the
-            coordinator.
+        InputError: If the setup names something unknown.
     """
     try:
         section = SolverSection.model_validate(setup.solver)
@@ -340,13 +373,6 @@ def methods_of(
         raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
-    model = model_of(setup.model, like)
-    have = parameters_in_words(model.shapes)
-    require(
-        have == setup.parameters,
-        f"model {setup.model.get('name')!r} has the parameters {have} here, and "
-        f"{setup.parameters} at the coordinator; install the same version on both sides",
-    )
     hiding, compression = setup.privacy, None
     if setup.compression is not None:
         try:

@@ -75,6 +75,13 @@ class Policy(Section):
         description="Models that the node trains, named likewise.",
         examples=[["logistic"]],
     )
+    base: str | None = Field(
+        default=None,
+        description="File of a model's parameters, as `fedprox.save_model` writes it, with the "
+        "values that a run freezes (`frozen` and `lora` of `[model]`). Runs that freeze others "
+        "are refused, and all that freeze some if left out.",
+        examples=["pretrained.safetensors"],
+    )
     most_rounds: int | None = Field(
         default=None,
         description="Most rounds that the node answers with its data, over all runs together and "

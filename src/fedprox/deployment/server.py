@@ -32,6 +32,7 @@ from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, resolve_with
 from fedprox.experiment.sections import Experiment
 from fedprox.messages.faults import Faults
+from fedprox.model import digest
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -66,11 +67,15 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     """
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
-        ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
+    require(
+        experiment.aggregation.rule != "product",
+        'aggregation.rule = "product": leave it out in a deployment, where nodes send sums over '
+        "their clients",
+    )
     for name in ("by_client", "client_records"):
         require(
             not getattr(experiment.evaluation, name),
@@ -178,6 +183,8 @@ class Server:
         self.repeated = 0
         sizes = protocol.federation.train.sizes
         self.sampled = deployment.experiment.evaluation.rows is not None
+        base = protocol.model.base
+        self.base = None if base is None else digest(base)
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
 
     def setup(self, method: Method, seed: int) -> Setup:
@@ -195,6 +202,7 @@ class Server:
             data=self.kind,
             parameters=parameters_in_words(protocol.model.shapes),
             model=table["model"],
+            base=self.base,
             solver=table["solver"],
             method=table["method"][number],
             evaluated=protocol.evaluation.model,

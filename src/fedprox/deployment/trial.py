@@ -13,6 +13,7 @@ from fedprox.deployment.network import Network
 from fedprox.deployment.processes import Program, running
 from fedprox.errors import require, require_whole
 from fedprox.experiment.read import DEPLOYED
+from fedprox.experiment.resolved import BASED, existing
 from fedprox.experiment.sections import Experiment
 from fedprox.files.toml import parse_toml
 from fedprox.files.whole import write_whole
@@ -57,11 +58,12 @@ def local_nodes(
                 "folder": "state",
                 **_data_of(experiment, file),
                 "deal": {"part": part, "parts": nodes},
+                "policy": _base_of(experiment),
             }
             if experiment.deployment.secure is not None:
                 peers = {name: str(key) for name, key in public.items() if name != own.name}
                 threshold = experiment.deployment.secure.threshold
-                table["policy"] = {"secure": {"threshold": threshold, "peers": peers}}
+                table["policy"]["secure"] = {"threshold": threshold, "peers": peers}
             write_whole(file, tomli_w.dumps(table).encode())
             programs.append(
                 Program(
@@ -86,6 +88,17 @@ def local_nodes(
                 return network.nodes()
 
             yield network._replace(nodes=online)
+
+
+def _base_of(experiment: Experiment) -> dict[str, str]:
+    """The key of a node's policy that names the file of the frozen values, if there are some."""
+    if not any(key in experiment.model for key in BASED):
+        return {}
+    require(
+        isinstance(experiment.initial, str),
+        "--local: with model.frozen or model.lora, initial must be a file",
+    )
+    return {"base": str(existing("initial", experiment.initial, None).absolute())}
 
 
 def _data_of(experiment: Experiment, file: Path) -> dict[str, Any]:

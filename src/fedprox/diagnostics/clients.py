@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
-from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of
+from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of, with_base
 from fedprox.precision import real_type
 
 ROWS = 512
@@ -200,8 +200,9 @@ def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
     owner = np.repeat(np.arange(clients), rows.sizes)
     shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
     width = max(1, min(ROWS, len(rows)))
+    summed = partial(_summed, with_base(model, None), model.base)
     like = jax.eval_shape(
-        partial(_summed, model),
+        summed,
         params,
         with_index(shared, jax.ShapeDtypeStruct((width, *index.shape[1:]), index.dtype)),
         jax.ShapeDtypeStruct((width, *rows.y.shape[1:]), rows.y.dtype),
@@ -214,7 +215,7 @@ def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
         at = slice(begin, begin + width)
         here, place = np.unique(owner[at], return_inverse=True)
         place[: start - begin] = width  # rows of the slice before are dropped
-        part = _summed(model, params, with_index(shared, index[at]), rows.y[at], place)
+        part = summed(params, with_index(shared, index[at]), rows.y[at], place)
         for total, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
             total[here] += np.asarray(of_slice)[: len(here)]
     return sums
@@ -222,9 +223,10 @@ def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def _summed(
-    model: Model, params: Params, x: Features, y: jax.Array, place: jax.Array
+    model: Model, base: Any, params: Params, x: Features, y: jax.Array, place: jax.Array
 ) -> dict[str, Any]:
     """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
+    model = with_base(model, base)
     outputs = model.apply(params, look_up(x, index_of(x)))
     by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
     if model.correct is not None:

@@ -7,7 +7,6 @@ extreme ones converge first: 20 products give L to a few digits, whatever the nu
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_whole
 from fedprox.features import Features
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.model import Model, Params, read_slice, weighted_loss, with_base
 from fedprox.streams import Purpose, generator
 
 Eigenvalues = NDArray[np.float64]
@@ -116,12 +115,18 @@ def curvature(
     first = np.append(train.offsets[:-1], 0).astype(np.int32)
     last = np.append(train.offsets[1:], len(train)).astype(np.int32)
 
-    def objective(w: jax.Array, x: Features, y: jax.Array, weights: jax.Array) -> jax.Array:
-        return weighted_loss(model, restore(w), x, y, weights)
+    @jax.jit
+    def program(base: Any, *arguments: Any) -> tuple[jax.Array, jax.Array]:
+        whole = with_base(model, base)
 
-    program = jax.jit(partial(_lanczos, objective, steps, min(WIDTH, len(train))))
+        def objective(w: jax.Array, x: Features, y: jax.Array, weights: jax.Array) -> jax.Array:
+            return weighted_loss(whole, restore(w), x, y, weights)
+
+        return _lanczos(objective, steps, min(WIDTH, len(train)), *arguments)
+
     with jax.default_matmul_precision("highest"):
         entries = program(
+            model.base,
             flat,
             (start / np.linalg.norm(start)).astype(flat.dtype),
             (train.x, train.y),

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import InputError, require, require_whole, shown
 from fedprox.experiment.messages import Section, Table, check
 from fedprox.experiment.named import named, optimizer_keys, with_optimizers
 from fedprox.experiment.optimizers import SCALES, SCHEDULES
 from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.sections import Experiment, SolverSection
+from fedprox.experiment.sections import Experiment, LoraSection, SolverSection
 from fedprox.federation import Federation, require_share
-from fedprox.frozen import freeze
+from fedprox.frozen import freeze, lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
@@ -162,13 +162,12 @@ def resolve_with(
         method_of(table, experiment.solver, solver, f"method.{i}")
         for i, table in enumerate(experiment.method)
     ]
-    frozen = experiment.model.get("frozen")
-    require(
-        frozen is None or experiment.initial is not None,
-        "model.frozen: it needs initial, from which the frozen values come",
-    )
-    model_section = {key: value for key, value in experiment.model.items() if key != "frozen"}
-    make_model, model_table = named(model_section, MODELS, "model", Model)
+    for key in BASED:
+        require(
+            key not in experiment.model or experiment.initial is not None,
+            f"model.{key}: it needs initial, from which the frozen values come",
+        )
+    make_model, model_table = named(_without_base(experiment.model), MODELS, "model", Model)
     federation, data_table = load()
     table = experiment.model_dump(exclude_none=True)
     if evaluation.of(federation).clients is None:
@@ -177,9 +176,10 @@ def resolve_with(
     table["solver"] |= solver_table
     model = make_model(federation)
     initial = _initial(experiment.initial, model, data_dir)
-    if frozen is not None:
-        part = freeze(model, initial, frozen)
-        model, initial, model_table["frozen"] = part.model, part.trained(initial), frozen
+    if initial is not None and any(key in experiment.model for key in BASED):
+        model, based_table = based(experiment.model, model, initial)
+        initial, model_table = None, model_table | based_table
+        table["model"] = model_table
     known = measures_of(model, federation)
     selection = Selection(**dict(experiment.selection)).among(known)
     if selection.measure is not None:
@@ -250,7 +250,7 @@ def _population(settings: Table, data_dir: Path | None) -> Population:
     )
     if file is None:
         return population
-    path = _existing("population.file", file, data_dir)
+    path = existing("population.file", file, data_dir)
     return read_population(path, population, period=period)
 
 
@@ -266,11 +266,11 @@ def _initial(section: str | Section | None, model: Model, data_dir: Path | None)
     if section is None:
         return None
     settings = {"path": section} if isinstance(section, str) else dict(section)
-    path = _existing("initial", settings.pop("path"), data_dir)
+    path = existing("initial", settings.pop("path"), data_dir)
     return load_model(path, **settings, model=model)
 
 
-def _existing(key: str, name: str, data_dir: Path | None) -> Path:
+def existing(key: str, name: str, data_dir: Path | None) -> Path:
     """The file that a key names, relative to here or to the data folder."""
     candidates = places(name, data_dir)
     path = next((candidate for candidate in candidates if candidate.exists()), None)
@@ -295,10 +295,37 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 
 
 def model_of(section: Table, federation: Federation) -> Model:
-    """The model that a `[model]` section names, for the data of a federation."""
-    make_model, _ = named(section, MODELS, "model", Model)
+    """The whole model that a `[model]` section names, for the data of a federation."""
+    make_model, _ = named(_without_base(section), MODELS, "model", Model)
     model: Model = make_model(federation)
     return model
+
+
+BASED = ("frozen", "lora")
+"""The keys of `[model]` that freeze values of given parameters."""
+
+
+def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
+    """A model of which a `[model]` section trains a part, and its keys with every default.
+
+    Args:
+        section: The section.
+        model: The whole model.
+        params: Its parameters.
+    """
+    frozen, adapters = (section.get(key) for key in BASED)
+    require(frozen is None or adapters is None, "model: lora freezes all else; leave frozen out")
+    if frozen is not None:
+        return freeze(model, params, frozen), {"frozen": frozen}
+    if not isinstance(adapters, dict):
+        raise InputError(f"model.lora = {shown(adapters)}; it must be a table")
+    settings = dict(check(LoraSection, adapters, "model.lora"))
+    table = {key: list(each) if isinstance(each, tuple) else each for key, each in settings.items()}
+    return lora(model, params, **settings), {"lora": table}
+
+
+def _without_base(section: Table) -> Table:
+    return {key: value for key, value in section.items() if key not in BASED}
 
 
 def solver_of(section: Section) -> tuple[Solver, Table]:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
+from fedprox.frozen import lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
@@ -23,6 +24,8 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
 from fedprox.studies.tuning import Tuning
+
+LoraSection = schema_of(lora, positional=2)
 
 
 class DataKeys(Section):
@@ -42,6 +45,9 @@ class ModelKeys(Section):
     frozen: str | list[str] | None = None
     """Parameters, or parts of the model, that keep the values of `initial`; see
     :func:`fedprox.freeze`."""
+    lora: Annotated[Any, Of(LoraSection)] = None
+    """Low-rank adapters of matrices of `initial`, to which all else is frozen: a table with the
+    keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
 
 
 class MethodKeys(Section):

@@ -15,9 +15,11 @@ from jax.flatten_util import ravel_pytree
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.messages.products import mean_product
 
 Rule = Literal[
     "mean",
+    "product",
     "median",
     "trimmed-mean",
     "krum",
@@ -41,17 +43,20 @@ SMALLEST = 1e-6
 class Aggregation:
     r"""How the server makes one message of a round's.
 
-    Rules other than the mean count each message once, whatever its client's rows, and store all
-    messages of a round on each device. With :math:`n` messages they withstand
+    Rules other than the mean store all messages of a round on each device. Robust rules, all but
+    "mean" and "product", count each message once, whatever its client's rows. With :math:`n`
+    messages they withstand
     :math:`f = \lceil \text{faulty} \cdot n \rceil`, at most :math:`\lceil n / 2 \rceil - 1`.
 
     Attributes:
-        rule: "mean": the weighted mean, which one message can move anywhere. "median": the median
-            of each coordinate. "trimmed-mean": the mean of each coordinate without its f smallest
-            and f largest values (both Yin et al. 2018). "krum": the message with the least sum of
-            squared distances to its n - f - 2 nearest ones; "multi-krum": the mean of the n - f
-            messages with the least such sums (Blanchard et al. 2017). "geometric-median": the point
-            with the least sum of distances (Pillutla et al. 2022). "centred-clipping":
+        rule: "mean": the weighted mean, which one message can move anywhere. "product", for models
+            of :func:`fedprox.lora`: the same, but of adapters the mean of their products, as the
+            best approximation at their rank, where "mean" averages the factors. "median": the
+            median of each coordinate. "trimmed-mean": the mean of each coordinate without its f
+            smallest and f largest values (both Yin et al. 2018). "krum": the message with the least
+            sum of squared distances to its n - f - 2 nearest ones; "multi-krum": the mean of the
+            n - f messages with the least such sums (Blanchard et al. 2017). "geometric-median": the
+            point with the least sum of distances (Pillutla et al. 2022). "centred-clipping":
             :math:`v \leftarrow v + \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five
             times from 0 (Karimireddy et al. 2021, which begin with the last round's).
         faulty: Largest share of a round's messages that may be faulty, from 0 to below 1/2.
@@ -93,8 +98,8 @@ class Aggregation:
         require_whole("aggregation.bucket", self.bucket, least=2)
         require_number("aggregation.radius", self.radius, positive=True)
         require(
-            self.before == "nothing" or self.rule != "mean",
-            f'aggregation.before = "{self.before}"; it is for rules other than the mean',
+            self.before == "nothing" or self.rule in RULES,
+            f'aggregation.before = "{self.before}"; it is for robust rules',
         )
 
     @property
@@ -116,12 +121,13 @@ class Aggregation:
             f'{algorithm.name}: {why}, so aggregation.rule must be "mean"',
         )
 
-    def of(self, messages: Any, counts: Any) -> Any:
+    def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
         """What the rule makes of messages.
 
         Args:
             messages: Leaves (n, ...).
             counts: Which of them count, bool (n,).
+            weights: Their weights, shape (n,), which robust rules do not need.
 
         Returns:
             A message, leaves (...); zeros if none counts.
@@ -130,6 +136,8 @@ class Aggregation:
         >>> float(rule.of(jnp.array([1.0, 5.0, 2.0, 9.0]), jnp.array([True, True, True, False])))
         2.0
         """
+        if self.rule == "product":
+            return mean_product(messages, counts, weights)
         rows = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
         restore = ravel_pytree(jax.tree.map(lambda a: a[0], messages))[1]
         rows, number = jnp.where(counts[:, None], rows, 0), counts.sum()

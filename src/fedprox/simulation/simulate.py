@@ -13,7 +13,7 @@ from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, with_base
 from fedprox.privacy import Privacy
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
@@ -24,7 +24,7 @@ from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.warn import warn_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
-from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.devices.mesh import lane_mesh, replicate
 from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.local import Devices
@@ -168,6 +168,9 @@ def simulate(
     )
     check_callbacks(callbacks)
     require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
+    mesh = lane_mesh(devices)
+    if isinstance(model, Model):  # else refused below
+        model = with_base(model, replicate(mesh, model.base))
     if isinstance(attack, Attack):
         federation = attack.flipped(federation)
     protocol = Protocol(
@@ -203,7 +206,6 @@ def simulate(
         f"systems.deadline = {shown(systems.deadline)}; give a population beside it: without, it "
         "is a real clock's, which only a deployment has",
     )
-    mesh = lane_mesh(devices)
     if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:

@@ -287,7 +287,8 @@ def _storing(
 
         if rule.stores:
             counts = in_time[:, None] & (scale_of(slot) > 0) & (finite[slot] > 0)
-            sums = jax.vmap(rule.of, in_axes=1)(scaled(scale_of(slot), messages), counts)
+            taken = scaled(scale_of(slot), messages)
+            sums = jax.vmap(rule.of, in_axes=(1, 1, None))(taken, counts, weight[slot])
             sums = sums if screened is None else times(screened.counted, sums)
         else:
             weighted = scaled(weight[slot][:, None] * scale_of(slot), messages)

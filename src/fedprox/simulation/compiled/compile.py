@@ -75,7 +75,7 @@ class Compiler:
         like: Callable[[int], DeviceRows],
     ) -> None:
         self.method, self.mesh, self.data, self.like = method, mesh, data, like
-        self.hparams = method.hparams(mesh)
+        self.hparams, self.base = method.hparams(mesh), method.protocol.model.base
         self._params = params
         self._evaluate: Callable[[State], Measures] | None = None
         self._compiled: dict[Layout, Programs] = {}
@@ -106,7 +106,10 @@ class Compiler:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}
         programs = compiled_once(requests, traced)
-        ready = {name: accept_host_arrays(program) for name, program in programs.items()}
+        ready = {
+            name: partial(accept_host_arrays(program), self.base)
+            for name, program in programs.items()
+        }
         if self._evaluate is None:
             evaluation, algorithm = ready["evaluation"], self.method.algorithm
             self._evaluate = lambda state: evaluation(evaluated(algorithm, state), inputs)
@@ -134,7 +137,7 @@ class Compiler:
         inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
         return Request(
             lambda: rounds_program(self.method, layout, self.mesh, specs),
-            (server, inputs),
+            (self.base, server, inputs),
             ("rounds", *known(self.method, layout, self.mesh)),
         )
 
@@ -145,7 +148,7 @@ class Compiler:
         measures = partial(measures_of_sums, model)
         request = Request(
             lambda: evaluation_program(model, self.mesh, shape, specs, measures),
-            (params, inputs),
+            (self.base, params, inputs),
             ("evaluation", model, self.mesh, shape),
         )
         return request, inputs
@@ -164,7 +167,7 @@ class Compiler:
         )
         return Request(
             lambda: inexactness_program(self.method, layout, self.mesh, self._specs(rows)),
-            (state, self.hparams, local, rows, cohort),
+            (self.base, state, self.hparams, local, rows, cohort),
             ("inexactness", *known(self.method, layout, self.mesh)),
         )
 

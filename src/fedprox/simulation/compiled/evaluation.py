@@ -23,7 +23,7 @@ from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.messages.faults import scaled, sound
 from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
-from fedprox.model import Model, Params, labels_met, losses_of
+from fedprox.model import Model, Params, labels_met, losses_of, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, put, run_segments, total, where_lanes
@@ -174,13 +174,14 @@ def evaluation_program(
         result: (sums over all devices) -> what the program returns.
 
     Returns:
-        (params, inputs) -> the result, where params have a leading axis of sweep points.
+        (base, params, inputs) -> the result, where `base` is `Model.base`, and params have a
+        leading axis of sweep points.
     """
 
-    def program(params: Params, inputs: EvaluationInputs) -> Any:
-        return result(_evaluate(model, shape, params, inputs))
+    def program(base: Any, params: Params, inputs: EvaluationInputs) -> Any:
+        return result(_evaluate(with_base(model, base), shape, params, inputs))
 
-    return spread(mesh, program, (REPLICATED, specs))
+    return spread(mesh, program, (REPLICATED, REPLICATED, specs))
 
 
 def _evaluate(

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
-from fedprox.model import Params
+from fedprox.model import Params, with_base
 from fedprox.simulation.compiled.client_step import Broadcast, contexts_of, round_hparams
 from fedprox.simulation.compiled.gradients import (
     LocalLoss,
@@ -63,13 +63,11 @@ def inexactness_program(
         rows: How x and y are spread over the devices.
 
     Returns:
-        (state, hparams, local models, rows, cohort) -> gamma (slots, points). The state is the one
-        that defined the local problems; local models have leaves (slots, points, ...).
+        (base, state, hparams, local models, rows, cohort) -> gamma (slots, points). The base is
+        `Model.base`, and the state is the one that defined the local problems; local models have
+        leaves (slots, points, ...).
     """
-    model, algorithm = method.protocol.model, method.algorithm
-    read_train = reader(layout.width)
-    at_end = summed_losses(model, shared=False)
-    at_start = summed_losses(model, shared=True, value=algorithm.own_loss)
+    algorithm, read_train = method.algorithm, reader(layout.width)
 
     def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
         end, begin = sums
@@ -81,8 +79,11 @@ def inexactness_program(
     gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
 
     def program(
-        state: State, hparams: HParams, local: Params, rows: DeviceRows, cohort: Cohort
+        base: Any, state: State, hparams: HParams, local: Params, rows: DeviceRows, cohort: Cohort
     ) -> jax.Array:
+        model = with_base(method.protocol.model, base)
+        at_end = summed_losses(model, shared=False)
+        at_start = summed_losses(model, shared=True, value=algorithm.own_loss)
         reading = my_part(cohort.reading)
         hparams = round_hparams(hparams, cohort.rate, cohort.participation)
         broadcast = Broadcast(state, hparams)
@@ -120,4 +121,4 @@ def inexactness_program(
     same: Any = REPLICATED
     split: Any = PER_DEVICE
     cohort = Cohort(split, same, same, same, same, same)
-    return spread(mesh, program, (same, same, same, rows, cohort))
+    return spread(mesh, program, (same, same, same, same, rows, cohort))

@@ -10,7 +10,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientState
 from fedprox.features import Features
-from fedprox.model import Params
+from fedprox.model import Params, with_base
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.gradients import exchange_gradients
 from fedprox.simulation.compiled.layout import Layout
@@ -64,16 +64,20 @@ def part_program(
         clock: The clock by which clients stop; None if they take all planned steps.
 
     Returns:
-        (server, inputs) -> Part. With a clock, `Inputs.until`, `BatchPlan.due` and `Exchange.due`
-        say when clients stop.
+        (base, server, inputs) -> Part, where `base` is `Model.base`. With a clock, `Inputs.until`,
+        `BatchPlan.due` and `Exchange.due` say when clients stop.
     """
     apart = method.protocol.compression is not None
-    part = partial(_part, RoundsProgram(method, layout, clock, apart=apart))
-    body = part if layout.batched else point_by_point(part)
+
+    def part(base: Any, server: Server, inputs: Inputs) -> Part:
+        run = partial(_part, RoundsProgram(method, base, layout, clock, apart=apart))
+        done: Part = (run if layout.batched else point_by_point(run))(server, inputs)
+        return done
+
     same: Any = REPLICATED
     specs = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
     inputs = inputs_spec(rows, exchange=method.algorithm.reads_first, clock=clock is not None)
-    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=specs)
+    return spread(mesh, part, (same, Server(same, PER_DEVICE), inputs), out_specs=specs)
 
 
 class FirstPart(NamedTuple):
@@ -105,21 +109,26 @@ def gradients_program(
         clock: The clock by which clients stop; None if all gradients are computed.
 
     Returns:
-        (params (points, ...), x, y, exchange, until) -> FirstPart, where `until` is None without a
-        clock.
+        (base, params (points, ...), x, y, exchange, until) -> FirstPart, where `base` is
+        `Model.base`, and `until` is None without a clock.
     """
-    gradients = exchange_gradients(
-        method.protocol.model,
-        layout,
-        method.faults,
-        method.algorithm.exchanged,
-        fixed=method.private,
-        clock=clock,
-    )
 
     def part(
-        params: Params, x: Features, y: jax.Array, exchange: Exchange, until: Until | None
+        base: Any,
+        params: Params,
+        x: Features,
+        y: jax.Array,
+        exchange: Exchange,
+        until: Until | None,
     ) -> FirstPart:
+        gradients = exchange_gradients(
+            with_base(method.protocol.model, base),
+            layout,
+            method.faults,
+            method.algorithm.exchanged,
+            fixed=method.private,
+            clock=clock,
+        )
         now = exchange_of_round(exchange, jnp.int32(0))
         read = gradients(params, x, y, now, until)
         assert read.screened is not None  # a node always screens
@@ -129,7 +138,7 @@ def gradients_program(
         return FirstPart(read.sums, counted, scale > 0, read.screened.faulty)
 
     inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
-    specs = (REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
+    specs = (REPLICATED, REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
     return spread(mesh, part, specs)
 
 

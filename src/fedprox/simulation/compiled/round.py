@@ -25,7 +25,7 @@ from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
 from fedprox.messages.faults import Screened, mean_of
-from fedprox.model import Params
+from fedprox.model import Params, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.aggregation import Arrived, Result, collector, keeping
 from fedprox.simulation.compiled.client_step import (
@@ -165,14 +165,19 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
         rows: How x and y are spread over the devices.
 
     Returns:
-        (server, inputs) -> After.
+        (base, server, inputs) -> After, where `base` is `Model.base`.
     """
-    program = RoundsProgram(method, layout)
-    body = program.rounds if layout.batched else point_by_point(program.rounds)
+
+    def rounds(base: Any, server: Server, inputs: Inputs) -> After:
+        run = RoundsProgram(method, base, layout).rounds
+        after: After = (run if layout.batched else point_by_point(run))(server, inputs)
+        return after
+
     same: Any = REPLICATED
     after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, faulty=same)
     inputs = inputs_spec(rows, exchange=method.algorithm.reads_first)
-    return spread(mesh, body, (Server(same, PER_DEVICE), inputs), out_specs=after, donated=(0,))
+    specs = (same, Server(same, PER_DEVICE), inputs)
+    return spread(mesh, rounds, specs, out_specs=after, donated=(1,))
 
 
 def inputs_spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -> Inputs:
@@ -215,15 +220,23 @@ class RoundsProgram:
 
     Args:
         method: The method.
+        base: `Model.base`, whose arrays are traced.
         layout: The shapes of its programs.
         clock: The clock by which clients stop; None if they take all planned steps.
         apart: Whether messages are kept as they are, for a node that sends each.
     """
 
     def __init__(
-        self, method: Method, layout: Layout, clock: Clock | None = None, *, apart: bool = False
+        self,
+        method: Method,
+        base: Any,
+        layout: Layout,
+        clock: Clock | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
-        model, self.algorithm, self.solver = method.protocol.model, method.algorithm, method.solver
+        model = with_base(method.protocol.model, base)
+        self.algorithm, self.solver = method.algorithm, method.solver
         self.layout, self.room, self.faults = layout, layout.room, method.faults
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
         self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
@@ -234,7 +247,7 @@ class RoundsProgram:
         personal = self.algorithm.personal
         if personal is not None and personal.subproblem is not None:
             second = replace(method, algorithm=second_pass(self.algorithm))
-            self.second_pass = RoundsProgram(second, layout, clock)
+            self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
         self.has_client_keys = method.protocol.codes_randomly
         self.collector = collector(

@@ -21,13 +21,15 @@ from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
+from fedprox.frozen import adapted
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import check_private, private, releases
+from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Model, Params, classes_of, fitted_params
+from fedprox.model import Model, Params, classes_of, digest, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.simulation.config.asynchronous import Asynchronous
@@ -204,6 +206,15 @@ class Protocol:
                 not given or self.asynchronous is None,
                 f"{name}: a buffer's updates have weights of their own; use one of both",
             )
+        if self.aggregation.rule == "product":
+            line = 'aggregation.rule = "product"; '
+            require(adapted(self.model.shapes), line + "it is for a model of fedprox.lora")
+            require(self.compression is None, line + "compression codes updates: use one of both")
+            require(self.evaluation.model == "server", line + 'evaluation.model must be "server"')
+            require(
+                self.faults is None or self.faults.policy != "clip",
+                line + 'faults.policy must not be "clip", which scales updates',
+            )
         if self.compression is not None:
             require(
                 self.privacy is None,
@@ -355,6 +366,8 @@ class Protocol:
         }
         if self.initial is not None:
             settings["initial"] = digest(self.initial)
+        if self.model.base is not None:
+            settings["model.base"] = digest(self.model.base)
         if self.federation.validation:
             settings["validation rows"] = len(self.federation.validation)
         if self.model.metrics:
@@ -386,6 +399,8 @@ class Protocol:
         """
         if algorithm.pooled:
             return algorithm
+        if self.aggregation.rule == "product":
+            algorithm = by_products(algorithm)
         if self.compression is not None:
             algorithm = self.compression.received(algorithm, self.model.shapes)
             algorithm = compressed(algorithm, self.compression, self.model.shapes)
@@ -571,14 +586,6 @@ def check_parts(**parts: object) -> None:
             )
 
 
-def digest(params: Params) -> str:
-    """A short hash of parameters."""
-    content = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        content.update(np.asarray(leaf, order="C").tobytes())
-    return content.hexdigest()[:16]
-
-
 def _by_name(name: str, value: Any) -> dict[str, str]:
     """A setting as text by its name; a dataclass as the texts of its fields.
 
@@ -599,6 +606,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
 def initial_params(model: Model, seed: int) -> Params:
     """The model's initial parameters for a seed."""
     key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
-    params = jit_once(model.init)(key)  # one program instead of many small ones
+    # one program instead of many small ones, but not with given values as its constants
+    init = jit_once(model.init) if model.base is None else model.init
+    params = init(key)
     # raises if the parameters do not fit in memory; reading them would hang
     return jax.block_until_ready(params)

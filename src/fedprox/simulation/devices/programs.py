@@ -45,7 +45,8 @@ def by_value(value: Any) -> Hashable:
     elif isinstance(value, Mapping):
         parts = tuple(value.items())
     elif dataclasses.is_dataclass(value) and _is_ours(type(value)):
-        parts = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+        compared = (field.name for field in dataclasses.fields(value) if field.compare)
+        parts = tuple(getattr(value, name) for name in compared)
     else:
         return type(value), value
     return type(value), tuple(map(by_value, parts))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
-from fedprox.model import Model, Params
+from fedprox.model import Model, Params, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.evaluation import row_sums
@@ -153,7 +153,8 @@ class OwnModels:
         at = (at + np.where(inside, np.arange(longest), 0)).ravel()
         x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
         x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
-        model, arguments = self.method.protocol.model, (models, x, y, inside.astype(real_type()))
+        model = self.method.protocol.model
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
         request = Request(lambda: tests_program(model), arguments, ("own models", model))
         with jax.default_matmul_precision("highest"):  # as in evaluations
             loss, correct = compiled(request)(*arguments)
@@ -161,13 +162,18 @@ class OwnModels:
 
 
 def tests_program(model: Model) -> Wrapped:
-    """(models, x, y, weights) -> sums of losses and of correct labels, shape (places, points)."""
+    """(base, models, x, y, weights) -> sums of losses and of correct labels (places, points)."""
 
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
-        loss, (correct, _) = row_sums(model, params, x, y, inside, counted=True)
-        return loss, correct
+    def tests(base: Any, *arguments: Any) -> Any:
+        whole = with_base(model, base)
 
-    return jax.jit(jax.vmap(jax.vmap(summed, (0, None, None, None))))
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+            loss, (correct, _) = row_sums(whole, params, x, y, inside, counted=True)
+            return loss, correct
+
+        return jax.vmap(jax.vmap(summed, (0, None, None, None)))(*arguments)
+
+    return jax.jit(tests)
 
 
 class FineTuning:
@@ -233,9 +239,9 @@ class FineTuning:
             specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
             request = Request(
                 lambda: part_program(method, call.layout, self.mesh, specs),
-                (server, inputs),
+                (method.protocol.model.base, server, inputs),
                 ("part", *known(method, call.layout, self.mesh)),
             )
             self.programs[call.layout] = accept_host_arrays(compiled(request))
-        part = self.programs[call.layout](server, inputs)
+        part = self.programs[call.layout](method.protocol.model.base, server, inputs)
         return at, part.client_state.model

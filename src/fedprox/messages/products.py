@@ -1,0 +1,101 @@
+r"""The mean of adapters' products, in place of the means of their factors.
+
+The mean of :math:`A_k B_k` is not the product of the means of :math:`A_k` and :math:`B_k`: it lacks
+:math:`\frac{1}{n} \sum_k (A_k - \bar A) (B_k - \bar B)`. Clients send their factors, not how far
+they moved, and the server takes those of the best approximation of the mean product at their rank.
+That is FlexLoRA (Bai et al., `Federated Fine-tuning of Large Language Models under Heterogeneous
+Tasks and Client Resources <https://arxiv.org/abs/2402.11505>`_, NeurIPS 2024), without the full
+matrix. The exact mean has up to n times the rank, so its residual would have to be sent to all
+clients and become part of their bases (FedEx-LoRA, FLoRA), which here never change.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    add,
+    difference,
+)
+from fedprox.errors import require
+from fedprox.frozen import FACTORS, adapted
+from fedprox.model import Params
+
+
+def by_products(algorithm: Algorithm) -> Algorithm:
+    """The same method, whose clients send the factors of adapters as they are.
+
+    Raises:
+        InputError: If its server does not replace the model by the mean of the clients'.
+    """
+    require(
+        algorithm.message is difference and algorithm.update is add,
+        f"{algorithm.name}: its server does not take the mean of the clients' models, so "
+        'aggregation.rule must not be "product"',
+    )
+
+    def message(
+        state: Params, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        sent, own = difference(state, hparams, context, solution)
+        return sent | {name: solution.params[name] for name in _factors(sent)}, own
+
+    def update(state: Params, mean: Params, hparams: HParams) -> Params:
+        return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
+
+    return algorithm._replace(message=message, update=update)
+
+
+def _factors(params: Params) -> list[str]:
+    """The names of all factors."""
+    return [name + factor for name in adapted(params) for factor in FACTORS]
+
+
+def mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
+    """Factors of the mean of products at their rank, and the means of all other arrays.
+
+    Args:
+        messages: Arrays by name, each of shape (n, ...).
+        counts: Which messages count, bool (n,).
+        weights: Their weights, shape (n,).
+
+    >>> a, b = jnp.eye(2)[:, :, None], jnp.eye(2)[:, None, :]  # products diag(1, 0) and diag(0, 1)
+    >>> both = mean_product({"w.A": a, "w.B": b}, jnp.ones(2, bool), jnp.array([1.0, 3.0]))
+    >>> bool(jnp.allclose(both["w.A"] @ both["w.B"], jnp.diag(jnp.array([0, 0.75])), atol=1e-6))
+    True
+    """
+    with jax.default_matmul_precision("highest"):
+        return _mean_product(messages, counts, weights)
+
+
+def _mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
+    share = jnp.where(counts, weights, 0)
+    share = share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
+
+    def counted(array: jax.Array) -> jax.Array:
+        return jnp.where(counts.reshape(-1, *[1] * (array.ndim - 1)), array, 0)
+
+    kept = {name: counted(array) for name, array in messages.items()}
+    found = {name: jnp.tensordot(share, array, 1) for name, array in kept.items()}
+    for name in adapted(messages):
+        first, second = (name + factor for factor in FACTORS)
+        a, b = kept[first], kept[second]
+        rows, rank, columns = a.shape[1], a.shape[2], b.shape[2]
+        # the mean is left @ right, whose singular vectors are in the ranges of both
+        left = jnp.moveaxis(share[:, None, None] * a, 0, 1).reshape(rows, -1)
+        right = b.reshape(-1, columns)
+        (q, upper), (p, lower) = jnp.linalg.qr(left), jnp.linalg.qr(right.T)
+        u, values, v = jnp.linalg.svd(upper @ lower.T, full_matrices=False)
+        # A keeps its size, and has full rank also where the products are zero
+        length = jnp.linalg.norm(found[first]) / jnp.sqrt(rank)
+        length = jnp.where(length > 0, length, 1)
+        found[first] = length * q @ u[:, :rank]
+        found[second] = values[:rank, None] / length * (v[:rank] @ p.T)
+    return found

@@ -1,0 +1,96 @@
+"""Runs over a base: each node has the frozen values, and nothing of them travels."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node_file import read_node_file
+from fedprox.deployment.policy import Policy
+from fedprox.experiment import parse, resolve
+from tests.deployment.federations import apart, deployed, nodes_of, simulated, table_of
+
+MODEL = {"name": "mlp", "hidden": [6]}
+SLOW = {"learning_rate": 0.002}
+LORA = {"lora": {"rank": 2, "alpha": 2.0, "targets": ["layers.0"], "trained": ["layers.1"]}}
+
+
+def table_with(path: Path, **model: Any) -> dict[str, Any]:
+    """An experiment whose model has a base in a file, which is written if it is not there."""
+    plain = table_of({"name": "scaffold"}, rounds=2, model=MODEL, solver=SLOW)
+    if not path.exists():
+        whole = resolve(parse("test", plain)).model
+        fp.save_model(path, whole.init(jax.random.key(5)))
+    return plain | {"model": MODEL | model, "initial": str(path)}
+
+
+@pytest.mark.parametrize("model", [LORA, {"frozen": ["layers.0"]}], ids=["lora", "frozen"])
+def test_a_deployment_over_a_base_equals_the_simulation(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    file = tmp_path / "base.safetensors"
+    table, traffic = table_with(file, **model), b""
+
+    def heard(answer: Callable[[Parcel], Parcel]) -> Callable[[Parcel], Parcel]:
+        def heard_answer(parcel: Parcel) -> Parcel:
+            nonlocal traffic
+            answered = answer(parcel)
+            traffic += parcel.head + parcel.body + answered.head + answered.body
+            return answered
+
+        return heard_answer
+
+    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
+    (run,) = deployed(table, [heard(node.answer) for node in nodes])
+    (other,) = simulated(table)
+    assert apart(run.params, other.params) < 1e-5
+    assert run.params.keys() == other.params.keys()
+    frozen = fp.load_model(file)["layers"][0]
+    for row in frozen["weight"][:, :4]:
+        assert row.tobytes() not in traffic
+    for leaf in run.params.values():  # what was trained travels as it is
+        assert np.asarray(leaf).tobytes() in traffic
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (None, "the run freezes values; the node's policy names no base"),
+        ("other.safetensors", r"policy.base: its frozen values have the digest [0-9a-f]{64}, the"),
+        ("missing.safetensors", "missing.safetensors: no such file"),
+    ],
+)
+def test_a_node_without_the_base_is_refused(tmp_path: Path, own: str | None, line: str) -> None:
+    table = table_with(tmp_path / "base.safetensors", **LORA)
+    params = fp.load_model(tmp_path / "base.safetensors")
+    params["layers"][0]["bias"] = params["layers"][0]["bias"] + 1
+    fp.save_model(tmp_path / "other.safetensors", params)
+    policy = Policy(base=None if own is None else str(tmp_path / own))
+    nodes = nodes_of(table, tmp_path, policy=policy)
+    with pytest.raises(fp.InputError, match=line):
+        deployed(table, [node.answer for node in nodes])
+
+
+def test_other_values_of_trained_parts_are_no_other_base(tmp_path: Path) -> None:
+    table = table_with(tmp_path / "base.safetensors", **LORA)
+    params = fp.load_model(tmp_path / "base.safetensors")
+    params["layers"][1]["bias"] = params["layers"][1]["bias"] + 1
+    fp.save_model(tmp_path / "head.safetensors", params)
+    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(tmp_path / "head.safetensors")))
+    (run,) = deployed(table, [node.answer for node in nodes])
+    (other,) = simulated(table)
+    assert apart(run.params, other.params) < 1e-5
+
+
+def test_the_file_of_a_base_is_beside_that_of_the_node(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'name = "a"\nsuperlink = "x:1"\nca_certificate = "ca.pem"\nkey = "k"\nfolder = "state"\n'
+        '[data]\nname = "synthetic"\n[policy]\nbase = "base.safetensors"\n'
+    )
+    assert read_node_file(file).policy.base == str(tmp_path / "base.safetensors")
