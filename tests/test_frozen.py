@@ -136,7 +136,7 @@ TABLE: dict[str, Any] = {
         (
             "lora",
             {"rank": 2, "trained": ["*.bias"]},
-            {"rank": 2, "alpha": 16.0, "targets": ["*weight"], "trained": ["*.bias"]},
+            {"rank": 2, "alpha": 16.0, "targets": ["*"], "trained": ["*.bias"]},
             {f"layers.{i}.{name}" for i in (0, 1) for name in ("bias", "weight.A", "weight.B")},
         ),
     ],
