@@ -250,6 +250,11 @@ BAD = [
     ("rounds=1\nevaluation.every=7", "evaluation.every=7: it must be one KEY=VALUE"),
     ('model={name="mlp",hidden=[2000000000]}', "out of memory"),
     ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
+    (
+        "lr=0.1",
+        "the file: unknown key 'lr'; did you mean 'solver.learning_rate'? allowed: rounds, ",
+    ),
+    ("solver.lr=0.1", "solver: unknown key 'lr'; did you mean 'learning_rate'? allowed: "),
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
     ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),
     ("method.1.nu=1", "method.1: unknown key 'nu'; did you mean 'mu'? allowed: mu"),
@@ -399,6 +404,16 @@ def test_bad_files_are_one_line(content: str, message: str, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_misspelled_command_gets_one_hint(capsys: Any) -> None:
+    assert status("rnu") == 2
+    assert capsys.readouterr().err == "fedprox: No such command 'rnu'. Did you mean 'run'?\n"
+
+
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    assert status("run", tmp_path) == 2
+    assert capsys.readouterr().err == f"fedprox: {tmp_path}: a folder; name a TOML file\n"
 
 
 def test_files_that_are_not_there_are_one_line(tmp_path: Path, capsys: Any) -> None:

@@ -43,13 +43,12 @@ from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnosis import diagnose as run_diagnosis
-from fedprox.errors import InputError, printable, require
+from fedprox.errors import InputError, choices, printable, require
 from fedprox.experiment import (
     Experiment,
     Resolved,
     StudyFile,
     apply_setting,
-    choices,
     help_sections,
     load_data,
     read_experiment,
@@ -538,7 +537,8 @@ def _main(command: typer.Typer) -> None:
             warnings.showwarning = _warn
             status = command(arguments, standalone_mode=False)
     except COMMAND_LINE_ERROR as error:
-        _fail(error.format_message())
+        # typer and click each add the hint "Did you mean 'run'?"
+        _fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))
     except InputError as error:
         _fail(str(error))
     except Stopped as stopped:

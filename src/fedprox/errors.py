@@ -1,8 +1,9 @@
 """`InputError`, and checks that raise it."""
 
+import difflib
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -111,6 +112,26 @@ def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> No
         simple and value in allowed,
         f"{name} = {shown(value)}; it must be one of {', '.join(map(str, allowed))}",
     )
+
+
+def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()) -> str:
+    """The allowed names in words, preceded by the one that `name` is most likely meant for.
+
+    It is one of which `name` has the initials, or the closest spelling. `elsewhere` has names that
+    are allowed in other places, with these places: "solver.learning_rate".
+
+    >>> choices("lr", ["epochs", "learning_rate"])
+    "did you mean 'learning_rate'? allowed: epochs, learning_rate"
+    >>> choices("epochs", ["rounds"], ["solver.epochs"])
+    "did you mean 'solver.epochs'? allowed: rounds"
+    """
+    near = [
+        each
+        for each in (*allowed, *elsewhere)
+        if name in ((last := each.rpartition(".")[2]), "".join(w[:1] for w in last.split("_")))
+    ] or difflib.get_close_matches(name, list(allowed), 1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if name and near else ""
+    return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
 
 
 LARGEST = 2**31 - 1
