@@ -286,7 +286,7 @@ BAD = [
     ("faults.policy=skip", 'faults.policy = \'skip\'; it must be one of "drop", "fail", "clip"'),
     ("faults.norm=0.5", "faults.norm = 0.5; it must be a number of at least 1, or inf"),
     ("faults.nrom=5.0", "faults: unknown key 'nrom'; did you mean 'norm'? allowed: policy, norm"),
-    ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: give target_accuracy or'),
+    ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: a fedprox.Target, in'),
     ("stop_at_target=often", 'stop_at_target = \'often\'; it must be one of "never", "all", "any"'),
     ("rounds=0", "rounds = 0; it must be a whole number from 1 to 10,000,000"),
     ("rounds=many", "rounds = 'many'; it must be a whole number"),

@@ -117,19 +117,24 @@ def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> No
 def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()) -> str:
     """The allowed names in words, preceded by the one that `name` is most likely meant for.
 
-    It is one of which `name` has the initials, or the closest spelling. `elsewhere` has names that
-    are allowed in other places, with these places: "solver.learning_rate".
+    It is one that `name` ends or abbreviates by its initials, or the closest in spelling.
+    `elsewhere` has names that are allowed in other places, with these places:
+    "solver.learning_rate".
 
     >>> choices("lr", ["epochs", "learning_rate"])
     "did you mean 'learning_rate'? allowed: epochs, learning_rate"
     >>> choices("epochs", ["rounds"], ["solver.epochs"])
     "did you mean 'solver.epochs'? allowed: rounds"
     """
-    near = [
-        each
-        for each in (*allowed, *elsewhere)
-        if name in ((last := each.rpartition(".")[2]), "".join(w[:1] for w in last.split("_")))
-    ] or difflib.get_close_matches(name, list(allowed), 1, cutoff=0.5)
+
+    def meant(full: str) -> bool:
+        word = full.rpartition(".")[2]
+        initials = "".join(part[:1] for part in word.split("_"))
+        return name in (word, initials) or word.endswith(f"_{name}")
+
+    near = [*filter(meant, allowed), *filter(meant, elsewhere)] or difflib.get_close_matches(
+        name, list(allowed), 1, cutoff=0.5
+    )
     hint = f"did you mean {near[0]!r}? " if name and near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
 

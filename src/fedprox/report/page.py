@@ -199,12 +199,6 @@ def _warnings(archive: Archive) -> Iterator[str]:
         )
         if len(archive.shown) < len(archive.runs):
             yield "The seed that was running is left out of lines and tables."
-    for run in archive.runs:
-        if run.diverged_at is not None:
-            yield (
-                f"{run.label}, seed {run.seed}, diverged: its training loss was no longer finite "
-                f"at round {run.diverged_at}."
-            )
     yield from (f"{line}." for line in warnings_on(archive.runs, finished=archive.finished))
 
 
