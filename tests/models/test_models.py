@@ -450,7 +450,7 @@ def outputs_of(count: int) -> fp.Model:
     ("labels", "message"),
     [
         ([0, 1, 5], "model: 3 outputs for 6 classes; it needs one for each"),
-        ([0.0, 1.0, 2.0], "model: labels of type float32; cross-entropy needs whole numbers"),
+        ([0.0, 1.0, 2.5], "model: labels of type float32; cross-entropy needs whole numbers"),
     ],
 )
 def test_a_model_whose_outputs_do_not_fit_the_labels_is_refused(
