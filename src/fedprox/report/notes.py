@@ -77,9 +77,10 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
         first, last = max(risen, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
         seeds = f" in {len(risen)} of {len(group)} seeds" * (len(group) > 1)
         to = f"{last:.4g}" if math.isfinite(last) else "a number that is not finite"
+        noise = " or less noise" * any(run.final.epsilon is not None for run in group)
         yield (
-            f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate is the "
-            "usual remedy"
+            f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
+            "is the usual remedy"
         )
     ends = [run.final.round for run in group if run.diverged_at is None]
     if finished and len(set(ends)) > 1:
