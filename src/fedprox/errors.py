@@ -1,11 +1,12 @@
 """`InputError`, and checks that raise it."""
 
 import difflib
+import functools
 import inspect
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 LONGEST = 1_000
 """Most characters of a message; the middle of a longer one is left out."""
@@ -137,6 +138,36 @@ def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()
     )
     hint = f"did you mean {near[0]!r}? " if name and near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def naming_arguments(function: F, name: str) -> F:
+    """A function whose unknown and missing arguments raise `InputError`, with those it has.
+
+    >>> naming_arguments(lambda extra: extra, "install")(extras="docs")
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: install: no argument 'extras'; did you mean 'extra'? allowed: extra
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError as error:
+            allowed = [each for each in signature.parameters if each != "self"]
+            unknown = [each for each in named if each not in allowed]
+            if unknown:
+                line = f"{name}: no argument {unknown[0]!r}; {choices(unknown[0], allowed)}"
+            else:
+                line = f"{name}: {error}; its arguments: {', '.join(allowed)}"
+            raise InputError(line) from None
+        return function(*arguments, **named)
+
+    return cast("F", checked)
 
 
 LARGEST = 2**31 - 1
