@@ -229,6 +229,15 @@ def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> 
     assert copy.read_text() == "mine"
 
 
+def test_the_keys_of_a_section_are_listed(capsys: Any) -> None:
+    assert status("keys", "selection") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith('[selection]\n  keep: one of "last", "best", default "last". ')
+    assert "[solver]" not in shown
+    assert status("keys", "slover") == 2
+    assert "'slover' is not a section; did you mean 'solver'? allowed:" in capsys.readouterr().err
+
+
 def test_the_version_is_printed_also_by_python_m() -> None:
     command = [sys.executable, "-m", "fedprox", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -115,16 +115,9 @@ def _before_commands(
     pass
 
 
-KEYS = "\n\n".join(f"\b\n{section}" for section in help_sections())
-"""All keys as paragraphs of the help that click does not wrap (\\b)."""
-
-RUN_HELP = f"""Run the experiment in a TOML file.
-
-It trains every method on the same clients, stragglers and mini-batches, prints a table, and writes
-a run directory with the metrics, the final models, a figure and an HTML report.
-
-With a section [study] it trains a study: the methods at every combination of the levels, tuned, for
-one table, figure and report. The same command continues a study that was interrupted.
+MORE_ON_RUN = """With a section [study] it trains a study: the methods at every combination of the
+levels, tuned, for one table, figure and report. The same command continues a study that was
+interrupted.
 
 With --checkpoint-every, a run that was killed continues with --resume DIR and gives the same
 metrics and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP stops the run after the current rounds
@@ -136,16 +129,10 @@ ends with the metrics and models of a run that had 400 rounds from the start.
 The name of a model, a method or data may be a function of your own, "package.module:function". The
 module is imported, which runs its code: run only files that you trust.
 
-\b
-The keys of an experiment file, those of no section first; None means that the key is left out:
-
-{KEYS}
-
-Bad input is reported in one line, with exit status 2.
-"""
+Bad input is reported in one line, with exit status 2."""
 
 
-@app.command(cls=_Command, help=RUN_HELP)
+@app.command(cls=_Command, epilog=MORE_ON_RUN)
 def run(
     file: OptionalFile = None,
     settings: Settings = None,
@@ -176,7 +163,12 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run an experiment file, or resume a run."""
+    """Run the experiment in a TOML file.
+
+    It trains every method on the same clients, stragglers and mini-batches, prints a table, and
+    writes a run directory with the metrics, the final models, a figure and an HTML report.
+    `fedprox keys` lists the keys of the file, `fedprox examples` has files to start from.
+    """
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     if "study" in (table := read_table(file, settings or ())):
         unused = {"--log": log, "--coordinator": coordinator, "--processes": processes}
@@ -503,6 +495,24 @@ def show_examples(
     require(not out.exists(), f"--out: {out} exists already; name a new file")
     write_whole(out, content.encode())
     print(out)
+
+
+@app.command("keys", cls=_Command)
+def show_keys(
+    section: Annotated[
+        str | None, typer.Argument(metavar="[SECTION]", help="A section, such as solver.")
+    ] = None,
+) -> None:
+    """List the keys of experiment files: types, defaults and meanings.
+
+    A list where a number is allowed sweeps over its values.
+    """
+    texts = help_sections()
+    if section is not None:
+        texts.pop("")
+        require(section in texts, f"{section!r} is not a section; {choices(section, texts)}")
+        texts = {section: texts[section]}
+    print("\n\n".join(texts.values()))
 
 
 SUM_FAILED = "gloo|nccl|coordination"
