@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -64,6 +65,7 @@ from fedprox.output import safe_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
+from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, privacy_page
@@ -240,6 +242,30 @@ def _join_function(
 
 app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(node)
+
+
+Directory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Where the run writes.")]
+
+
+@app.command("status", cls=_Command)
+def show_status(directory: Directory) -> None:
+    """Say how far a run is, of a deployment also what its nodes did.
+
+    The run's process writes the same to `status.json`, and for the textfile collector of
+    Prometheus' node_exporter to `metrics.prom`, in its directory. Once a minute it writes the
+    report anew.
+    """
+    for line in status_lines(directory, time.time()):
+        print(printable(line))
+
+
+@app.command("stop", cls=_Command)
+def stop_run(directory: Directory) -> None:
+    """Let a run stop after its current rounds, with a checkpoint, as Ctrl-C does.
+
+    It continues with --resume RUN_DIR.
+    """
+    print(f"{printable(directory)}: {ask_to_stop(directory)} stops after its current rounds")
 
 
 @app.command(cls=_Command)

@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.train import Follow
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -130,9 +131,11 @@ def deploy(
         def show(record: Record) -> None:
             console.print(printable(network_line(record)), highlight=False, soft_wrap=True)
 
-        def train_methods(callbacks: Sequence[Callback]) -> list[Run]:
+        def train_methods(
+            callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
+        ) -> list[Run]:
             before, after = Callback(on_record=write_ledger), Callback(on_record=show)
-            follow = Follow(checkpoints, [before, *callbacks, after], None, progress=False)
+            follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
             return run_deployment(conversation, deployment, follow)
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
