@@ -32,6 +32,7 @@ MACHINE_OPTIONS = (
     "--process",
     "--local",
     "--superlink",
+    "--allow",
     "--log",
 )
 """Options that describe the machine or the output, not the experiment."""

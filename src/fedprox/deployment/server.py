@@ -58,12 +58,8 @@ class Deployment(NamedTuple):
     secure: Securing | None
 
 
-def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
-    """Build the objects of an experiment, for the clients of the nodes that have joined.
-
-    Raises:
-        InputError: If the experiment has a setting that no deployment has.
-    """
+def check_deployable(experiment: Experiment) -> None:
+    """Raise `InputError` if an experiment has a setting that no deployment has."""
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
         ("model.frozen", experiment.model.get("frozen"), "all parameters are trained"),
@@ -77,6 +73,15 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             f"evaluation.{name}: leave it out in a deployment, where nodes return sums over their "
             "clients",
         )
+
+
+def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
+    """Build the objects of an experiment, for the clients of the nodes that have joined.
+
+    Raises:
+        InputError: If the experiment has a setting that no deployment has.
+    """
+    check_deployable(experiment)
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}

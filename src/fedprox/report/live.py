@@ -81,20 +81,20 @@ class Live:
             self.progress(Progress(record.label, record.seed, record.round, rounds))
         accuracy = record.test_accuracy
         self._status["test_accuracy"] = accuracy if math.isfinite(accuracy) else None
-        self._write()
+        self._write(at_once=record.nodes is not None)
         if self._clock() - self._page >= PAGE_EVERY and self._directory.begun:
             with suppress(OSError, InputError):
                 write_report([self._directory.path], self._directory.path / "report.html")
             self._page = self._clock()
 
-    def _write(self) -> None:
+    def _write(self, *, at_once: bool = False) -> None:
         if not self._directory.begun:
             return
         now, path = self._clock(), self._directory.path
         if (path / STOP).exists():
             (path / STOP).unlink(missing_ok=True)
             self._checkpoints.stopping = self._checkpoints.stopping or signal.SIGTERM
-        if now - self._written < STATUS_EVERY:
+        if now - self._written < STATUS_EVERY and not at_once:
             return
         shown = {**self._status, "updated": now, "nodes": self._nodes}
         with suppress(OSError):  # a full disk is said by what matters
