@@ -180,8 +180,8 @@ def test_further_seeds_train_only_what_was_chosen(
         assert {run.label for run in after.runs} == {before.runs[0].label}
         assert len({run.learning_rate for run in after.runs}) == 1
         assert after.tried == 2
-    over = "100" if tuning.seeds else "0, 1, 2"
-    assert f"chosen by the mean validation accuracy over seeds {over}." in more.chosen
+    over = " 100" if tuning.seeds else "s 0, 1, 2"
+    assert f"chosen by the mean validation accuracy over seed{over}." in more.chosen
     assert str(fp.Study.read(tmp_path / "out")) == str(more)
     trained.clear()
     assert str(study(out=tmp_path / "out", tuning=tuning)) == str(begun)

@@ -31,6 +31,9 @@ STATUS, PROMETHEUS, STOP = FILES = "status.json", "metrics.prom", "stop"
 STATUS_EVERY, PAGE_EVERY = 1.0, 60.0
 """Seconds between two writes of the status, and of the report."""
 
+SPARE = 50
+"""How many times as long as a report takes the next one waits at least."""
+
 COSTS = ("rounds", "seconds", "bytes_down", "bytes_up")
 """What is summed for each node of a deployment."""
 
@@ -51,7 +54,7 @@ class Live:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory, self._checkpoints, self._clock = directory, checkpoints, clock
-        self._written, self._page = -math.inf, clock()
+        self._written, self._page_due = -math.inf, clock() + PAGE_EVERY
         self._status: dict[str, Any] = {"began": clock()}
         self._nodes: dict[str, dict[str, float]] = {}
         self._last: tuple[str, int, int] | None = None
@@ -82,10 +85,12 @@ class Live:
         accuracy = record.test_accuracy
         self._status["test_accuracy"] = accuracy if math.isfinite(accuracy) else None
         self._write(at_once=record.nodes is not None)
-        if self._clock() - self._page >= PAGE_EVERY and self._directory.begun:
-            with suppress(OSError, InputError):
-                write_report([self._directory.path], self._directory.path / "report.html")
-            self._page = self._clock()
+        now, path = self._clock(), self._directory.path
+        if now >= self._page_due and self._directory.begun:
+            with suppress(Exception):  # a page that fails ends no run
+                write_report([path], path / "report.html")
+            took = self._clock() - now
+            self._page_due = now + max(PAGE_EVERY, SPARE * took)
 
     def _write(self, *, at_once: bool = False) -> None:
         if not self._directory.begun:
@@ -215,7 +220,7 @@ def ask_to_stop(folder: Path) -> str:
     Raises:
         InputError: If none does.
     """
-    writer = holder(folder) if folder.is_dir() else None
+    writer = holder(folder) if (folder / STATUS).is_file() else None
     if writer is None:
         raise InputError(f"{folder}: no run is under way here")
     write_whole(folder / STOP, b"")

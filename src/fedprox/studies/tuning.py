@@ -81,7 +81,7 @@ class Tuning:
             tried = f"Budgets are unequal: {each} combinations of hyperparameters"
         by = " or ".join(measure.replace("_", " ") for measure in measures)
         seeds = self.seeds or first
-        over = f"seeds {_listed(seeds)}" if seeds else "these seeds"
+        over = f"seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "these seeds"
         return f"{tried}, chosen by the mean {by} over {over}."
 
     def measure_for(self, where: str, federation: Federation, model: Model) -> tuple[str, bool]:
