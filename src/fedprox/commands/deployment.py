@@ -113,9 +113,9 @@ def deploy(
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
-    check_deployable(experiment)
     if local is not None:
         check_allowed(experiment, allow or ())
+    check_deployable(experiment)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
