@@ -229,6 +229,15 @@ def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> 
     assert copy.read_text() == "mine"
 
 
+def test_the_keys_of_a_section_are_listed(capsys: Any) -> None:
+    assert status("keys", "selection") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith('[selection]\n  keep: one of "last", "best", default "last". ')
+    assert "[solver]" not in shown
+    assert status("keys", "slover") == 2
+    assert "'slover' is not a section; did you mean 'solver'? allowed:" in capsys.readouterr().err
+
+
 def test_the_version_is_printed_also_by_python_m() -> None:
     command = [sys.executable, "-m", "fedprox", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -250,6 +259,11 @@ BAD = [
     ("rounds=1\nevaluation.every=7", "evaluation.every=7: it must be one KEY=VALUE"),
     ('model={name="mlp",hidden=[2000000000]}', "out of memory"),
     ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
+    (
+        "lr=0.1",
+        "the file: unknown key 'lr'; did you mean 'solver.learning_rate'? allowed: rounds, ",
+    ),
+    ("solver.lr=0.1", "solver: unknown key 'lr'; did you mean 'learning_rate'? allowed: "),
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
     ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),
     ("method.1.nu=1", "method.1: unknown key 'nu'; did you mean 'mu'? allowed: mu"),
@@ -281,7 +295,7 @@ BAD = [
     ("faults.policy=skip", 'faults.policy = \'skip\'; it must be one of "drop", "fail", "clip"'),
     ("faults.norm=0.5", "faults.norm = 0.5; it must be a number of at least 1, or inf"),
     ("faults.nrom=5.0", "faults: unknown key 'nrom'; did you mean 'norm'? allowed: policy, norm"),
-    ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: give target_accuracy or'),
+    ("stop_at_target=all", 'stop_at_target = "all"; it needs a target: a fedprox.Target, in'),
     ("stop_at_target=often", 'stop_at_target = \'often\'; it must be one of "never", "all", "any"'),
     ("rounds=0", "rounds = 0; it must be a whole number from 1 to 10,000,000"),
     ("rounds=many", "rounds = 'many'; it must be a whole number"),
@@ -399,6 +413,16 @@ def test_bad_files_are_one_line(content: str, message: str, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_misspelled_command_gets_one_hint(capsys: Any) -> None:
+    assert status("rnu") == 2
+    assert capsys.readouterr().err == "fedprox: No such command 'rnu'. Did you mean 'run'?\n"
+
+
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    assert status("run", tmp_path) == 2
+    assert capsys.readouterr().err == f"fedprox: {tmp_path}: a folder; name a TOML file\n"
 
 
 def test_files_that_are_not_there_are_one_line(tmp_path: Path, capsys: Any) -> None:

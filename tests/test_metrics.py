@@ -86,6 +86,16 @@ def binned_auc(outputs: Vector, y: Vector, weights: Vector, bins: int = 64) -> f
     return float(np.sum(pairs * ((apart > 0) + (apart == 0) / 2)) / pairs.sum())
 
 
+@pytest.mark.parametrize("metric", [fp.metrics.f1(), fp.metrics.auc()])
+def test_two_outputs_of_a_softmax_are_one_logit(metric: Metric) -> None:
+    stream = np.random.default_rng(3)
+    outputs = jnp.asarray(stream.normal(size=(50, 2)), jnp.float32)
+    y = jnp.asarray(stream.integers(0, 2, 50))
+    assert metric(outputs, y) == metric(outputs[:, 1] - outputs[:, 0], y)
+    with pytest.raises(fp.InputError, match=r"outputs float32\[50,3\] for labels int32\[50\]"):
+        metric(jnp.zeros((50, 3)), y)
+
+
 ORACLES = {"mse": mse, "f1": f1, "auc": binned_auc}
 
 

@@ -5,9 +5,13 @@ module has it stands in `__init__.pyi`, for type checkers and for this file.
 """
 
 import ast
+import dataclasses
+import inspect
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from fedprox.errors import naming_arguments
 
 __version__ = "0.2.0"
 
@@ -28,7 +32,14 @@ def __getattr__(name: str) -> Any:
     home = str(_HOMES[name])
     if home == __name__:
         return import_module(f"{home}.{name}")
-    value = globals()[name] = getattr(import_module(home), name)
+    value: Any = getattr(import_module(home), name)
+    # unknown arguments of what users call get a line with those that there are
+    if dataclasses.is_dataclass(value):
+        value.__init__ = naming_arguments(value.__init__, name)
+    elif inspect.isfunction(value):
+        value = naming_arguments(value, name)
+        value.__module__, value.__qualname__ = __name__, name  # where pickle finds it
+    globals()[name] = value
     return value
 
 

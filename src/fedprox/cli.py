@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -43,13 +44,12 @@ from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnosis import diagnose as run_diagnosis
-from fedprox.errors import InputError, printable, require
+from fedprox.errors import InputError, choices, printable, require
 from fedprox.experiment import (
     Experiment,
     Resolved,
     StudyFile,
     apply_setting,
-    choices,
     help_sections,
     load_data,
     read_experiment,
@@ -65,6 +65,7 @@ from fedprox.output import safe_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
+from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, privacy_page
@@ -116,16 +117,9 @@ def _before_commands(
     pass
 
 
-KEYS = "\n\n".join(f"\b\n{section}" for section in help_sections())
-"""All keys as paragraphs of the help that click does not wrap (\\b)."""
-
-RUN_HELP = f"""Run the experiment in a TOML file.
-
-It trains every method on the same clients, stragglers and mini-batches, prints a table, and writes
-a run directory with the metrics, the final models, a figure and an HTML report.
-
-With a section [study] it trains a study: the methods at every combination of the levels, tuned, for
-one table, figure and report. The same command continues a study that was interrupted.
+MORE_ON_RUN = """With a section [study] it trains a study: the methods at every combination of the
+levels, tuned, for one table, figure and report. The same command continues a study that was
+interrupted.
 
 With --checkpoint-every, a run that was killed continues with --resume DIR and gives the same
 metrics and models, bit for bit. Ctrl-C, SIGTERM or SIGHUP stops the run after the current rounds
@@ -137,16 +131,10 @@ ends with the metrics and models of a run that had 400 rounds from the start.
 The name of a model, a method or data may be a function of your own, "package.module:function". The
 module is imported, which runs its code: run only files that you trust.
 
-\b
-The keys of an experiment file, those of no section first; None means that the key is left out:
-
-{KEYS}
-
-Bad input is reported in one line, with exit status 2.
-"""
+Bad input is reported in one line, with exit status 2."""
 
 
-@app.command(cls=_Command, help=RUN_HELP)
+@app.command(cls=_Command, epilog=MORE_ON_RUN)
 def run(
     file: OptionalFile = None,
     settings: Settings = None,
@@ -177,7 +165,12 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run an experiment file, or resume a run."""
+    """Run the experiment in a TOML file.
+
+    It trains every method on the same clients, stragglers and mini-batches, prints a table, and
+    writes a run directory with the metrics, the final models, a figure and an HTML report.
+    `fedprox keys` lists the keys of the file, `fedprox examples` has files to start from.
+    """
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     if "study" in (table := read_table(file, settings or ())):
         unused = {"--log": log, "--coordinator": coordinator, "--processes": processes}
@@ -249,6 +242,30 @@ def _join_function(
 
 app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(node)
+
+
+Directory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Where the run writes.")]
+
+
+@app.command("status", cls=_Command)
+def show_status(directory: Directory) -> None:
+    """Say how far a run is, of a deployment also what its nodes did.
+
+    The run's process writes the same to `status.json`, and for the textfile collector of
+    Prometheus' node_exporter to `metrics.prom`, in its directory. Once a minute it writes the
+    report anew.
+    """
+    for line in status_lines(directory, time.time()):
+        print(printable(line))
+
+
+@app.command("stop", cls=_Command)
+def stop_run(directory: Directory) -> None:
+    """Let a run stop after its current rounds, with a checkpoint, as Ctrl-C does.
+
+    It continues with --resume RUN_DIR.
+    """
+    print(f"{printable(directory)}: {ask_to_stop(directory)} stops after its current rounds")
 
 
 @app.command(cls=_Command)
@@ -506,6 +523,24 @@ def show_examples(
     print(out)
 
 
+@app.command("keys", cls=_Command)
+def show_keys(
+    section: Annotated[
+        str | None, typer.Argument(metavar="[SECTION]", help="A section, such as solver.")
+    ] = None,
+) -> None:
+    """List the keys of experiment files: types, defaults and meanings.
+
+    A list where a number is allowed sweeps over its values.
+    """
+    texts = help_sections()
+    if section is not None:
+        texts.pop("")
+        require(section in texts, f"{section!r} is not a section; {choices(section, texts)}")
+        texts = {section: texts[section]}
+    print("\n\n".join(texts.values()))
+
+
 SUM_FAILED = "gloo|nccl|coordination"
 """Pattern in the error of a failed sum over processes."""
 
@@ -538,7 +573,8 @@ def _main(command: typer.Typer) -> None:
             warnings.showwarning = _warn
             status = command(arguments, standalone_mode=False)
     except COMMAND_LINE_ERROR as error:
-        _fail(error.format_message())
+        # typer and click each add the hint "Did you mean 'run'?"
+        _fail(re.sub(r"( Did you mean [^?]+\?)\1", r"\1", error.format_message()))
     except InputError as error:
         _fail(str(error))
     except Stopped as stopped:

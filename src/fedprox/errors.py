@@ -1,10 +1,12 @@
 """`InputError`, and checks that raise it."""
 
+import difflib
+import functools
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 LONGEST = 1_000
 """Most characters of a message; the middle of a longer one is left out."""
@@ -115,6 +117,61 @@ def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> No
         simple and value in allowed,
         f"{name} = {shown(value)}; it must be one of {', '.join(map(str, allowed))}",
     )
+
+
+def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()) -> str:
+    """The allowed names in words, preceded by the one that `name` is most likely meant for.
+
+    It is one that `name` ends or abbreviates by its initials, or the closest in spelling.
+    `elsewhere` has names that are allowed in other places, with these places:
+    "solver.learning_rate".
+
+    >>> choices("lr", ["epochs", "learning_rate"])
+    "did you mean 'learning_rate'? allowed: epochs, learning_rate"
+    >>> choices("epochs", ["rounds"], ["solver.epochs"])
+    "did you mean 'solver.epochs'? allowed: rounds"
+    """
+
+    def meant(full: str) -> bool:
+        word = full.rpartition(".")[2]
+        initials = "".join(part[:1] for part in word.split("_"))
+        return name in (word, initials) or word.endswith(f"_{name}")
+
+    near = [*filter(meant, allowed), *filter(meant, elsewhere)] or difflib.get_close_matches(
+        name, list(allowed), 1, cutoff=0.5
+    )
+    hint = f"did you mean {near[0]!r}? " if name and near else ""
+    return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def naming_arguments(function: F, name: str) -> F:
+    """A function whose unknown and missing arguments raise `InputError`, with those it has.
+
+    >>> naming_arguments(lambda extra: extra, "install")(extras="docs")
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: install: no argument 'extras'; did you mean 'extra'? allowed: extra
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError as error:
+            allowed = [each for each in signature.parameters if each != "self"]
+            unknown = [each for each in named if each not in allowed]
+            if unknown:
+                line = f"{name}: no argument {unknown[0]!r}; {choices(unknown[0], allowed)}"
+            else:
+                line = f"{name}: {error}; its arguments: {', '.join(allowed)}"
+            raise InputError(line) from None
+        return function(*arguments, **named)
+
+    return cast("F", checked)
 
 
 LARGEST = 2**31 - 1

@@ -22,7 +22,10 @@ Client = tuple[ArrayLike, ArrayLike]
 T = TypeVar("T")
 
 MOST_CLASSES = 10_000
-"""Most classes of labels whose number of classes is not given; a larger label is refused."""
+"""Most classes of integer labels without a number of classes; a larger label is refused."""
+
+FEW_CLASSES = 20
+"""Most classes of floating-point labels without a number of classes; larger labels are numbers."""
 
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -395,6 +398,8 @@ class Federation:
                 array.shape[1:] == like.shape[1:],
                 f"{part}: {what} of shape {array.shape[1:]}; the clients' have {like.shape[1:]}",
             )
+        if train.y.dtype.kind != "f" and (y == np.floor(y)).all():
+            y = y.astype(np.int32, copy=False)
         require(
             (y.dtype.kind == "f") == (train.y.dtype.kind == "f"),
             f"{part}: labels of type {y.dtype}; the clients' are of {train.y.dtype}",
@@ -481,8 +486,10 @@ class Federation:
                 (n_k, ...), y of shape (n_k,), or (n_k, length) for a label at every position of a
                 sequence, with -1 for a position without label.
             test: Pairs of test rows likewise, in the same order; None for no test rows.
-            classes: Number of classes; None for the largest integer label plus one, at most
-                10,000. Labels that are not integers are not classes.
+            classes: Number of classes, 0 for labels that are not classes. None for the largest
+                label plus one, at most 10,000, if labels are integers. Floating-point labels are
+                classes if `classes` is given, or if all are single whole numbers from 0 to 19, as
+                in a table of 0.0 and 1.0.
             names: The clients' names, all different; None for "0", "1", ...
 
         Returns:
@@ -526,16 +533,29 @@ class Federation:
             train_rows.y.dtype.kind == test_rows.y.dtype.kind,
             "test: labels of train and test differ in kind: whole numbers in one, not in the other",
         )
-        if train_rows.y.dtype.kind == "f":
-            require(classes is None, "classes: given, but labels are not whole numbers")
+        train_rows, test_rows = _as_classes(train_rows, test_rows, classes)
+        if classes == 0 or train_rows.y.dtype.kind == "f":
             return cls(train_rows, test_rows, 0, names)
-        if classes is not None:
-            require_whole("classes", classes)
         for rows, part in ((train_rows, "train"), (test_rows, "test")):
             _check_labels(rows.y, classes, partial(_owner, rows, names, part))
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
+
+
+def _as_classes(train: Rows, test: Rows, classes: int | None) -> tuple[Rows, Rows]:
+    """Rows with floating-point labels that are classes, see `from_arrays`, as integers."""
+    if classes is not None:
+        require_whole("classes", classes, least=0)
+    if train.y.dtype.kind != "f" or classes == 0:
+        return train, test
+    parts = train, test
+    whole = all((rows.y == np.floor(rows.y)).all() for rows in parts)
+    require(whole or classes is None, "classes: given, but labels are not whole numbers")
+    few = all(((rows.y >= 0) & (rows.y < FEW_CLASSES)).all() for rows in parts)
+    if whole and (classes or (few and train.y.ndim == 1)):
+        train, test = (replace(rows, y=rows.y.astype(np.int32)) for rows in parts)
+    return train, test
 
 
 def _several(name: str, given: Iterable[T], what: str) -> list[T]:
@@ -619,10 +639,14 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     )
     if not len(x):
         return x, y
+    for array, what in ((x, "features"), (y, "labels")):
+        how = "; number the classes alike for all clients: numpy.searchsorted(sorted_words, labels)"
+        require(
+            array.dtype.kind in "fiub",
+            f"{where}: {what} of type {array.dtype}; they must be numbers{how * (array is y)}",
+        )
     require(x[0].size > 0, f"{where}: rows of shape {x.shape[1:]}; one feature is needed")
     require(y[0].size > 0, f"{where}: labels of shape {y.shape[1:]}; one label is needed")
-    for array, what in ((x, "features"), (y, "labels")):
-        require(array.dtype.kind in "fiub", f"{where}: {what} of type {array.dtype}; not numbers")
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)

@@ -101,8 +101,9 @@ def mean_squared_error() -> Metric:
 def f1(threshold: float = 0.0) -> Metric:
     r"""Micro-averaged F1 score, :math:`\frac{2 TP}{2 TP + FP + FN}` over all rows and labels.
 
-    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1. The score is NaN
-    without positive labels and positive predictions.
+    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1. Of two outputs
+    for each label, as of a softmax over two classes, the second less the first counts. The score is
+    NaN without positive labels and positive predictions.
 
     Args:
         threshold: An output above it predicts the label. The default is for logits.
@@ -121,7 +122,7 @@ def f1(threshold: float = 0.0) -> Metric:
     """
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
-        _same_shape("f1", outputs, y)
+        outputs = _scores("f1", outputs, y)
         predicted, actual = (a.reshape(len(y), -1) for a in (outputs > threshold, y > 0))
         return {
             "both": (predicted & actual).sum(axis=1),
@@ -142,7 +143,8 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
 
     Rows of the same bin count as ties, so the error is at most half the share of (positive,
     negative) pairs in the same bin. Outputs have shape (B,); labels are 0 or 1, of the same shape.
-    The area is NaN without positive or negative rows, or with an output that is NaN.
+    Of two outputs for each label, as of a softmax over two classes, the second less the first
+    counts. The area is NaN without positive or negative rows, or with an output that is NaN.
 
     Args:
         bins: Number of bins, at least 2. Each row costs a few operations for each bin.
@@ -168,7 +170,7 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
     require_number("limit", limit, positive=True)
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
-        _same_shape("auc", outputs, y)
+        outputs = _scores("auc", outputs, y)
         require(y.ndim == 1, f"auc: labels of shape {y.shape}; they must have shape (B,)")
         place = jnp.floor((outputs.astype(real_type()) / limit + 1) * (bins / 2))
         here = jnp.clip(place, 0, bins - 1)[:, None] == jnp.arange(bins)
@@ -183,6 +185,15 @@ def auc(bins: int = 200, limit: float = 10.0) -> Metric:
         return jnp.sum(q * (above + p / 2))
 
     return Metric(terms, value)
+
+
+def _scores(name: str, outputs: Any, y: jax.Array) -> jax.Array:
+    """An output for each label of 0 or 1; of two, the logit of 1 over 0."""
+    if np.shape(outputs) == (*y.shape, 2):
+        outputs = outputs[..., 1] - outputs[..., 0]
+    _same_shape(name, outputs, y)
+    scores: jax.Array = outputs
+    return scores
 
 
 def _same_shape(name: str, outputs: Any, y: jax.Array) -> None:

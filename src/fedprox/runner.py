@@ -28,7 +28,7 @@ def run(
     imported: run only files that you trust.
 
     Args:
-        file: The experiment file; `fedprox run --help` lists every key.
+        file: The experiment file; `fedprox keys` lists every key.
         settings: Changes to it, such as "solver.epochs=1" or "method.0.mu=[0, 1]".
         out: Run directory, to which everything that the command writes is written. If omitted,
             nothing is written.

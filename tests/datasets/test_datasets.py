@@ -518,7 +518,9 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([((0 * X).astype(np.uint64) + 2**31, Y)], "a feature is a whole number beyond 32 bits"),
         ([(X, Y - 1)], "client '0', train: label -1; labels are 0 to"),
         ([([[1.0], [1.0, 2.0]], Y)], "ragged rows"),
-        ([(np.array([["a"], ["b"]]), Y)], "features of type"),
+        ([(np.array([["a"], ["b"]]), Y)], "features of type <U1; they must be numbers$"),
+        ([(X, np.array(["no", "yes"]))], "labels of type <U3; they must be numbers; number the"),
+        ([(X, np.array(["no", "yes"], object))], "labels of type object; they must be numbers"),
         ([(X + 1e39, Y)], "a feature is NaN or infinite as a 32-bit number"),
         ([(X, Y + 2**32)], "labels are 32-bit"),
         ([(X[:, :0], Y)], "one feature is needed"),
@@ -530,6 +532,32 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_arrays(clients)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "classes"),
+    [
+        ([0.0, 2.0], {}, 3),
+        ([0.0, 2.0], {"classes": 5}, 5),
+        ([0.0, 2.0], {"classes": 0}, 0),
+        ([0, 2], {"classes": 0}, 0),
+        ([0.0, 20.0], {}, 0),
+        ([0.0, 20.0], {"classes": 21}, 21),
+        ([0.0, -1.0], {}, 0),
+        ([0.0, 0.5], {}, 0),
+        ([[0.0], [1.0]], {}, 0),
+        ([[0.0], [1.0]], {"classes": 2}, 2),
+    ],
+)
+def test_few_whole_numbers_are_classes(labels: Any, options: Any, classes: int) -> None:
+    federation = Federation.from_arrays([(X, np.array(labels))], **options)
+    assert federation.classes == classes
+    kind = "i" if classes or isinstance(labels[1], int) else "f"
+    assert federation.train.y.dtype.kind == kind
+    with_test = Federation.from_arrays([(X, np.array([0.0, 1.0]))], [(X, np.array([0.0, 0.5]))])
+    assert with_test.classes == 0
+    with pytest.raises(InputError, match="classes: given, but labels are not whole numbers"):
+        Federation.from_arrays([(X, np.array([0.0, 0.5]))], classes=2)
 
 
 def test_clients_may_come_from_a_generator() -> None:
@@ -572,7 +600,7 @@ def test_labels_of_another_kind_in_the_test_rows_are_refused(train: Any, test: A
     [
         ({"names": ["a", "a"]}, "names: 'a' appears twice"),
         ({"names": ["a", 1]}, "names: 1 is not a string"),
-        ({"classes": 0}, "classes = 0; it must be a whole number of at least 1"),
+        ({"classes": -1}, "classes = -1; it must be a whole number of at least 0"),
         ({"classes": 1}, "client '0', train: label 1; labels are 0 to 0"),
         ({"test": [(X[:0], Y[:0]), (X + 0.5, Y)]}, "test: features of type float32; those to"),
     ],

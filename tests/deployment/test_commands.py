@@ -13,7 +13,8 @@ import fedprox.cli
 from fedprox import InputError
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger
-from fedprox.experiment import read_experiment, resolve
+from fedprox.deployment.trial import check_allowed
+from fedprox.experiment import parse, read_experiment, resolve
 from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
 
 NODE: dict[str, Any] = {
@@ -46,6 +47,44 @@ def test_deploy_needs_one_kind_of_federation(options: list[str], tmp_path: Path)
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(table_of(FEDPROX)))
     assert refusal("deploy", str(file), *options).startswith("give one of --local N")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (
+            {"model": {"name": "mine:build"}},
+            ["--allow", "mine:other"],
+            "the nodes would refuse model 'mine:build'; allowed: char-lstm, ",
+        ),
+        (
+            {"solver": {"learning_rate": {"schedule": "mine:rate"}, "batch_size": 1, "steps": 1}},
+            [],
+            "the nodes would refuse solver 'mine:rate'; a node runs the solvers of its library",
+        ),
+        ({"cohort": {"clients_per_round": 0}}, [], "cohort.clients_per_round = 0; it must be"),
+        ({"method": [{"name": "centralised"}]}, [], "centralised has all rows in one place; "),
+        ({"evaluation": {"by_client": True}}, [], "evaluation.by_client: leave it out in a depl"),
+        ({"attack": {"kind": "sign-flip", "share": 0.2}}, [], "attack: leave it out in a depl"),
+    ],
+)
+def test_what_nodes_would_refuse_is_refused_before_they_start(
+    changes: dict[str, Any], options: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(table_of(FEDPROX) | changes))
+    said = refusal("deploy", str(file), "--local", "2", *options)
+    assert said.startswith(message)
+    assert said.endswith("; try it with --allow mine:build") == ("model" in changes)
+
+
+def test_names_are_allowed_in_a_trial_only(tmp_path: Path) -> None:
+    check_allowed(
+        parse("own", table_of(FEDPROX) | {"model": {"name": "mine:build"}}), ["mine:build"]
+    )
+    options = ["--superlink", str(tmp_path / "s.toml"), "--allow", "mine:build"]
+    said = refusal("deploy", str(tmp_path / "none.toml"), *options)
+    assert said.startswith("--allow: only with --local; ")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
         "clients of node 'n' have validation rows, those of node 'm' have none; all nodes or none "
         "must have them"
     )
-    targets = fp.Federation.from_arrays([(np.ones((2, 3)), np.ones(2))], names=["b"])
+    targets = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 0.5))], names=["b"])
     line = refused(described_by("m", a), described_by("n", targets))
     assert line.startswith("nodes 'm' and 'n' ")
     augmented = dataclasses.replace(b, augment=lambda _, rows: rows)

@@ -191,7 +191,7 @@ def test_theory_asks_for_more_clients_where_they_differ(found: fp.Diagnosis) -> 
 
 def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
     """Squared loss with a step of 1e4: every mu is off at once."""
-    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4)
+    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4, classes=0)
     model = fp.Model(
         lambda _: np.zeros(1, np.float32), lambda w, x: x @ w, lambda o, y: (o - y) ** 2, None
     )
@@ -224,7 +224,7 @@ def test_gradients_that_cancel_have_no_b_and_theory_no_mu() -> None:
 
 
 def test_objectives_that_do_not_bend() -> None:
-    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4)
+    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4, classes=0)
     model = fp.Model(lambda _: np.ones(1, np.float32), lambda w, x: x @ w, lambda o, y: o - y, None)
     found = find_out(federation, model=model)
     assert found.curvature.smoothness == 0

@@ -9,6 +9,7 @@ import pytest
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirectory
+from fedprox.report.live import FILES
 from fedprox.simulation.results.record import Record
 
 NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network"}
@@ -53,7 +54,7 @@ def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
         for path in directory.iterdir()
     }
     # during a run, by other commands
-    assert page - found == {"diagnosis.json", DEPLOYMENT, NODES, *LOGS}
+    assert page - found == {"diagnosis.json", DEPLOYMENT, NODES, *LOGS, *FILES}
     assert found <= page
     results = {re.sub(r"model-.*", "model-LABEL-SEED.safetensors", each) for each in RESULTS}
     assert results <= page

@@ -1,6 +1,7 @@
 """Models: parameter counts, and layers that equal their plain formulations."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -450,7 +451,7 @@ def outputs_of(count: int) -> fp.Model:
     ("labels", "message"),
     [
         ([0, 1, 5], "model: 3 outputs for 6 classes; it needs one for each"),
-        ([0.0, 1.0, 2.0], "model: labels of type float32; cross-entropy needs whole numbers"),
+        ([0.0, 1.0, 2.5], "model: labels of type float32; cross-entropy needs whole numbers"),
     ],
 )
 def test_a_model_whose_outputs_do_not_fit_the_labels_is_refused(
@@ -459,3 +460,15 @@ def test_a_model_whose_outputs_do_not_fit_the_labels_is_refused(
     federation = fp.Federation.from_arrays([(np.ones((3, 2)), np.array(labels))])
     with pytest.raises(fp.InputError, match=message):
         one_run(federation, outputs_of(3), fp.fedavg(), fp.Solver(0.1, 3, epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "needed"),
+    [
+        (layers.Dense, ["inputs", "outputs", "kernel_init", "rngs"]),
+        (layers.Conv, ["inputs", "outputs", "size", "kernel_init", "rngs"]),
+    ],
+)
+def test_layers_show_which_arguments_they_need(layer: type, needed: list[str]) -> None:
+    parameters = inspect.signature(layer).parameters.values()
+    assert [each.name for each in parameters if each.default is each.empty] == needed

@@ -326,8 +326,12 @@ def test_a_given_capacity_is_taken() -> None:
 @pytest.mark.parametrize(
     ("given_settings", "sampling", "message"),
     [
-        ({"epsilon": 2.0}, "proportional", 'with [privacy] it must be "bernoulli", or "uniform"'),
-        ({"epsilon": 2.0}, "uniform", '"pld" cannot account for it: sampling must be "bernoulli"'),
+        ({"epsilon": 2.0}, "proportional", 'with [privacy] it must be "bernoulli" or "uniform"'),
+        (
+            {"epsilon": 2.0, "accountant": "pld"},
+            "uniform",
+            '"pld" cannot account for it: sampling must be "bernoulli"',
+        ),
         ({"epsilon": 2.0, "capacity": 9}, "bernoulli", "at least cohort.clients_per_round = 10"),
         ({"noise_multiplier": 0, "capacity": 20}, "uniform", "leave it out"),
         ({"epsilon": 1e-3, "delta": 1e-17}, "bernoulli", "no noise multiplier up to 1,000,000"),

@@ -452,7 +452,7 @@ def test_settings_at_the_ends_of_their_ranges() -> None:
         assert fp.AdaptiveClip(quantile=quantile) == fp.AdaptiveClip(quantile, 0.2, 6.0)
     assert fp.AdaptiveClip().quantile == 0.5
     adaptive = fp.Privacy(1.0, noise_multiplier=0.0, adaptive_clip=fp.AdaptiveClip())
-    assert (adaptive.delta, adaptive.accountant, adaptive.update_noise(0.0)) == (1e-5, "pld", 0.0)
+    assert (adaptive.delta, adaptive.accountant, adaptive.update_noise(0.0)) == (1e-5, None, 0.0)
     assert fp.Privacy(math.inf, noise_multiplier=0).update_noise(0.0) == 0.0
     assert fp.Privacy(1.0, epsilon=0.1, capacity=1).update_noise(3.0) == 3.0
 

@@ -125,13 +125,15 @@ def test_a_method_with_an_exchange_pays_twice(file: Path, capsys: Any) -> None:
 
 
 def test_uniform_cohorts_have_one_accountant(file: Path, capsys: Any) -> None:
-    changes = settings("cohort.sampling=uniform", "privacy.accountant=rdp")
+    changes = settings("cohort={clients_per_round=6}")  # uniform by default
     text = printed(capsys, file, *changes)
     header, *table = rows(text, "Epsilon after")
     assert header == ["rounds", "rdp", "pld"]
     assert {row[2] for row in table} == {"not accounted"}
     assert "one client is replaced by another" in text
     assert "cost of the limit" not in text
+    assert status("privacy", file, *changes, *settings("privacy.accountant=pld")) == 2
+    assert 'or the accountant "rdp"' in capsys.readouterr().err
 
 
 def test_everybody_and_no_noise(file: Path, capsys: Any) -> None:
@@ -159,7 +161,6 @@ def test_an_adaptive_norm_splits_the_noise(file: Path, capsys: Any) -> None:
         ("privacy.adaptive_clip={quantile=2}", "privacy.adaptive_clip.quantile = 2"),
         ("privacy.adaptive_clip={size=2}", "privacy.adaptive_clip: unknown key 'size'"),
         ("privacy.noise=2", "privacy: unknown key 'noise'"),
-        ("cohort.sampling=uniform", 'or the accountant "rdp"'),
         ("cohort.sampling=proportional", 'it must be "bernoulli"'),
         ("cohort.clients_per_round=100", "there are 60 clients"),
         ("privacy.capacity=5", "at least cohort.clients_per_round = 6"),
@@ -189,6 +190,5 @@ def test_the_section_becomes_the_setting(file: Path) -> None:
         "clip": 0.5,
         "noise_multiplier": 4.0,
         "delta": 1e-3,
-        "accountant": "pld",
         "adaptive_clip": {"quantile": 0.5, "rate": 0.1, "count_noise": 6.0},
     }

@@ -33,7 +33,7 @@ def public() -> Iterator[tuple[str, Any]]:
     names += [(f"fedprox.metrics.{name}", getattr(fp.metrics, name)) for name in METRICS]
     for name, value in names:
         if not isinstance(value, ModuleType) and callable(value):
-            yield name, value
+            yield name, inspect.unwrap(value)
 
 
 PUBLIC = dict(public())

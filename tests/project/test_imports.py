@@ -1,8 +1,10 @@
 """What an import of the package costs: a name's modules are imported when it is first used."""
 
+import pickle
 import subprocess
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,37 @@ def loaded(program: str) -> set[str]:
 )
 def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:
     assert loaded(program) == needed
+
+
+def test_unknown_and_missing_arguments_are_named() -> None:
+    untyped: Any = fp
+    for call, message in (
+        (
+            lambda: untyped.Solver(lr=0.1),
+            "Solver: no argument 'lr'; did you mean 'learning_rate'? all",
+        ),
+        (
+            lambda: untyped.Cohort(),
+            "Cohort: missing a required argument: 'clients_per_round'; its argu",
+        ),
+        (
+            lambda: untyped.fedprox(1.0, muu=1.0),
+            "fedprox: no argument 'muu'; did you mean 'mu'? allow",
+        ),
+        (
+            lambda: untyped.table([], None, 1),
+            "table: too many positional arguments; its arguments: ru",
+        ),
+    ):
+        with pytest.raises(fp.InputError) as raised:
+            call()
+        assert str(raised.value).startswith(message)
+
+
+def test_public_functions_can_be_pickled() -> None:
+    for name in fp.__all__:
+        value = getattr(fp, name)
+        assert isinstance(value, ModuleType) or pickle.loads(pickle.dumps(value)) is value
 
 
 def test_every_public_name_is_found_and_others_are_not() -> None:

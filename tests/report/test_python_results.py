@@ -219,3 +219,29 @@ def test_clients_json_of_a_sample_of_clients(tmp_path: Path) -> None:
     fp.save(runs, tmp_path / "run", federation=federation, model=model)
     first, *_ = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert len(first["clients"]) == len(first["test_accuracy"]) == 2
+
+
+def test_another_experiment_is_not_replaced(saved: Any) -> None:
+    folder, (federation, model, _) = saved
+    other = fp.simulate(
+        *(federation, model, fp.fedavg()),
+        solver=fp.Solver(0.01, 10, epochs=2),
+        cohort=fp.Cohort(3),
+        rounds=1,
+    )
+    with pytest.raises(fp.InputError, match=r"results; name another folder, or remove it$"):
+        fp.save(other, folder)
+
+
+@pytest.mark.parametrize("show", [fp.table, fp.figure])
+def test_no_runs_are_an_error(show: Any) -> None:
+    with pytest.raises(fp.InputError, match="runs: none given"):
+        show([])
+
+
+def test_a_measure_that_a_record_lacks_is_answered_with_those_it_has(saved: Any) -> None:
+    _, (_, _, runs) = saved
+    with pytest.raises(fp.InputError, match=r"'accuracy'; did you mean 'test_accuracy'\? allowed"):
+        runs[0].final.value("accuracy")
+    with pytest.raises(fp.InputError, match="record: no measure 'epsilon'; did"):
+        runs[0].final.value("epsilon")

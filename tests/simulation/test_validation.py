@@ -362,7 +362,9 @@ def test_a_target_on_a_metric_follows_which_values_are_better() -> None:
     with pytest.raises(InputError, match=r"target.lower_is_better = False; it is known of test_l"):
         Target("test_loss", 1.5, lower_is_better=False)
     found = run(PLAIN)
-    with pytest.raises(InputError, match="'validation_loss'; records of 'fedavg' do not have it"):
+    with pytest.raises(
+        InputError, match=r"target.measure, 'fedavg': record: no measure 'validation_loss'; "
+    ):
         found.rounds_to(Target("validation_loss", 0.1))
     least = run(PLAIN, target=Target("test_sure", 1e9), stop_at_target="all")
     assert least.final.round == 0  # below it from the start

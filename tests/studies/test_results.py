@@ -53,6 +53,10 @@ def test_holm_corrects_for_all_comparisons_of_a_call() -> None:
             "(p = 0.001).",
         ),
         (
+            {"FedAvg": [0.5, 0.6], "FedProx": [0.5, 0.6]},
+            "No method leads: FedAvg and FedProx have the same mean test accuracy over 2 seeds.",
+        ),
+        (
             {"FedAvg": [0.5, 0.6, 0.7], "FedProx": [0.6, 0.5, 0.9]},
             "FedProx leads, but 3 seeds do not settle it: test accuracy 6.67 points "
             "[-31.28, 44.61] above FedAvg (p = 0.53).",
@@ -93,7 +97,7 @@ def test_sentences_name_the_levels_and_the_side() -> None:
         )
     ]
     alike, apart = fp.Study(cells, "train_loss").conclusions()
-    assert alike.startswith("FedAvg leads at stragglers 0 %, but 5 seeds do not settle it: ")
+    assert alike.startswith("No method leads at stragglers 0 %: FedAvg and FedProx have the same ")
     assert apart.startswith("FedProx is best at stragglers 90 %: training loss 0.2000 [0.2000, ")
     assert "below FedAvg over 5 seeds (p < 0.001)" in apart
     # a baseline that is the best is compared to the second

@@ -154,6 +154,51 @@ def test_a_method_is_added_and_only_it_is_trained(
     assert len(more.outcomes) == 6
 
 
+@pytest.mark.parametrize("tuning", [fp.Tuning(), fp.Tuning(seeds=[100])])
+def test_further_seeds_train_only_what_was_chosen(
+    tuning: fp.Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = study(out=tmp_path / "out", tuning=tuning)
+    trained = set()
+    write = RunDirectory.record
+
+    def note(self: RunDirectory, record: fp.Record) -> None:
+        trained.add((self.path.name, record.seed, record.label))
+        write(self, record)
+
+    monkeypatch.setattr(RunDirectory, "record", note)
+    more = study(out=tmp_path / "out", tuning=tuning, seeds=[0, 1, 2, 5, 7])
+    assert {(name, seed) for name, seed, _ in trained} == {
+        (f"{level}-{method}@seed-{seed}", seed)
+        for level in (0, 50)
+        for method in METHODS
+        for seed in (5, 7)
+    }
+    assert len(trained) == 8  # one combination of each
+    for before, after in zip(begun.outcomes, more.outcomes, strict=True):
+        assert [run.seed for run in after.runs] == [0, 1, 2, 5, 7]
+        assert {run.label for run in after.runs} == {before.runs[0].label}
+        assert len({run.learning_rate for run in after.runs}) == 1
+        assert after.tried == 2
+    over = " 100" if tuning.seeds else "s 0, 1, 2"
+    assert f"chosen by the mean validation accuracy over seed{over}." in more.chosen
+    assert str(fp.Study.read(tmp_path / "out")) == str(more)
+    trained.clear()
+    assert str(study(out=tmp_path / "out", tuning=tuning)) == str(begun)
+    assert not trained
+    (other,) = (run for run in more.outcomes[1].runs if run.seed == 7)
+    (alone,) = fp.simulate(
+        FEDERATION,
+        fp.models.logistic(FEDERATION),
+        fp.fedprox(mu=1.0),
+        **{k: v for k, v in BASE.items() if k not in ("model", "seeds", "solver")},
+        solver=fp.Solver(other.learning_rate, batch_size=10, steps=3),
+        systems=fp.Systems(0.0),
+        seed=7,
+    )
+    assert alone.final.train_loss == other.final.train_loss
+
+
 def test_a_study_is_extended_by_more_rounds(
     finished: tuple[fp.Study, Path], tmp_path: Path
 ) -> None:

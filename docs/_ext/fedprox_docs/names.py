@@ -47,7 +47,7 @@ def _home(found: Any) -> str:
     return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
 
 
-PUBLIC = {_home(found): name for name, found in reversed(list(public_names()))}
+PUBLIC = {_home(inspect.unwrap(found)): name for name, found in reversed(list(public_names()))}
 """The public name of what a module defines, by where it is defined."""
 
 

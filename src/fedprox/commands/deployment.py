@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,8 @@ from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger, require_same_clients
-from fedprox.deployment.server import Deployment, resolve_deployment
-from fedprox.deployment.trial import local_nodes
+from fedprox.deployment.server import Deployment, check_deployable, resolve_deployment
+from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
@@ -51,6 +51,7 @@ from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.train import Follow
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -67,6 +68,14 @@ def deploy(
     superlink: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="How to reach the SuperLink of the nodes."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A method or model of your own, package.module:function, that the nodes of the "
+            "trial allow, as a node's policy does. Repeatable.",
+        ),
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -96,17 +105,24 @@ def deploy(
         (local is None) != (superlink is None),
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
     )
+    require(
+        not allow or local is not None,
+        "--allow: only with --local; the nodes of a federation have policies of their own",
+    )
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
+    if local is not None:
+        check_allowed(experiment, allow or ())
+    check_deployable(experiment)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
     ledger = Ledger(folder) if resume is None else read_ledger(folder)
     names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
     wanted = len(names) or local or experiment.deployment.nodes
-    with _network(experiment, local, superlink, folder / NODES, data_dir) as network:
+    with _network(experiment, local, superlink, folder / NODES, data_dir, allow or ()) as network:
         conversation = Conversation(network, patience=experiment.deployment.patience)
         joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
         if resume is not None:
@@ -130,9 +146,11 @@ def deploy(
         def show(record: Record) -> None:
             console.print(printable(network_line(record)), highlight=False, soft_wrap=True)
 
-        def train_methods(callbacks: Sequence[Callback]) -> list[Run]:
+        def train_methods(
+            callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
+        ) -> list[Run]:
             before, after = Callback(on_record=write_ledger), Callback(on_record=show)
-            follow = Follow(checkpoints, [before, *callbacks, after], None, progress=False)
+            follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
             return run_deployment(conversation, deployment, follow)
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
@@ -145,11 +163,12 @@ def _network(
     superlink: Path | None,
     folder: Path,
     data_dir: Path | None,
+    allow: Sequence[str],
 ) -> AbstractContextManager[Network]:
     """Start a trial with nodes on this machine, or connect to the SuperLink in a file."""
     if local is not None:
         options = () if data_dir is None else ("--data-dir", str(data_dir.absolute()))
-        return local_nodes(experiment, local, folder, options)
+        return local_nodes(experiment, local, folder, options, allow)
     assert superlink is not None
     known = read_superlink_file(superlink)
     keys = {name: Path(file) for name, file in known.keys.items()}

@@ -14,6 +14,7 @@ from rich.console import Console
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.report.directory import RunDirectory
+from fedprox.report.live import Live
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
 from fedprox.report.table import table
@@ -31,6 +32,7 @@ MACHINE_OPTIONS = (
     "--process",
     "--local",
     "--superlink",
+    "--allow",
     "--log",
 )
 """Options that describe the machine or the output, not the experiment."""
@@ -68,8 +70,12 @@ def train_into(
 ) -> list[Run]:
     """Train, given callbacks, and write each record at once and the results at the end."""
     with directory, answering(partial(_interrupted, directory, checkpoints)):
+        live = Live(directory, checkpoints)
+        live.clean_up()
+        ours = [Callback(on_record=directory.record), Callback(on_record=live.record)]
         with stopping_on_signals(checkpoints):
-            runs = train_methods([Callback(on_record=directory.record), *callbacks])
+            runs = train_methods([*ours, *callbacks], on_progress=live.progress)
+        live.clean_up()
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
         measured = (resolved.federation, resolved.model) if here else ()

@@ -12,7 +12,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.messages import Hiding, Securing, Setup
 from fedprox.deployment.secure.setting import require_threshold
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import Section
+from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together, rounded_up
 from fedprox.simulation.planning.jobs import Jobs
@@ -129,13 +129,7 @@ class Policy(Section):
 
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
-        for kind, name, allowed in (
-            ("method", setup.method.get("name"), self.methods),
-            ("model", setup.model.get("name"), self.models),
-        ):
-            require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
-        for name in _functions((setup.solver, setup.method.get("solver", {}))):
-            raise InputError(f"solver {name!r}; a node runs the solvers of its library")
+        self.check_names(setup.method, setup.model, setup.solver)
         require(
             setup.compression is None or self.fewest_clients == 1,
             "compression: each client's message travels by itself; that needs "
@@ -148,6 +142,16 @@ class Policy(Section):
                 setup.privacy is not None, f"a run without [privacy]; at most {most} is allowed"
             )
         self._check_secure(setup.secure)
+
+    def check_names(self, method: Table, model: Table, solver: Table) -> None:
+        """Raise `InputError` if a method, a model or a solver is not allowed."""
+        for kind, name, allowed in (
+            ("method", method.get("name"), self.methods),
+            ("model", model.get("name"), self.models),
+        ):
+            require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
+        for name in _functions((solver, method.get("solver", {}))):
+            raise InputError(f"solver {name!r}; a node runs the solvers of its library")
 
     def _check_secure(self, securing: Securing | None) -> None:
         """Raise `InputError` if messages are not summed in secret as the policy asks."""

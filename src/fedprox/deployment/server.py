@@ -3,9 +3,10 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from fedprox.deployment.secure.setting import securing_of
 from fedprox.deployment.stand_in import stand_in
 from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.resolved import Resolved, resolve_with
+from fedprox.experiment.resolved import Resolved, method_of, resolve_with, solver_of
 from fedprox.experiment.sections import Experiment
 from fedprox.messages.faults import Faults
 from fedprox.model import digest
@@ -59,12 +60,30 @@ class Deployment(NamedTuple):
     secure: Securing | None
 
 
-def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
-    """Build the objects of an experiment, for the clients of the nodes that have joined.
+class _SectionsChecked(Exception):  # noqa: N818 (it is no error)
+    """All sections have been checked that need no data."""
 
-    Raises:
-        InputError: If the experiment has a setting that no deployment has.
-    """
+
+def check_deployable(experiment: Experiment) -> None:
+    """Raise `InputError` if an experiment cannot be deployed, whatever the nodes hold."""
+
+    def load() -> NoReturn:
+        raise _SectionsChecked
+
+    with suppress(_SectionsChecked):
+        resolve_with(experiment, load)
+    solver, _ = solver_of(experiment.solver)
+    for number, table in enumerate(experiment.method):
+        method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
+        require(
+            not method.pooled,
+            f"{method.name} has all rows in one place; leave it out in a deployment",
+        )
+        require(
+            not method.everyone,
+            f"{method.name} needs every client in every round; leave it out in a deployment, where "
+            "nodes may be missing",
+        )
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
@@ -82,6 +101,15 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             f"evaluation.{name}: leave it out in a deployment, where nodes return sums over their "
             "clients",
         )
+
+
+def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
+    """Build the objects of an experiment, for the clients of the nodes that have joined.
+
+    Raises:
+        InputError: If the experiment has a setting that no deployment has.
+    """
+    check_deployable(experiment)
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
@@ -103,15 +131,6 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
             'models, so it must be "server"',
         )
     for method in resolved.methods:
-        require(
-            not method.pooled,
-            f"{method.name} has all rows in one place; leave it out in a deployment",
-        )
-        require(
-            not method.everyone,
-            f"{method.name} needs every client in every round; leave it out in a deployment, where "
-            "nodes may be missing",
-        )
         require(
             resolved.faults is None
             or resolved.faults.policy != "clip"

@@ -7,21 +7,28 @@ from typing import Any
 
 import tomli_w
 
+from fedprox.algorithms import ALGORITHMS
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import local_superlink, make_node_key
 from fedprox.deployment.network import Network
+from fedprox.deployment.policy import Policy
 from fedprox.deployment.processes import Program, running
-from fedprox.errors import require, require_whole
+from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import BASED, existing
 from fedprox.experiment.sections import Experiment
 from fedprox.files.toml import parse_toml
 from fedprox.files.whole import write_whole
+from fedprox.models import MODELS
 
 
 @contextmanager
 def local_nodes(
-    experiment: Experiment, nodes: int, folder: Path, options: Sequence[str] = ()
+    experiment: Experiment,
+    nodes: int,
+    folder: Path,
+    options: Sequence[str] = (),
+    allow: Sequence[str] = (),
 ) -> Iterator[Network]:
     """Start a SuperLink and nodes as processes on the loopback, and connect to them.
 
@@ -33,6 +40,7 @@ def local_nodes(
         nodes: Number of nodes.
         folder: Where certificates, logs and client state are stored.
         options: Further options of `fedprox node`, such as the data folder.
+        allow: Methods and models that the nodes' policy allows beside the library's.
 
     Yields:
         The network. All processes end with the context, or with this process.
@@ -58,7 +66,7 @@ def local_nodes(
                 "folder": "state",
                 **_data_of(experiment, file),
                 "deal": {"part": part, "parts": nodes},
-                "policy": _base_of(experiment),
+                "policy": {**_names(allow), **_base_of(experiment)},
             }
             if experiment.deployment.secure is not None:
                 peers = {name: str(key) for name, key in public.items() if name != own.name}
@@ -99,6 +107,27 @@ def _base_of(experiment: Experiment) -> dict[str, str]:
         "--local: with model.frozen or model.lora, initial must be a file",
     )
     return {"base": str(existing("initial", experiment.initial, None).absolute())}
+
+
+def check_allowed(experiment: Experiment, allow: Sequence[str]) -> None:
+    """Raise `InputError` if the nodes of a trial would refuse a method, a model or a solver."""
+    policy = Policy(**_names(allow))
+    solver = experiment.solver.model_dump()
+    for method in experiment.method:
+        try:
+            policy.check_names(method, experiment.model, solver)
+        except InputError as error:
+            names = str(method.get("name")), str(experiment.model.get("name"))
+            own = [name for name in names if ":" in name and name not in allow]
+            hint = f"; try it with --allow {own[0]}" if own else ""
+            raise InputError(f"the nodes would refuse {error}{hint}") from None
+
+
+def _names(allow: Sequence[str]) -> dict[str, Any]:
+    """The methods and models of a trial's policy, empty for those of the library."""
+    if not allow:
+        return {}
+    return {"methods": [*ALGORITHMS, *allow], "models": [*MODELS, *allow]}
 
 
 def _data_of(experiment: Experiment, file: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Experiment files: TOML in, checked, resolved to objects."""
 
 from fedprox.experiment.listing import CATALOGUES, Key, help_sections, keys
-from fedprox.experiment.messages import choices
 from fedprox.experiment.optimizers import OPTIMIZERS, SCHEDULES
 from fedprox.experiment.read import DEPLOYED, apply_setting, parse, read_experiment, read_table
 from fedprox.experiment.resolved import Resolved, load_data, resolve, train
@@ -19,7 +18,6 @@ __all__ = [
     "Resolved",
     "StudyFile",
     "apply_setting",
-    "choices",
     "help_sections",
     "keys",
     "keys_of",

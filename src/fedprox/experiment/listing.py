@@ -91,8 +91,8 @@ def as_toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
-def help_sections() -> list[str]:
-    """Every key of experiment files with its type, default and meaning, section by section."""
+def help_sections() -> dict[str, str]:
+    """Every key with its type, default and meaning, by section; "" for the keys of none."""
     texts: dict[str, list[str]] = {}
     for row in keys():
         default = f"default {row.default}" if row.default not in ("", "required") else row.default
@@ -101,9 +101,8 @@ def help_sections() -> list[str]:
         texts.setdefault(row.section, []).append(_wrapped(text))
     for name, catalogue in CATALOGUES.items():
         texts[name] += _keys_by_name(catalogue)
-    plain_keys = "\n".join(texts.pop(""))
-    headers = {name: HEADERS.get(name, f"[{name}]") for name in texts}
-    return [plain_keys, *("\n".join([headers[name], *lines]) for name, lines in texts.items())]
+    headers = {name: HEADERS.get(name, f"[{name}]" * bool(name)) for name in texts}
+    return {name: "\n".join([*filter(None, [headers[name]]), *texts[name]]) for name in texts}
 
 
 def _keys_by_name(catalogue: Mapping[str, Callable[..., Any]]) -> list[str]:

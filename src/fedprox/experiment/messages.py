@@ -1,7 +1,7 @@
 """Tables that are checked against schemas, and what is said of a mistake in one."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, choices, require
 
 Table = dict[str, Any]
 """A table as TOML holds it."""
@@ -90,13 +90,6 @@ def check(
         raise InputError(explain(error, schema, table, where, headers)) from None
 
 
-def choices(name: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
-    """The allowed names in words, preceded by the one closest to `name`, if one is close."""
-    near = difflib.get_close_matches(name, list(allowed), 1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
-
-
 def require_key(key: str, table: Mapping[str, Any], allowed: Mapping[str, Any], where: str) -> None:
     """Raise `InputError` if a section lacks a key; the message names a likely misspelling."""
     near = difflib.get_close_matches(key, list(table), 1)
@@ -153,7 +146,14 @@ def explain(
     place, last = ".".join(path), str(mistake["loc"][-1])
     header = (headers or {}).get(place)
     if mistake["type"] == "extra_forbidden":
-        return f"{place or 'the file'}: unknown key {last!r}; {choices(last, fields)}"
+        elsewhere = [
+            f"{section}.{key}"
+            for section, field in schema.model_fields.items()
+            if (within := table_of(field))
+            for key in within.model_fields
+        ]
+        known = choices(last, fields, elsewhere)
+        return f"{place or 'the file'}: unknown key {last!r}; {known}"
     if mistake["type"] == "missing":
         what = f"section {header}" if header else f"key {last!r}"
         return f"{'.'.join(path[:-1]) or 'the file'}: the {what} is missing"

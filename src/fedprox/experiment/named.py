@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedprox.errors import InputError, require
-from fedprox.experiment.messages import Section, Table, check, choices, require_key
+from fedprox.errors import InputError, choices, require
+from fedprox.experiment.messages import Section, Table, check, require_key
 from fedprox.experiment.optimizers import OPTIMIZERS, named_optimizer, options_key, options_schema
 from fedprox.experiment.schema import NAME, schema_of
 from fedprox.model import Model

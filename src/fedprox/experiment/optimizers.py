@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from pydantic import create_model
 
-from fedprox.errors import SINGLE, InputError, require
-from fedprox.experiment.messages import Section, check, choices
+from fedprox.errors import SINGLE, InputError, choices, require
+from fedprox.experiment.messages import Section, check
 from fedprox.solver import line_search_descent, searches_line
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

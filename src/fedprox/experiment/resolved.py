@@ -35,6 +35,7 @@ from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
@@ -76,6 +77,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     progress: bool = True,
     stop: Callable[[Record], bool] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Run]:
     """Run a resolved experiment; see `fedprox.simulate`."""
     return simulate(
@@ -86,6 +88,7 @@ def train(
         checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
         progress=progress,
+        on_progress=on_progress,
         stop=stop,
     )
 

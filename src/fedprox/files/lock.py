@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedprox.errors import InputError
+from fedprox.errors import InputError, foreign
 from fedprox.files.whole import flush_folder, open_no_link
 from fedprox.signals import tidied
 
@@ -56,6 +56,24 @@ def locked(folder: Path) -> Iterator[None]:
         clean_up()
         if file is not None:
             os.close(file)
+
+
+def holder(folder: Path) -> str | None:
+    """The process that holds the lock of a folder, in words; None if none does."""
+    try:
+        file = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return foreign(os.read(file, 200).decode(errors="replace") or "another process")
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return None
 
 
 def _acquire(folder: Path) -> int:

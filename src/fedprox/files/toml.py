@@ -46,5 +46,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except IsADirectoryError:
+        raise InputError(f"{path}: a folder; name a TOML file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise InputError(f"{path}: not a TOML file: {error}") from None

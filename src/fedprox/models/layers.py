@@ -4,11 +4,12 @@ Convolutions have a formulation for each backend. The other layers consist of pl
 comparisons, which suit accelerators too; this has not been measured.
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,18 @@ from jax import lax
 
 from fedprox.errors import require
 
+T = TypeVar("T")
 
+
+def _with_signature(layer: type[T]) -> type[T]:
+    """A layer whose signature is that of its constructor, which the metaclass of flax hides."""
+    of_init: Any = layer.__init__
+    _, *parameters = inspect.signature(of_init).parameters.values()
+    setattr(layer, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    return layer
+
+
+@_with_signature
 class Dense(nnx.Module):
     """x -> x W' + b with W stored as (outputs, inputs), so it is named `weight` as torch's.
 
@@ -66,6 +78,7 @@ FEW = 256
 """Numbers in dL/dy up to which the gradient of W is faster from a transposed dL/dy."""
 
 
+@_with_signature
 class Conv(nnx.Module):
     """Square convolution of images (B, H, W, C), kernel (k, k, C, O).
 

@@ -158,8 +158,10 @@ def mechanism_of(
         privacy.noise_multiplier or 0.0,
         releases,
         privacy.delta,
-        privacy.accountant,
+        privacy.accountant or "pld",
     )
+    if privacy.accountant is None and mechanism.replaces:
+        mechanism = mechanism._replace(accountant="rdp")
     noisy = privacy.noise_multiplier != 0
     _require_accountable(mechanism, noisy=noisy)
     mechanism = mechanism._replace(capacity=_capacity(privacy, mechanism, rounds))
@@ -172,8 +174,8 @@ def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
     """Raise `InputError` if no guarantee can be computed for the sampling."""
     require(
         mechanism.sampling in ("bernoulli", "uniform"),
-        f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli", or '
-        '"uniform" with privacy.accountant = "rdp"',
+        f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli" or '
+        '"uniform"',
     )
     require(
         mechanism.noise_multiplier <= MOST_NOISE,
@@ -202,7 +204,7 @@ def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None
             f"cohort.clients_per_round = {mean:,}",
         )
         return min(privacy.capacity, clients)
-    if mechanism.sampling != "bernoulli" or privacy.accountant != "pld":
+    if mechanism.sampling != "bernoulli" or mechanism.accountant != "pld":
         return None
     from scipy import stats
 

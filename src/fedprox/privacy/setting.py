@@ -78,7 +78,8 @@ class Privacy:
         delta: :math:`\delta`, between 0 and 1; well below one over the number of clients.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
         accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
-            which proves a larger epsilon.
+            which proves a larger epsilon. None for "pld", except with uniform sampling, which it
+            cannot account for.
         capacity: Largest cohort under Poisson sampling (`Cohort.sampling` "bernoulli"). A larger
             one is cut to a uniform sample, which "pld" accounts for and "rdp" cannot. None means
             about 1.5 times the mean with "pld", and no limit with "rdp".
@@ -89,8 +90,8 @@ class Privacy:
 
     Example:
         >>> import fedprox as fp
-        >>> fp.Privacy(clip=1.0, epsilon=2.0, delta=1e-5).accountant
-        'pld'
+        >>> fp.Privacy(clip=1.0, epsilon=2.0).delta
+        1e-05
     """
 
     clip: float
@@ -98,7 +99,7 @@ class Privacy:
     noise_multiplier: float | None = None
     delta: float = 1e-5
     adaptive_clip: AdaptiveClip | None = None
-    accountant: Accountant = "pld"
+    accountant: Accountant | None = None
     capacity: int | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +117,8 @@ class Privacy:
             require_number("privacy.noise_multiplier", self.noise_multiplier)
         require_number("privacy.delta", self.delta, positive=True)
         require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
-        require_one_of("privacy.accountant", self.accountant, get_args(Accountant))
+        if self.accountant is not None:
+            require_one_of("privacy.accountant", self.accountant, get_args(Accountant))
         adaptive = self.adaptive_clip
         require(
             adaptive is None or isinstance(adaptive, AdaptiveClip),
@@ -129,7 +131,7 @@ class Privacy:
         if self.capacity is not None:
             require_whole("privacy.capacity", self.capacity)
             require(
-                self.accountant == "pld",
+                self.accountant != "rdp",
                 f"privacy.capacity = {self.capacity}; privacy.accountant = "
                 f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
             )

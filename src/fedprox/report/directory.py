@@ -68,7 +68,8 @@ class RunDirectory:
     Args:
         path: The folder.
         experiment: The resolved experiment.
-        replace: Whether another experiment's results may be replaced.
+        replace: Whether another experiment's results may be replaced; None for a caller that has
+            no option for it.
         extend: Whether the run resumes, so that the folder may hold finished results of the same
             experiment with fewer rounds, to be extended.
         client_records: Whether `clients.jsonl` is written, from records with measures of clients.
@@ -83,7 +84,7 @@ class RunDirectory:
         path: Path,
         experiment: dict[str, Any],
         *,
-        replace: bool = False,
+        replace: bool | None = None,
         extend: bool = False,
         client_records: bool = False,
     ) -> None:
@@ -120,7 +121,7 @@ class RunDirectory:
             require(
                 not different,
                 f"{self.path} holds another experiment's results; name another folder, or "
-                "replace them with fedprox run --force",
+                + ("remove it" if self._replace is None else "replace them with --force"),
             )
 
     def _rounds_to_extend(self, done: int, rounds: int) -> int:

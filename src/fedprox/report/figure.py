@@ -5,6 +5,7 @@ from itertools import count
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from fedprox.errors import require
 from fedprox.measures import measure_of
 from fedprox.report.lines import FEW_DECADES, band, curves, explained, is_logarithmic, limits
 from fedprox.report.table import by_label, metrics_on_test_rows
@@ -37,7 +38,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
         A Matplotlib figure that is not registered with pyplot; notebooks show it.
 
     Raises:
-        InputError: If runs cannot be told apart, see `fedprox.table`.
+        InputError: If there are no runs, or they cannot be told apart, see `fedprox.table`.
 
     Example:
         >>> import fedprox as fp
@@ -56,6 +57,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
     # here, since matplotlib is slow to import
     from fedprox.report.notebook_figure import NotebookFigure
 
+    require(runs, "runs: none given; at least one is needed")
     groups = by_label(runs)
     styles = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
     looks = dict(zip(groups, styles, strict=False))

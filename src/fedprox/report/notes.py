@@ -13,6 +13,10 @@ EVALUATED = {
 }
 """The models that may be evaluated in place of the one that is sent out, by name."""
 
+RISEN = 3
+"""How many times its initial value a training loss ends at in a run that is warned of. Where few
+clients take part, it may rise a little without a mistake."""
+
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """How to read the numbers: which models they are of, what is estimated, what epsilon means."""
@@ -68,6 +72,16 @@ def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
 def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
     """What went otherwise than planned in the runs of a method."""
     records = [record for run in group for record in run.history]
+    losses = [(run.history[0].train_loss, run.final.train_loss) for run in group]
+    if risen := [pair for pair in losses if not pair[1] <= RISEN * abs(pair[0])]:
+        first, last = max(risen, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
+        seeds = f" in {len(risen)} of {len(group)} seeds" * (len(group) > 1)
+        to = f"{last:.4g}" if math.isfinite(last) else "a number that is not finite"
+        noise = " or less noise" * any(run.final.epsilon is not None for run in group)
+        yield (
+            f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
+            "is the usual remedy"
+        )
     ends = [run.final.round for run in group if run.diverged_at is None]
     if finished and len(set(ends)) > 1:
         last = all(run.model_record is run.final for run in group)

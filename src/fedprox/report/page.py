@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
+from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
 from fedprox.measures import MEASURES, Measure, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
@@ -81,7 +82,8 @@ def write_report(
     archives = [read_archive(path) for path in directories]
     looks = styles(run.label for archive in archives for run in archive.runs)
     shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
-    page = render([section(archive, looks) for archive in archives], shared)
+    live = any(not archive.finished and holder(archive.path) for archive in archives)
+    page = render([section(archive, looks) for archive in archives], shared, live=live)
     write_whole(out, page.encode(errors="replace"))
 
 
@@ -121,8 +123,8 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     )
 
 
-def render(sections: Sequence[Section], shared: Group | None = None) -> str:
-    """The page as HTML."""
+def render(sections: Sequence[Section], shared: Group | None = None, *, live: bool = False) -> str:
+    """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # both here, since only a report needs them
     from plotly.offline import get_plotlyjs
 
@@ -133,7 +135,9 @@ def render(sections: Sequence[Section], shared: Group | None = None) -> str:
     source = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
     template = environment.from_string(source)
-    return template.render(title=title, sections=sections, shared=shared, plotly=get_plotlyjs())
+    return template.render(
+        title=title, sections=sections, shared=shared, live=live, plotly=get_plotlyjs()
+    )
 
 
 def _lead(archive: Archive) -> str:
@@ -193,18 +197,12 @@ def _warnings(archive: Archive) -> Iterator[str]:
     if archive.runs and not archive.finished:
         rounds = archive.experiment["rounds"]
         reached = "; ".join(f"{r.label}, seed {r.seed}: {r.final.round}" for r in archive.runs)
-        yield (
-            "This run did not finish. Shown is what was evaluated before it stopped. Rounds done, "
-            f"of {rounds}: {reached}."
-        )
+        lead = "This run did not finish. Shown is what was evaluated before it stopped."
+        if holder(archive.path):
+            lead = "This run is under way; its process writes the page anew every minute."
+        yield f"{lead} Rounds done, of {rounds}: {reached}."
         if len(archive.shown) < len(archive.runs):
             yield "The seed that was running is left out of lines and tables."
-    for run in archive.runs:
-        if run.diverged_at is not None:
-            yield (
-                f"{run.label}, seed {run.seed}, diverged: its training loss was no longer finite "
-                f"at round {run.diverged_at}."
-            )
     yield from (f"{line}." for line in warnings_on(archive.runs, finished=archive.finished))
 
 

@@ -139,8 +139,8 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
         A `rich.table.Table` whose `str` is the table as text.
 
     Raises:
-        InputError: If runs of one label are of experiments that differ in more than a few simple
-            settings, or a run is given twice.
+        InputError: If there are no runs, runs of one label are of experiments that differ in more
+            than a few simple settings, or a run is given twice.
 
     Example:
         >>> import fedprox as fp
@@ -156,6 +156,7 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
         >>> [column.header for column in table(runs).columns][:3]
         ['method', 'train loss', 'test accuracy']
     """
+    require(runs, "runs: none given; at least one is needed")
     target = target or common_target(runs)
     columns = _columns(runs, target)
     shown = TextTable(box=None, pad_edge=False, header_style="bold")

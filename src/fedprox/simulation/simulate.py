@@ -143,8 +143,8 @@ def simulate(
 
     Warns:
         UserWarning: If `evaluation.every` is above `rounds`, all training labels are of one class,
-            or test labels are of a class that no client trains on. The last check skips labels in
-            files that evaluations do not read.
+            classes are numbered from 1, or test labels are of a class that no client trains on. The
+            last check skips labels in files that evaluations do not read.
 
     Example:
         >>> import fedprox as fp

@@ -258,6 +258,9 @@ def _sentence(found: Difference, where: str, reading: Reading) -> str:
         sure = f" over {seeds} ({p_text(found.p)})"
         lead = f"No method leads{where}" if both else f"{best} leads{where}"
         return f"{lead}: {who} runs that {reading.missing}{sure}."
+    if found.difference == 0:
+        same = f"the same mean {reading.name} over {seeds}"
+        return f"No method leads{where}: {best} and {other} have {same}."
     lower = found.difference < 0
     size = f"{reading.text(abs(found.difference))} {reading.unit}".strip()
     if math.isfinite(found.low):

@@ -29,7 +29,7 @@ from fedprox.studies.compare import (
 from fedprox.studies.figure import study_figure
 from fedprox.studies.grid import METHOD
 from fedprox.studies.page import write_page
-from fedprox.studies.run import Outcome
+from fedprox.studies.run import Outcome, relabelled
 from fedprox.studies.table import StudyTable, caption_of, cell_text
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class _File(BaseModel):
     against: str | None
     chosen: str
     lower_is_better: bool | None
+    first_seeds: list[int]
     cells: list[_Cell]
 
 
@@ -263,16 +264,15 @@ class Study:
             InputError: If the folder holds no complete study.
         """
         folder = Path(folder)
-        path = folder / NAME
-        require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
-        try:
-            content = TypeAdapter(_File).validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+        path, content = folder / NAME, _content(folder)
         outcomes = []
         for cell in content.cells:
-            found = [run for name in cell.folders for run in _archived(folder / name)]
-            runs = [run for run in found if run.label == cell.label]
+            runs = []
+            for name in cell.folders:
+                found = _archived(folder / name)
+                alone = len({run.label for run in found}) == 1
+                chosen = [run for run in found if alone or run.label == cell.label]
+                runs += [relabelled(run, cell.label) for run in chosen]
             require(runs, f"{path}: damaged: no run {cell.label!r} in {cell.folders}")
             outcomes.append(Outcome(cell.levels, runs, cell.tried, cell.folders))
         require(
@@ -286,8 +286,27 @@ class Study:
         )
 
 
-def write_study(study: Study, out: Path) -> None:
-    """Write `study.json`, the data frame, tables, figure and report beside the cells."""
+def _content(folder: Path) -> _File:
+    """What the file of a study says."""
+    path = folder / NAME
+    require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
+    try:
+        return TypeAdapter(_File).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+
+
+def first_seeds(out: Path, seeds: list[int]) -> list[int]:
+    """The seeds that a folder's complete study began with, if `seeds` have them; else `seeds`."""
+    begun = _content(out).first_seeds if (out / NAME).is_file() else seeds
+    return begun if set(begun) <= set(seeds) else seeds
+
+
+def write_study(study: Study, out: Path, first: list[int]) -> None:
+    """Write `study.json`, the data frame, tables, figure and report beside the cells.
+
+    `first` are the seeds that the study began with.
+    """
     check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     cells = [
@@ -299,6 +318,7 @@ def write_study(study: Study, out: Path) -> None:
         against=study.against,
         chosen=study.chosen,
         lower_is_better=study.lower_is_better,
+        first_seeds=first,
         cells=cells,
     )
     # first, since it marks the folder as that of a study

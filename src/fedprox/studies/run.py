@@ -55,13 +55,14 @@ class Place(NamedTuple):
 
     Attributes:
         out: The folder of their run directories; None for none.
-        force: Whether results of other experiments in them are replaced.
+        force: Whether results of other experiments in them are replaced; None for a caller that
+            has no option for it.
         every: Rounds between checkpoints; None for one at the end of each seed.
         guard: What surrounds each training; None for nothing.
     """
 
     out: Path | None = None
-    force: bool = False
+    force: bool | None = None
     every: int | None = None
     guard: Guard | None = None
 
@@ -73,16 +74,18 @@ def train_cells(
     check: Callable[[Cell, Settings], None],
     place: Place = Place(),  # noqa: B008 (immutable)
     *,
+    more: Sequence[int] = (),
     progress: bool = True,
 ) -> tuple[list[Outcome], str]:
     """Tune and train all cells.
 
     Args:
         cells: The cells.
-        seeds: The seeds of all.
+        seeds: The seeds of all, over which hyperparameters are chosen unless `tuning` has its own.
         tuning: How hyperparameters are chosen.
         check: Called with each cell and its settings before anything is trained.
         place: Where and how cells are trained.
+        more: Further seeds of all, with which only what was chosen is trained.
         progress: Whether progress is shown on stderr.
 
     Returns:
@@ -102,7 +105,7 @@ def train_cells(
         if len(cell.points) > 1:
             name, _ = tuning.measure_for(cell.name, settings["federation"], settings["model"])
             measures[name] = None
-        trained.append(settings["rounds"] * _seed_runs(cell, seeds, tuning))
+        trained.append(settings["rounds"] * (_seed_runs(cell, seeds, tuning) + len(more)))
     names = folder_names([cell.levels for cell in cells])
     with ExitStack() as opened:
         if place.out is not None:
@@ -110,10 +113,10 @@ def train_cells(
         report = opened.enter_context(showing(progress))
         trainer = _Trainer(place, report, len(cells), sum(trained))
         outcomes = [
-            trainer.outcome(cell, name, seeds, tuning)
+            trainer.outcome(cell, name, seeds, more, tuning)
             for cell, name in zip(cells, names, strict=True)
         ]
-    return outcomes, tuning.sentence(budgets, list(measures))
+    return outcomes, tuning.sentence(budgets, list(measures), seeds if more else ())
 
 
 def folder_names(levels: Sequence[Mapping[str, str]]) -> list[str]:
@@ -148,21 +151,28 @@ class _Trainer:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
 
-    def outcome(self, cell: Cell, name: str, seeds: Sequence[int], tuning: Tuning) -> Outcome:
+    def outcome(
+        self, cell: Cell, name: str, seeds: Sequence[int], more: Sequence[int], tuning: Tuning
+    ) -> Outcome:
         """Tune a cell and train it with all seeds."""
         self._cell += 1
-        method, points = cell.method, cell.points
-        if len(points) == 1:
-            runs, folders = self._groups(cell, method, seeds, name)
-        elif tuning.seeds is None:
-            tried, folders = self._groups(cell, method, seeds, name)
-            label = _chosen(cell, tried, tuning)
-            runs = [run for run in tried if run.label == label]
-        else:
-            tried, _ = self._groups(cell, method, tuning.seeds, f"{name}@tuning")
-            labels = list(dict.fromkeys(run.label for run in tried))
-            point = points[labels.index(_chosen(cell, tried, tuning))]
-            runs, folders = self._groups(cell, _fixed(cell, point), seeds, name, point)
+        method, points, point = cell.method, cell.points, None
+        if len(points) > 1:
+            where = name if tuning.seeds is None else f"{name}@tuning"
+            runs, folders = self._groups(cell, method, tuning.seeds or seeds, where)
+            labels, label = (
+                list(dict.fromkeys(run.label for run in runs)),
+                _chosen(cell, runs, tuning),
+            )
+            point = points[labels.index(label)]
+            method = _fixed(cell, point)
+            runs = [run for run in runs if run.label == label]
+        if point is None or tuning.seeds is not None:
+            runs, folders = self._groups(cell, method, seeds, name, point)
+        for seed in more:
+            folders.append(f"{name}@seed-{seed}")
+            (run,) = self._train(cell, method, [seed], folders[-1], point)
+            runs.append(relabelled(run, runs[0].label))
         return Outcome(cell.levels, runs, len(points), folders)
 
     def _groups(
@@ -236,6 +246,12 @@ class _Trainer:
         if checkpoints is not None and checkpoints.stopping:
             raise Stopped(f"after {cell.name}", checkpoints.folder, checkpoints.stopping)
         return runs
+
+
+def relabelled(run: Run, label: str) -> Run:
+    """A run with the label of the other seeds: that of one trained alone is shorter."""
+    run.label, run.history = label, [record._replace(label=label) for record in run.history]
+    return run
 
 
 def _chosen(cell: Cell, tried: Sequence[Run], tuning: Tuning) -> str:

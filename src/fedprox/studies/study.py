@@ -12,7 +12,7 @@ from fedprox.model import Model
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.studies.compare import check_measure
 from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
-from fedprox.studies.results import Study, check_folder, write_study
+from fedprox.studies.results import Study, check_folder, first_seeds, write_study
 from fedprox.studies.run import Place, train_cells
 from fedprox.studies.tuning import Tuning, check_seeds
 
@@ -59,8 +59,8 @@ def study(
         against: The method to which the others are compared in the study's conclusions. None means
             that the best is compared to the second.
         out: Folder of the study. Everything is written there, and a study that was interrupted, or
-            has more methods or levels now, goes on from what is there. None means nothing is
-            written.
+            has more methods, levels, rounds or seeds now, goes on from what is there. Further seeds
+            change no choice of hyperparameters. None means nothing is written.
         progress: Whether progress over all rounds of the study is shown on stderr.
         settings: The other arguments of `simulate` that all methods share: `model`, which may be a
             function of the federation such as `fp.models.logistic`, `solver`, `cohort`, `rounds`
@@ -123,8 +123,10 @@ def run_study(
         against is None or against in known,
         f"against = {shown(against)}; the methods are {', '.join(sorted(known))}",
     )
+    first = list(map(int, seeds))
     if place.out is not None:
         check_folder(place.out)
+        first = first if place.force else first_seeds(place.out, first)
     lower = None
 
     def check(cell: Cell, settings: Settings) -> None:
@@ -134,8 +136,9 @@ def run_study(
         if measure.partition("_")[2] in model.metrics:
             lower = lower_is_better(measure, model.metrics)
 
-    outcomes, chosen = train_cells(cells, seeds, tuning, check, place, progress=progress)
+    more = [seed for seed in seeds if seed not in first]
+    outcomes, chosen = train_cells(cells, first, tuning, check, place, more=more, progress=progress)
     study = Study(outcomes, measure, against, chosen, lower)
     if place.out is not None:
-        write_study(study, place.out)
+        write_study(study, place.out, first)
     return study

@@ -65,8 +65,13 @@ class Tuning:
             "with_solver(learning_rate=[...]), or set tuning.equal to false, and tables say so",
         )
 
-    def sentence(self, budgets: Mapping[str, int], measures: Sequence[str]) -> str:
-        """How hyperparameters were chosen; empty if no method tries several combinations."""
+    def sentence(
+        self, budgets: Mapping[str, int], measures: Sequence[str], first: Sequence[int] = ()
+    ) -> str:
+        """How hyperparameters were chosen; empty if no method tries several combinations.
+
+        `first` are the seeds that a study had when they were chosen, if it has more now.
+        """
         if set(budgets.values()) == {1}:
             return ""
         least, *more = sorted(set(budgets.values()))
@@ -75,7 +80,8 @@ class Tuning:
             each = ", ".join(f"{name} tried {count}" for name, count in budgets.items())
             tried = f"Budgets are unequal: {each} combinations of hyperparameters"
         by = " or ".join(measure.replace("_", " ") for measure in measures)
-        over = "these seeds" if self.seeds is None else f"seeds {_listed(self.seeds)}"
+        seeds = self.seeds or first
+        over = f"seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "these seeds"
         return f"{tried}, chosen by the mean {by} over {over}."
 
     def measure_for(self, where: str, federation: Federation, model: Model) -> tuple[str, bool]:

@@ -75,6 +75,17 @@ def test_labels_of_one_class_warn() -> None:
     )
 
 
+def test_classes_that_are_numbered_from_1_warn() -> None:
+    rows = clients([1, 2, 2], [3, 1])
+    (line,) = warned(Federation.from_arrays(rows, rows))
+    assert line == (
+        "labels are 1 to 3, which are 4 classes with class 0, of which there are no rows; number "
+        "classes from 0"
+    )
+    few = clients([1, 3], [1])  # a few rows of those with more classes
+    assert warned(Federation.from_arrays(few, few)) == []
+
+
 def test_a_test_label_that_nobody_trains_on_warns() -> None:
     test = clients([0, 3, 2], [3])
     federation = Federation.from_arrays(PLAIN, test, classes=5)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
 import pytest
 
 from fedprox import InputError, use_cpu_devices
@@ -24,6 +25,17 @@ print(jax.device_count(), int(total(1)))
 def test_a_number_of_devices_that_none_would_want_is_refused(devices: Any) -> None:
     with pytest.raises(InputError, match=f"devices = {devices}; it must be .* from 1 to 256"):
         use_cpu_devices(10, devices)
+
+
+def test_it_is_too_late_once_jax_has_started() -> None:
+    jax.devices()
+    with pytest.raises(InputError, match="use_cpu_devices: JAX has started; call it before"):
+        use_cpu_devices(10, 1)
+
+
+def test_more_devices_than_cores_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="devices = 256: more than"), pytest.raises(InputError):
+        use_cpu_devices(10, 256)
 
 
 @pytest.mark.parametrize(

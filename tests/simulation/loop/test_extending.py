@@ -331,7 +331,7 @@ def test_force_replaces_another_experiments_results(
     (tmp_path / "small.toml").write_text(LOSSES)
     assert status(*run, once) == 0
     assert status(*run, out) == 2
-    assert "or replace them with fedprox run --force" in capsys.readouterr().err
+    assert "; name another folder, or replace them with --force" in capsys.readouterr().err
     assert status(*run, out, "--force") == 0
     printed = capsys.readouterr().out.replace("\n", "")
     line = "--force replaces the results of an experiment that differs in method, rounds"

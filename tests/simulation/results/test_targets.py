@@ -99,6 +99,17 @@ def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
     assert not warnings_on(runs[:1])
 
 
+def test_a_loss_that_rises_is_warned_of() -> None:
+    worse, better, lost = run_with([0.5, -9.0]), run_with([0.5, 0], seed=1), run_with([0.5, -9.0])
+    assert warnings_on([worse, better]) == [
+        "m: training loss rose from 0.5 to 10 in 1 of 2 seeds; a smaller learning rate is the "
+        "usual remedy"
+    ]
+    lost.history[-1] = lost.final._replace(train_loss=math.nan)
+    (line,) = warnings_on([lost])
+    assert line.startswith("m: training loss rose from 0.5 to a number that is not finite; ")
+
+
 VALUES = st.lists(st.floats(0.01, 1) | st.just(math.nan), min_size=1, max_size=8)
 
 
@@ -314,7 +325,7 @@ def test_each_method_stops_for_itself() -> None:
 @pytest.mark.parametrize(
     ("stop", "target", "message"),
     [
-        ("all", None, 'stop_at_target = "all"; it needs a target: give target_accuracy or target_'),
+        ("all", None, 'stop_at_target = "all"; it needs a target: a fedprox.Target, in an exp'),
         ("some", Target(LOSS, 1.0), "stop_at_target = 'some'; it must be one of never, all, any"),
     ],
 )

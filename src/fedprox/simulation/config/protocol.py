@@ -161,8 +161,8 @@ class Protocol:
         require_one_of("stop_at_target", self.stop_at_target, get_args(StopAtTarget))
         require(
             self.stop_at_target == "never" or self.target is not None,
-            f'stop_at_target = "{self.stop_at_target}"; it needs a target: give target_accuracy or '
-            "target_loss",
+            f'stop_at_target = "{self.stop_at_target}"; it needs a target: a fedprox.Target, '
+            "in an experiment file target_accuracy, target_loss or target_metric",
         )
         if self.target is not None:
             target = self.target.among(self.measures, self.model.metrics)

@@ -27,7 +27,12 @@ def warn_of(protocol: Protocol, stacklevel: int) -> None:
         protocol: The protocol of the comparison.
         stacklevel: As in `warnings.warn`, from the caller's point of view.
     """
-    lines = [*_seldom_evaluated(protocol), *_one_class(protocol), *_unseen_classes(protocol)]
+    lines = [
+        *_seldom_evaluated(protocol),
+        *_one_class(protocol),
+        *_without_class_0(protocol),
+        *_unseen_classes(protocol),
+    ]
     for line in lines:
         warnings.warn(line, stacklevel=stacklevel + 1)
 
@@ -52,6 +57,20 @@ def _one_class(protocol: Protocol) -> Iterator[str]:
         yield (
             f"all training labels that evaluations read are of class {only}: a model that always "
             f"answers {only} fits them, so losses and accuracies do not tell methods apart"
+        )
+
+
+def _without_class_0(protocol: Protocol) -> Iterator[str]:
+    seen = np.zeros(protocol.federation.classes, bool)
+    for rows in (protocol.measured.train, protocol.measured.test):
+        for block in _blocks(protocol, rows.y):
+            seen[block] = True
+            if seen[0]:
+                return
+    if seen[1:].sum() > 1 and seen[1:].all():
+        yield (
+            f"labels are 1 to {len(seen) - 1}, which are {len(seen)} classes with class 0, of "
+            "which there are no rows; number classes from 0"
         )
 
 

@@ -1,10 +1,11 @@
 """The number of CPU devices that JAX uses."""
 
 import os
+import warnings
 
 import jax
 
-from fedprox.errors import require_whole
+from fedprox.errors import InputError, require_whole
 
 PATIENCE = 10**6
 """Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
@@ -27,8 +28,10 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
         devices: Number of devices. None means one per core, as above.
 
     Raises:
-        InputError: If `devices` is not a whole number from 1 to 256.
-        RuntimeError: If JAX has already started.
+        InputError: If `devices` is not a whole number from 1 to 256, or JAX has already started.
+
+    Warns:
+        UserWarning: If `devices` is above the number of cores.
 
     Example:
         >>> import fedprox as fp
@@ -37,13 +40,25 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
     if devices is not None:
         require_whole("devices", devices, most=MOST_DEVICES)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = devices or max(1, min(cores or 1, clients_per_round))
+    cores = cores or 1
+    count = devices or max(1, min(cores, clients_per_round))
+    if count > cores:
+        warnings.warn(
+            f"devices = {devices}: more than the CPU cores here ({cores}); rounds will be slower",
+            stacklevel=2,
+        )
     flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError:
+            raise InputError(
+                "use_cpu_devices: JAX has started; call it before the first computation of the "
+                "process, in a notebook after a restart of its kernel"
+            ) from None
     if "xla_cpu_collective_call" not in flags:
         patience = [
             f"--xla_cpu_collective_call_{what}_timeout_seconds={PATIENCE}"
             for what in ("warn_stuck", "terminate")
         ]
         os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *patience])
-    if "xla_force_host_platform_device_count" not in flags:
-        jax.config.update("jax_num_cpu_devices", count)

@@ -3,6 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
+from fedprox.errors import InputError, choices
 from fedprox.simulation.results.clients import ClientRecord
 
 
@@ -153,13 +154,13 @@ class Record(NamedTuple):
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".
 
         Raises:
-            KeyError: If the record has no such measure.
+            InputError: If the record has no such measure.
         """
-        value: float | None = (
-            self.metrics[measure] if measure in self.metrics else self._asdict()[measure]
-        )
-        if value is None:
-            raise KeyError(measure)
+        known = {**self._asdict(), **self.metrics}
+        known = {name: value for name, value in known.items() if isinstance(value, int | float)}
+        if measure not in known:
+            raise InputError(f"record: no measure {measure!r}; {choices(measure, known)}")
+        value: float = known[measure]
         return value
 
     def __repr__(self) -> str:

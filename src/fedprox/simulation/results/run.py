@@ -146,10 +146,8 @@ class Run:
         """Where on an axis the records reach a target."""
         try:
             values = [record.value(target.measure) for record in self.history]
-        except KeyError:
-            raise InputError(
-                f"target.measure = {target.measure!r}; records of {self.label!r} do not have it"
-            ) from None
+        except InputError as error:
+            raise InputError(f"target.measure, {self.label!r}: {error}") from None
         return target.rounds(at, values)
 
     def models_to(self, target: Target) -> float | None:

@@ -1,0 +1,114 @@
+"""What is seen of a run while it trains, and how it is stopped from outside."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedprox as fp
+from fedprox.report.directory import RunDirectory
+from fedprox.report.live import PAGE_EVERY, PROMETHEUS, STATUS, STOP, Live, status_lines
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.results.record import Record
+from tests.test_cli import LOSSES, status
+
+SETTINGS = ("rounds=6", "evaluation.every=1", "seed=0", 'method=[{name="fedavg"}]')
+RUN = [part for setting in SETTINGS for part in ("--set", setting)]
+
+
+def record(round_: int, **changes: Any) -> Record:
+    """A record of a deployment."""
+    client = {"rounds": 2, "steps": 5, "seconds": 1.5, "bytes_down": 1000, "bytes_up": 500}
+    known: Any = ("fedavg", "fedavg", {}, 0.1, 0, round_, 0.5, 0.9, 1.0, 1.0, math.nan, math.nan)
+    known += (2, 0, 2, 0, 0, 7, 7, 1)
+    network = {"a": {"node": "hospital-a", **client}, "b": {"node": "hospital-b", **client}}
+    costs: dict[str, Any] = {
+        "network": network,
+        "seconds": 2.0,
+        "bytes_down": 2000,
+        "bytes_up": 1000,
+        "nodes": 2,
+    }
+    return Record(*known)._replace(**costs | changes)
+
+
+def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) -> None:
+    now = 1000.0
+    out = tmp_path / "out"
+    table = {"rounds": 9, "data": {"name": "x"}, "cohort": {}, "method": [{"name": "fedavg"}]}
+    with RunDirectory(out, table) as directory:
+        live = Live(directory, Checkpoints(out / "checkpoint"), lambda: now)
+        live.progress(Progress("fedavg", 0, 0, 9, phase="planning"))
+        assert not out.joinpath(STATUS).exists()  # a run that cannot begin leaves nothing
+        directory.record(record(0))
+        for round_ in (1, 1, 2):  # the points of a sweep share their messages
+            now += 10
+            live.progress(Progress("fedavg", 0, round_, 9, loss=0.25))
+            live.record(record(round_))
+        alone = {"b": record(0).network["b"]}  # type: ignore[index]
+        now += 200
+        directory.record(record(3))
+        live.record(record(3, network=alone))
+        first, run, *nodes = status_lines(out, now + 3)
+        assert first.startswith(f"{out}: running, process ")
+        assert first.endswith("; 3 s ago:")
+        assert run == (
+            "fedavg, seed 0: round 2 of 9, loss 0.25, test accuracy 90.00 %, 6.0 s, 6.0 kB down, "
+            "3.0 kB up"
+        )
+        assert nodes == [
+            "node hospital-a: seen 3 min ago, 4 rounds of its clients, 3.0 s, 2.0 kB down, 1.0 kB "
+            "up",
+            "node hospital-b: seen 3 s ago, 6 rounds of its clients, 4.5 s, 3.0 kB down, 1.5 kB up",
+        ]
+        exported = (out / PROMETHEUS).read_text()
+        assert 'fedprox_loss{method="fedavg",seed="0"} 0.25\n' in exported
+        assert 'fedprox_node_seen{node="hospital-b"} 1230.0\n' in exported
+        page = (out / "report.html").read_text()  # more than a minute after the begin
+        assert "This run is under way" in page
+        assert '<meta http-equiv="refresh" content="60">' in page
+        assert PAGE_EVERY == 60
+    (line, *_) = status_lines(out, now)
+    assert line == f"{out}: not running, and not complete; 0 s ago:"
+    (out / STATUS).write_text("{}")
+    with pytest.raises(fp.InputError, match=r"status.json: damaged"):
+        status_lines(out, now)
+
+
+def test_a_run_is_stopped_from_outside_and_goes_on(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.toml").write_text(LOSSES)
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    run = ("run", tmp_path / "small.toml", *RUN, "--checkpoint-every", 1, "--out")
+    assert status(*run, whole) == 0
+    assert not any((whole / name).exists() for name in (STATUS, PROMETHEUS, STOP))
+    assert status("stop", whole) == 2
+    assert f"{whole}: no run is under way here" in capsys.readouterr().err
+    assert status("status", whole) == 0
+    assert capsys.readouterr().out == f"{whole}: complete\n"
+    note = RunDirectory.record
+    heard = []
+
+    def record_and_stop(self: RunDirectory, record: Record) -> None:
+        note(self, record)
+        if record.round == 2:
+            assert status("stop", out) == 0
+            heard.append(record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "record", record_and_stop)
+        assert status(*run, out) == 128 + 15
+    captured = capsys.readouterr()
+    assert "stops after its current rounds" in captured.out
+    assert f"continue with: fedprox run --resume {out}" in captured.err
+    assert heard
+    assert not (out / STOP).exists()
+    assert json.loads((out / STATUS).read_text())["label"] == "fedavg"
+    assert status("run", "--resume", out) == 0
+    for name in ("metrics.jsonl", "model-fedavg-0.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert not (out / STATUS).exists()
