@@ -70,8 +70,8 @@ def local_nodes(
             }
             if experiment.deployment.secure is not None:
                 peers = {name: str(key) for name, key in public.items() if name != own.name}
-                threshold = experiment.deployment.secure.threshold
-                table["policy"]["secure"] = {"threshold": threshold, "peers": peers}
+                given = experiment.deployment.secure.model_dump(include={"threshold", "honest"})
+                table["policy"]["secure"] = {**given, "peers": peers}
             write_whole(file, tomli_w.dumps(table).encode())
             programs.append(
                 Program(
