@@ -711,7 +711,7 @@ def test_honest_is_for_privacy(fresh: Fresh, tmp_path: Path) -> None:
 
 def sampled(head: dict[str, Any]) -> None:
     head["setup"]["clients_per_round"] = 3
-    head["setup"]["privacy"]["mechanism"][1] = 3
+    head["setup"]["privacy"]["mechanism"][1:3] = [3, "bernoulli"]
 
 
 def bounded(head: dict[str, Any]) -> None:

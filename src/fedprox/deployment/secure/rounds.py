@@ -146,10 +146,15 @@ class SecureSum:
         )
         message, clipped = self.fixed.values(total, self.message)
         if clipped:
-            self.warn(
-                f"round {self.round + 1}: {clipped:,} numbers beyond {self._bound} were clipped"
-            )
+            self.warn(f"{self._when}: {clipped:,} numbers beyond {self._bound} were clipped")
         return message
+
+    @property
+    def _when(self) -> str:
+        """Which sum it is, in words."""
+        if self.secret.of == "evaluate":
+            return f"evaluation after round {self.round}"
+        return f"round {self.round + 1}"
 
     @property
     def _bound(self) -> str:
@@ -211,7 +216,7 @@ class SecureSum:
             self.problems[index] = problem
             if kind in ("confirm", "reveal"):  # its message is in the sum, if there is one
                 name = server.name(index)
-                self.warn(f"round {self.round + 1}: node {name!r}: {kind}: {problem}")
+                self.warn(f"{self._when}: node {name!r}: {kind}: {problem}")
         return checked
 
     def _secret(self, **fields: Any) -> Secret:
