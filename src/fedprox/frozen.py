@@ -8,7 +8,7 @@ written into each program, and compiled and cached with it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.tree_util import Partial
 
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.model import Model, Params, dotted, fitted_params
+from fedprox.precision import real_type
 from fedprox.user_code import SHOWN
 
 FACTORS = ".A", ".B"
@@ -45,9 +46,40 @@ class _Whole:
             array, (a, b) = frozen[name], (name + factor for factor in FACTORS)
             if a not in trained:
                 return array
-            return array + self.scale * (trained[a] @ trained[b]).reshape(array.shape)
+            product = self.scale * (trained[a] @ trained[b])
+            return array + product.reshape(array.shape).astype(array.dtype)
 
         return jax.tree.unflatten(self.structure, list(map(whole, self.names)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Init:
+    """(random key) -> the first trained parameters.
+
+    Programs are the same for all values that training starts from, so these are not compared by
+    `fedprox.simulation.devices.programs.by_value`.
+
+    Attributes:
+        whole: `Model.init` of the whole model.
+        names: Names of the parts that are trained whole.
+        matrices: Rows and columns of the matrices that have adapters, by name.
+        rank: Rank of the adapters.
+        start: The values of the parts that are trained whole, by name.
+    """
+
+    whole: Callable[[jax.Array], Params]
+    names: tuple[str, ...]
+    matrices: dict[str, tuple[int, int]]
+    rank: int
+    start: dict[str, jax.Array] = field(compare=False)
+
+    def __call__(self, key: jax.Array) -> Params:
+        factors, draw = {}, jax.nn.initializers.he_uniform()
+        for i, (name, (rows, columns)) in enumerate(self.matrices.items()):
+            a, b = (name + factor for factor in FACTORS)
+            factors[a] = draw(jax.random.fold_in(key, i), (rows, self.rank), real_type())
+            factors[b] = jnp.zeros((self.rank, columns), real_type())
+        return self.start | factors
 
 
 def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
@@ -86,7 +118,8 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
     start = {name: array for name, array in arrays.items() if name not in frozen}
     require(start, "frozen: these are all parameters of the model; leave some out")
     values = {name: arrays[name] for name in frozen}
-    return _over(model, _Whole(tuple(arrays), structure), values, lambda _: start)
+    init = _Init(model.init, tuple(start), {}, 0, start)
+    return replace(model, init=init, base=Partial(_Whole(tuple(arrays), structure), values))
 
 
 def lora(
@@ -156,17 +189,9 @@ def lora(
         )
     start = {name: arrays[name] for name in kept}
     values = {name: array for name, array in arrays.items() if name not in start}
-    draw = jax.nn.initializers.he_uniform()
-
-    def init(key: jax.Array) -> Params:
-        factors = {}
-        for i, (name, (rows, columns)) in enumerate(matrices.items()):
-            kind, (a, b) = values[name].dtype, (name + factor for factor in FACTORS)
-            factors[a] = draw(jax.random.fold_in(key, i), (rows, rank), kind)
-            factors[b] = jnp.zeros((rank, columns), kind)
-        return start | factors
-
-    return _over(model, _Whole(tuple(arrays), structure, alpha / rank), values, init)
+    init = _Init(model.init, tuple(start), matrices, rank, start)
+    whole = _Whole(tuple(arrays), structure, alpha / rank)
+    return replace(model, init=init, base=Partial(whole, values))
 
 
 def adapted(params: Params) -> list[str]:
@@ -213,13 +238,3 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """
     splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
     return min(splits, key=sum)
-
-
-def _over(
-    model: Model,
-    whole: _Whole,
-    frozen: dict[str, jax.Array],
-    init: Callable[[jax.Array], Params],
-) -> Model:
-    """The model of trained parameters over a base."""
-    return replace(model, init=init, base=Partial(whole, frozen))

@@ -137,9 +137,7 @@ class Model:
         fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
     """
 
-    # compiled programs depend on neither `init` nor the values of `base`, so equal models may
-    # differ in these
-    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
+    init: Callable[[jax.Array], Params]
     apply: Apply
     loss: Loss = cross_entropy
     correct: Correct | None = AUTO
@@ -252,7 +250,7 @@ class _Apply:
     """
 
     function: Apply
-    init: Callable[[jax.Array], Params] = dataclasses.field(compare=False)
+    init: Callable[[jax.Array], Params]
     base: Callable[[Params], Params] | None = dataclasses.field(default=None, compare=False)
 
     @cached_property

@@ -45,6 +45,7 @@ def by_value(value: Any) -> Hashable:
     elif isinstance(value, Mapping):
         parts = tuple(value.items())
     elif dataclasses.is_dataclass(value) and _is_ours(type(value)):
+        # the others, such as `Model.base`, are arguments of programs or make some
         compared = (field.name for field in dataclasses.fields(value) if field.compare)
         parts = tuple(getattr(value, name) for name in compared)
     else:
