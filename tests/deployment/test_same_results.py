@@ -32,6 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "a sweep of q": {"name": "qffl", "q": [0.0, 0.5]},
 }
 
+OF_LAYERS = ("moon", "fedper", "fedrep")
+"""Methods that need a model with a body and a head."""
+
 ALL = {"clients_per_round": 4}
 """All clients take part, so that each node compiles fewer programs."""
 
@@ -119,7 +122,7 @@ def test_every_method(name: str, tmp_path: Path) -> None:
     systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
     sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL}
     policy = None
-    if name in ("moon", "fedper", "fedrep"):
+    if name in OF_LAYERS:
         sections["model"], policy = {"name": TWO_LAYERS}, Policy(models=[TWO_LAYERS])
     compared(table_of(METHODS[name], **sections), tmp_path, policy)
 
