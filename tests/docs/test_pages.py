@@ -17,7 +17,7 @@ from fedprox.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*/**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BASE: dict[str, Any] = {
     "rounds": 1,
@@ -57,6 +57,14 @@ def unknown_keys(kind: str, section: Mapping[str, Any]) -> list[str]:
     if ":" in name or name == DEPLOYED:  # a function of the reader's own, or data on nodes
         return []
     return sorted(section.keys() - BESIDES - keys_of(CATALOGUES[kind][name]).keys())
+
+
+def test_one_sentence_says_what_the_library_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for page in ("README.md", "docs/index.md"):
+        title, sentence, _ = (ROOT / page).read_text(encoding="utf-8").split("\n\n", 2)
+        assert title == "# fedprox"
+        assert " ".join(sentence.split()) == project["description"]
 
 
 @pytest.mark.parametrize("text", snippets())
