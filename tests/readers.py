@@ -279,6 +279,7 @@ STUDY = json.dumps(
         "against": None,
         "chosen": "",
         "lower_is_better": None,
+        "first_seeds": [0],
         "cells": [
             {"levels": {"method": name}, "label": name, "tried": 1, "folders": ["run"]}
             for name in ("a", "b")

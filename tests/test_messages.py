@@ -154,7 +154,7 @@ class Junk:
 
 JUNK: list[Any] = [
     None, "x", "", b"ab", True, -1, 0, 3, 1.5, np.inf, np.nan, 10**400, 10**5000, 1j, [], ["x"],
-    [None], [[1.0], [1.0, 2.0]], {}, {"a": 1}, {1.0}, object, Junk(), fp.Cohort, fp.fedavg,
+    [None], [[1.0], [1.0, 2.0]], {}, {"a": 1}, {1.0}, object, Junk(), complex, sorted,
     np.array(3), np.array([0.5, 1.0]), np.ones((2, 2)), np.array(["a"]), iter(()),
 ]  # fmt: skip
 

@@ -122,7 +122,8 @@ def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> No
 def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()) -> str:
     """The allowed names in words, preceded by the one that `name` is most likely meant for.
 
-    It is one that `name` ends or abbreviates by its initials, or the closest in spelling.
+    It is one that is spelled nearly so, else one that `name` ends or abbreviates by its initials,
+    else the closest in spelling.
     `elsewhere` has names that are allowed in other places, with these places:
     "solver.learning_rate".
 
@@ -137,11 +138,24 @@ def choices(name: str, allowed: Collection[str], elsewhere: Collection[str] = ()
         initials = "".join(part[:1] for part in word.split("_"))
         return name in (word, initials) or word.endswith(f"_{name}")
 
-    near = [*filter(meant, allowed), *filter(meant, elsewhere)] or difflib.get_close_matches(
-        name, list(allowed), 1, cutoff=0.5
+    names = list(allowed)
+    near = (
+        difflib.get_close_matches(name, names, 1, cutoff=0.9)
+        or [*filter(meant, names), *filter(meant, elsewhere)]
+        or difflib.get_close_matches(name, names, 1, cutoff=0.5)
     )
     hint = f"did you mean {near[0]!r}? " if name and near else ""
     return f"{hint}allowed: {', '.join(allowed) or 'no more keys'}"
+
+
+def users_level() -> int:
+    """`stacklevel` of `warnings.warn` for the line that called this package."""
+    level, frame = 1, inspect.currentframe()
+    assert frame is not None
+    frame = frame.f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fedprox."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -55,7 +55,7 @@ def test_deploy_needs_one_kind_of_federation(options: list[str], tmp_path: Path)
         (
             {"model": {"name": "mine:build"}},
             ["--allow", "mine:other"],
-            "the nodes would refuse model 'mine:build'; allowed: char-lstm, ",
+            "the nodes would refuse model 'mine:build'; allowed: bert, ",
         ),
         (
             {"solver": {"learning_rate": {"schedule": "mine:rate"}, "batch_size": 1, "steps": 1}},

@@ -215,7 +215,7 @@ def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
         lower_is_better=True,
     )
     model = replace(fp.models.logistic(FEDERATION), metrics={"error": error})
-    solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=3)
+    solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=20)
     found = study(model=model, vary=None, measure="test_error", solver=solver, out=tmp_path / "out")
     errors = {o.method: [run.final.metrics["test_error"] for run in o.runs] for o in found.outcomes}
     best = min(errors, key=lambda method: sum(errors[method]))

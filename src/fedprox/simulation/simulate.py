@@ -209,7 +209,7 @@ def simulate(
     if protocol.evaluation.clients is None:
         check_measured(mesh, federation, protocol.measured)
     if jax.process_index() == 0:
-        warn_of(protocol, stacklevel=2)
+        warn_of(protocol)
     engine = Devices(mesh, protocol, checkpoints)
     return train(protocol, compared, engine, Follow(checkpoints, callbacks, on_progress, progress))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.errors import users_level
 from fedprox.simulation.config.protocol import Protocol
 
 BLOCK = 2**16
@@ -20,12 +21,11 @@ NAMED = 5
 Array = NDArray[Any]
 
 
-def warn_of(protocol: Protocol, stacklevel: int) -> None:
+def warn_of(protocol: Protocol) -> None:
     """Issue a `UserWarning` for each setting or property of the data that spoils a comparison.
 
     Args:
         protocol: The protocol of the comparison.
-        stacklevel: As in `warnings.warn`, from the caller's point of view.
     """
     lines = [
         *_seldom_evaluated(protocol),
@@ -34,7 +34,7 @@ def warn_of(protocol: Protocol, stacklevel: int) -> None:
         *_unseen_classes(protocol),
     ]
     for line in lines:
-        warnings.warn(line, stacklevel=stacklevel + 1)
+        warnings.warn(line, stacklevel=users_level())
 
 
 def _seldom_evaluated(protocol: Protocol) -> Iterator[str]:

@@ -5,7 +5,7 @@ import warnings
 
 import jax
 
-from fedprox.errors import InputError, require_whole
+from fedprox.errors import InputError, require_whole, users_level
 
 PATIENCE = 10**6
 """Seconds that a CPU device waits for the others at the end of a round. By default XLA ends the
@@ -45,7 +45,7 @@ def use_cpu_devices(clients_per_round: int, devices: int | None = None) -> None:
     if count > cores:
         warnings.warn(
             f"devices = {devices}: more than the CPU cores here ({cores}); rounds will be slower",
-            stacklevel=2,
+            stacklevel=users_level(),
         )
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:

@@ -1,7 +1,6 @@
 """Rounds on this machine's devices, and on those of the other processes of a run."""
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
-from fedprox.algorithms.check import message_shape
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import read_cohort
 from fedprox.simulation.compiled.compile import Compiler, Programs
@@ -242,13 +240,12 @@ class LocalSeed:
 
 
 def _say_stored(method: Method, slots: int, params: Params) -> None:
-    """Log the bytes of a round's messages, before they are needed; much of it is a warning."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
-    leaves = jax.tree.leaves(message_shape(method.algorithm, shapes))
-    one = sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)
-    size = slots * len(method.points) * one
+    """Log about how much a round's messages are, before they are needed; much is a warning."""
+    count = slots * len(method.points)
+    one = sum(a.nbytes for a in jax.tree.leaves(params)) * method.algorithm.communication
+    size = count * one
     logging.getLogger(__name__).log(
         logging.WARNING if size >= MUCH else logging.INFO,
-        "%s: each device stores up to %d messages until a round ends, %.2f GiB",
-        *(method.name, slots * len(method.points), size / 2**30),
+        "%s: each device stores up to %d messages until a round ends, about %.2f GiB",
+        *(method.name, count, size / 2**30),
     )
