@@ -209,7 +209,8 @@ def test_files_that_cannot_grow_are_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert message.startswith(f"fedprox: {out}/metrics.jsonl: ")
     left = contents(out)
-    assert set(left) == {"experiment.toml", "metrics.jsonl"}
+    assert set(left) == {"experiment.toml", "metrics.jsonl", "metrics.prom", "status.json"}
+    json.loads(left["status.json"])
     assert left["metrics.jsonl"].endswith(b"}\n")
     for line in left["metrics.jsonl"].splitlines():
         json.loads(line)
