@@ -250,7 +250,7 @@ def _train(
             warnings.catch_warnings(),
         ):
             # warnings on settings and data are of no use: they are the paper's
-            warnings.filterwarnings("ignore", category=UserWarning, module=train.__module__)
+            warnings.filterwarnings("ignore", category=UserWarning, module=__name__)
             record = Callback(on_record=directory.record)
             runs = train(
                 experiment,
