@@ -90,7 +90,7 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
         params: Parameters of the whole model, such as those of `fedprox.load_model`: the values of
             the frozen parts, and those from which the others start.
         names: Dotted names of parameters ("dense.weight") or of parts with several ("dense"), or
-            shell-style patterns of them ("*.bias").
+            shell-style patterns of them, such as ``*.bias``.
 
     Returns:
         A model whose parameters are the others, a dict by their dotted names. Its

@@ -82,7 +82,7 @@ def moon(mu: HParam, *, tau: HParam = 0.5) -> Algorithm:
     a client that takes part for the first time both are those of :math:`w^t`. The server averages
     as in FedAvg. Stragglers are dropped.
 
-    The model says what its representation is: see :attr:`fedprox.Model.representation`.
+    The model says what its representation is: see `representation` of :class:`fedprox.Model`.
 
     Args:
         mu: :math:`\mu`, at least 0. A sequence sweeps over its values. With 0 this is FedAvg.
