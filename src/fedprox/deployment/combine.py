@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import (
-    Array,
-)
+from fedprox.deployment.messages import Array
 from fedprox.deployment.round_part import RoundPart
 from fedprox.messages.faults import beside, mean_of, scaled, screen, sound
 from fedprox.simulation.config.method import Method

@@ -432,6 +432,8 @@ class RemoteSeed:
             if index in answers:
                 try:
                     own = jobs.take(at)
+                    if secret is not None:
+                        secret.require_masked(answers[index])
                     part = read_part(answers[index].arrays, own, sent[index], points, possible)
                     if coded is not None:
                         part = coded.summed(part, own, self.setup.seed, t)

@@ -337,6 +337,30 @@ def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_
     assert run.final.dropped == NODES
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_node_that_leaves_out_what_is_summed_drops_out(
+    kind: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = fresh(tmp_path)
+
+    def without(parcel: Parcel) -> Parcel:
+        answered = sites[1].answer(parcel)
+        if json.loads(parcel.head)["kind"] != kind:
+            return answered
+        arrays = unpack_arrays(answered.body)
+        arrays.pop("masked")
+        return pack(unpack_answer(answered), arrays)
+
+    nodes = [without if i == 1 else site.answer for i, site in enumerate(sites)]
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(ONE_ROUND, nodes)
+    lines = operator_lines(caplog)
+    assert lines
+    for line in lines:
+        assert "node 'node-1': its answer is refused: the array 'masked' is missing; " in line
+    assert run.final.dropped == int(kind == "train")
+
+
 def test_clipped_numbers_are_counted(
     watched: Watched, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

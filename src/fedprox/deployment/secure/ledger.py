@@ -2,9 +2,9 @@
 
 A node helps to reveal one sum of messages of each kind in each round of a run. With two sums of the
 same messages, over all nodes and over all but one, anybody could subtract. A run that is resumed
-measures a model again, so an evaluation may be repeated, with the same nodes.
-Secrets of a sum are in the node's memory alone: a node that was restarted has none of earlier sums,
-and can reveal nothing.
+measures a model again, so an evaluation may be repeated, with the same nodes. Secrets of a sum are
+in the node's memory alone: a node that was restarted has none of earlier sums, and can reveal
+nothing.
 """
 
 from pathlib import Path
