@@ -22,7 +22,6 @@ import numpy as np
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import filled
 from fedprox.deployment.declared import check_clip, check_declaration, check_jobs
-from fedprox.deployment.measured import evaluation_shapes
 from fedprox.deployment.messages import (
     Answer,
     Array,
@@ -337,8 +336,7 @@ class Node:
         shown = _shown(sums, self._measures(parts, report))
         if setup.secure is None:
             return answer, shown
-        shapes = evaluation_shapes(parts.model, setup.data, parts.points)
-        return answer, self._sums.masked_measures(request, setup, shapes, shown)
+        return answer, self._sums.masked_measures(request, setup, parts.shapes, shown)
 
     def _measures(self, parts: Parts, report: Collection[str]) -> list[str]:
         """The measures of an evaluation, as arrays are named, of which some are reported."""

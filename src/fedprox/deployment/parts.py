@@ -18,6 +18,7 @@ from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
 from fedprox.deployment.coded import Coded
 from fedprox.deployment.deadline import due, passes_until, planned_rows
+from fedprox.deployment.measured import Shapes, evaluation_shapes
 from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import InputError, require
@@ -105,6 +106,11 @@ class Parts:
             f"systems.deadline: the method has {self.points} sweep points, and by a real clock "
             "they would share the time; give one value for each hyperparameter",
         )
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """What the node answers to an evaluation, in shape."""
+        return evaluation_shapes(self.model, self.setup.data, self.points)
 
     @cached_property
     def broadcast(self) -> Broadcast:

@@ -200,13 +200,13 @@ def test_the_operator_has_the_sum_bit_for_bit_and_no_message(
     assert any(answer.advert and answer.advert.masking.encode() in received for answer in sent)
 
 
-def gone(site: Site, kind: str) -> Callable[[Parcel], Parcel]:
-    """A node that refuses from the first request of a kind on, but for evaluations."""
-    stages = ["advertise", "share", "train", "confirm", "reveal"]
+def gone(site: Site, kind: str, of: str = "train") -> Callable[[Parcel], Parcel]:
+    """A node that refuses from the first request of a kind on, in sums of one thing."""
+    stages = ["advertise", "share", of, "confirm", "reveal"]
 
     def answer(parcel: Parcel) -> Parcel:
         head = json.loads(parcel.head)
-        if head["kind"] in stages[stages.index(kind) :] and head["secret"]["of"] == "train":
+        if head["kind"] in stages[stages.index(kind) :] and head["secret"]["of"] == of:
             return pack(Answer(id=head["id"], refused="it is gone"))
         return site.answer(parcel)
 
@@ -560,39 +560,25 @@ def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
 def test_measures_of_nodes_that_are_lost_are_left_out(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unless_evaluated(kind: str) -> Callable[[Site], Callable[[Parcel], Parcel]]:
-        def wrapped(site: Site) -> Callable[[Parcel], Parcel]:
-            def answer(parcel: Parcel) -> Parcel:
-                head = json.loads(parcel.head)
-                if head["kind"] == kind and (head["secret"] or {}).get("of") == "evaluate":
-                    return pack(Answer(id=head["id"], refused="it is gone"))
-                return site.answer(parcel)
-
-            return answer
-
-        return wrapped
-
-    def first_loss(folder: str, kind: str, nodes: Sequence[int], secure: bool = True) -> float:
-        sites = fresh(tmp_path / folder, secure=secure)
-        table = ONE_ROUND if secure else ONE_ROUND | {"deployment": {}}
+    def first_accuracy(folder: str, kind: str, nodes: Sequence[int]) -> float:
         lossy = [
-            unless_evaluated(kind)(site) if i in nodes else site.answer
-            for i, site in enumerate(sites)
+            gone(site, kind, "evaluate") if i in nodes else site.answer
+            for i, site in enumerate(fresh(tmp_path / folder))
         ]
-        (run,) = deployed(table, lossy)
+        (run,) = deployed(ONE_ROUND, lossy)
         return run.history[0].test_accuracy
 
-    everyone = first_loss("everyone", "describe", [])
+    everyone = first_accuracy("everyone", "advertise", [])
     for kind in ("advertise", "share", "evaluate"):
-        assert first_loss(kind, kind, [1, 3]) != everyone
+        assert first_accuracy(kind, kind, [1, 3]) != everyone
         assert (
             caplog.records[-1]
             .getMessage()
             .endswith("node 'node-3': it refuses: it is gone; evaluated without it")
         )
-    assert first_loss("reveal", "reveal", [1, 3]) == everyone
+    assert first_accuracy("reveal", "reveal", [1, 3]) == everyone
     with pytest.raises(InputError, match="evaluation: 2 of 5 nodes are left, and a secure sum n"):
-        first_loss("few", "evaluate", [1, 2, 3])
+        first_accuracy("few", "evaluate", [1, 2, 3])
 
 
 def test_a_measure_of_too_few_nodes_is_not_in_the_sum(fresh: Fresh, tmp_path: Path) -> None:
@@ -612,25 +598,15 @@ def test_a_model_is_measured_again_with_the_same_nodes_alone(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sites = fresh(tmp_path)
-    table = ONE_ROUND
-    (first,) = deployed(table, answers(sites))
+    (first,) = deployed(ONE_ROUND, answers(sites))
     for site in sites:
         site.restart()
     # the round's sum is not revealed again, but the measures of the initial model are
-    (again,) = deployed(table, answers(sites))
+    (again,) = deployed(ONE_ROUND, answers(sites))
     assert again.history[0].train_loss == first.history[0].train_loss
 
-    def gone_once(site: Site) -> Callable[[Parcel], Parcel]:
-        def answer(parcel: Parcel) -> Parcel:
-            head = json.loads(parcel.head)
-            if head["kind"] == "evaluate":
-                return pack(Answer(id=head["id"], refused="it is gone"))
-            return site.answer(parcel)
-
-        return answer
-
     with pytest.raises(InputError, match="evaluation: 0 of 5 nodes are left"):
-        deployed(table, [*answers(sites[:4]), gone_once(sites[4])])
+        deployed(ONE_ROUND, [*answers(sites[:4]), gone(sites[4], "evaluate", "evaluate")])
     assert "with the nodes node-0, node-1, node-2, node-3, node-4, and does so with" in caplog.text
 
 
