@@ -34,7 +34,7 @@ SCREENED: dict[str, dict[str, Any]] = {
 RULES: dict[str, dict[str, Any]] = {
     rule: {"aggregation": fp.Aggregation(rule, faulty=0.2)}
     for rule in get_args(Rule)
-    if rule != "mean"
+    if rule not in ("mean", "product")
 }
 MIXED = fp.Aggregation("trimmed-mean", faulty=0.2, before="mixing")
 VARIANTS = SCREENED | RULES | {"trimmed-mean after mixing": {"aggregation": MIXED}}

@@ -201,6 +201,12 @@ def adapted(params: Params) -> list[str]:
     return [name.removesuffix(first) for name in names if str(name).endswith(first)]
 
 
+def rank_of(params: Params) -> int:
+    """The rank of the adapters among given parameters."""
+    first, _ = FACTORS
+    return int(params[adapted(params)[0] + first].shape[1])
+
+
 def _named(where: str, model: Model, params: Params) -> tuple[dict[str, jax.Array], Any]:
     """All arrays of given parameters by their dotted names, and their structure."""
     require(model.base is None, f"{where}: the model has frozen parts already")

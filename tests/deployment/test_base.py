@@ -57,6 +57,52 @@ def test_a_deployment_over_a_base_equals_the_simulation(
         assert np.asarray(leaf).tobytes() in traffic
 
 
+@pytest.mark.filterwarnings("ignore:all training labels")
+def test_products_of_nodes_are_those_of_the_simulation(tmp_path: Path) -> None:
+    """With a client each; a node with several sends the best approximation of its mean product."""
+    file = tmp_path / "base.safetensors"
+    table = table_with(file, **LORA)
+    table |= {"method": [{"name": "fedprox", "mu": 0.1}], "aggregation": {"rule": "product"}}
+    policy = Policy(base=str(file))
+    nodes = nodes_of(table, tmp_path, 4, policy=policy)
+    (run,) = deployed(table, [node.answer for node in nodes])
+    (other,) = simulated(table)
+    whole = resolve(parse("test", table)).model.whole
+    assert apart(whole(run.params), whole(other.params)) < 1e-5  # the factors' signs may differ
+    (plain,) = simulated(table | {"aggregation": {"rule": "mean"}})
+    assert apart(whole(run.params), whole(plain.params)) > 1e-3
+
+    one = table | {"rounds": 1, "cohort": {"clients_per_round": 4}}
+    one["solver"] = {"learning_rate": 0.01, "batch_size": "all", "epochs": 2}
+    two = nodes_of(one, tmp_path / "two", policy=policy)
+    (together,) = deployed(one, [node.answer for node in two])
+    resolved = resolve(parse("test", one))
+    alone = [
+        fp.simulate(
+            node.federation,
+            resolved.model,
+            fp.fedprox(mu=0.1),
+            solver=resolved.solver,
+            cohort=fp.Cohort(2),
+            rounds=1,
+            aggregation=fp.Aggregation("product"),
+            progress=False,
+        )[0].params
+        for node in two
+    ]
+    rows = np.array([len(node.federation.train) for node in two])
+    weights = rows / rows.sum()
+    mean = sum(w * _product(each) for w, each in zip(weights, alone, strict=True))
+    u, values, v = np.linalg.svd(mean, full_matrices=False)
+    np.testing.assert_allclose(
+        _product(together.params), (u[:, :2] * values[:2]) @ v[:2], atol=1e-5
+    )
+
+
+def _product(params: Any) -> Any:
+    return np.asarray(params["layers.0.weight.A"]) @ np.asarray(params["layers.0.weight.B"])
+
+
 @pytest.mark.parametrize(
     ("own", "line"),
     [

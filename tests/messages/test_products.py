@@ -38,7 +38,7 @@ def test_the_product_is_the_best_approximation_of_the_mean(shape: tuple[int, ...
     np.testing.assert_allclose(found["w.A"] @ found["w.B"], best, atol=1e-5)
     np.testing.assert_allclose(found["bias"], share @ sent["bias"], atol=1e-6)
     assert found["w.A"].shape == sent["w.A"].shape[1:]
-    size = np.linalg.norm(np.tensordot(share, sent["w.A"], 1))
+    size = np.sqrt(share @ (sent["w.A"] ** 2).sum(axis=(1, 2)))
     assert float(jnp.linalg.norm(found["w.A"])) == pytest.approx(size, rel=1e-5)
     if shape[0] > 1:  # the product of the means is another matrix
         of_means = np.tensordot(share, sent["w.A"], 1) @ np.tensordot(share, sent["w.B"], 1)
@@ -112,6 +112,63 @@ def test_a_round_takes_the_mean_of_the_clients_products() -> None:
     np.testing.assert_allclose(together["dense.bias"], bias, atol=1e-6)
     factors = run_of(fp.Aggregation(), **step).params
     assert np.abs(_product(factors) - mean).max() > 1e-3
+
+
+def at_rank(params: Any, rank: int) -> Any:
+    a, b = params["dense.weight.A"], params["dense.weight.B"]
+    return params | {"dense.weight.A": a.at[:, rank:].set(0), "dense.weight.B": b.at[rank:].set(0)}
+
+
+@pytest.mark.filterwarnings("ignore:all training labels")
+@pytest.mark.parametrize("method", [fp.fedavg(), fp.fedprox(mu=0.5)], ids=["fedavg", "fedprox"])
+def test_clients_of_other_ranks_train_the_leading_part(method: fp.Algorithm) -> None:
+    start = ADAPTED.init(jax.random.key(7)) | {"dense.weight.B": jnp.ones((2, 60)) / 10}
+    steps: dict[str, Any] = {
+        "solver": fp.Solver(0.05, "all", steps=2),
+        "rounds": 1,
+        "methods": method,
+    }
+    clients, ranks = [FEDERATION.of_clients(np.array([k])) for k in range(4)], (1, 2, 2, 1)
+    alone = [
+        run_of(
+            fp.Aggregation(), each, cohort=fp.Cohort(1), initial=at_rank(start, rank), **steps
+        ).params
+        for each, rank in zip(clients, ranks, strict=True)
+    ]
+    assert not alone[0]["dense.weight.A"][:, 1].any()
+    share = FEDERATION.train.sizes / FEDERATION.train.sizes.sum()
+    mean = sum(p * _product(each) for p, each in zip(share, alone, strict=True))
+    u, values, v = np.linalg.svd(mean, full_matrices=False)
+    together = run_of(fp.Aggregation("product", ranks=ranks), initial=start, **steps).params
+    np.testing.assert_allclose(_product(together), (u[:, :2] * values[:2]) @ v[:2], atol=2e-5)
+    bias = sum(p * each["dense.bias"] for p, each in zip(share, alone, strict=True))
+    np.testing.assert_allclose(together["dense.bias"], bias, atol=1e-6)
+    # the first column alone is the best approximation of rank 1
+    first = together["dense.weight.A"][:, :1] @ together["dense.weight.B"][:1]
+    np.testing.assert_allclose(first, (u[:, :1] * values[:1]) @ v[:1], atol=2e-5)
+
+
+def test_ranks_that_are_all_the_models_change_nothing() -> None:
+    same, plain = run_of(fp.Aggregation("product", ranks=[2] * 4)), run_of(PRODUCT)
+    jax.tree.map(np.testing.assert_array_equal, same.params, plain.params)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "line"),
+    [
+        ([2, 2], "aggregation.ranks has 2 ranks; there are 4 clients"),
+        ([2, 2, 3, 1], "aggregation.ranks: 3; the model's adapters have rank 2"),
+        ([2, 2, 0, 1], r"aggregation\.ranks\[2\] = 0"),
+    ],
+)
+def test_wrong_ranks_are_refused(ranks: list[int], line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        run_of(fp.Aggregation("product", ranks=ranks))
+
+
+def test_ranks_are_for_products() -> None:
+    with pytest.raises(fp.InputError, match=r"aggregation\.ranks: they are for rule"):
+        fp.Aggregation(ranks=[1])
 
 
 def _product(params: Any) -> Any:

@@ -79,6 +79,8 @@ class ClientContext(NamedTuple):
             else None.
         labels: How many labels of each class the client's rows have, shape (classes,), if
             `Algorithm.own_labels`; else None.
+        rank: Rank of the client's adapters, an int32 scalar, if clients have different ones; else
+            None.
     """
 
     gradient: Params | None
@@ -90,6 +92,7 @@ class ClientContext(NamedTuple):
     rate: jax.Array | None = None
     key: jax.Array | None = None
     labels: jax.Array | None = None
+    rank: jax.Array | None = None
 
 
 class Batch(NamedTuple):

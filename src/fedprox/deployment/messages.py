@@ -25,7 +25,7 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 
-VERSION = 6
+VERSION = 7
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -269,6 +269,7 @@ class Setup(Message):
         secure: How messages are summed in secret; None if the coordinator sees each node's.
         compression: `[compression]` of the experiment, by which each client's message travels by
             itself; None for sums of messages in full.
+        products: Whether the mean of adapters is that of their products.
     """
 
     run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
@@ -290,6 +291,7 @@ class Setup(Message):
     privacy: Hiding | None
     secure: Securing | None
     compression: Table | None
+    products: bool
 
 
 class Work(Message):

@@ -29,6 +29,8 @@ from fedprox.federation import Federation
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
 from fedprox.messages.private import private
+from fedprox.messages.products import by_products
+from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, digest
 from fedprox.report.saved import load_model
 from fedprox.simulation.compiled.call_inputs import exchanges
@@ -157,6 +159,7 @@ class Parts:
             staleness=np.zeros(len(own), np.int64),
             rate=np.ones(len(own)),
             attacks=np.zeros(len(own), np.int64),
+            rank=np.zeros(len(own), np.int64),
         )
 
     def train(
@@ -407,8 +410,9 @@ def methods_of(
         stop_at_target="never",
         privacy=None if hiding is None else hiding.clipping,
         compression=compression,
+        aggregation=Aggregation("product" if setup.products else "mean"),
     )
-    given = algorithm
+    given = by_products(algorithm) if setup.products else algorithm
     if compression is not None:
         given = compression.received(algorithm, model.shapes)
     part = reporting(given, protocol.evaluation.model)

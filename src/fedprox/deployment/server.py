@@ -86,15 +86,11 @@ def check_deployable(experiment: Experiment) -> None:
         )
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
+        ("aggregation.ranks", experiment.aggregation.ranks, "all messages have one shape"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
         require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
-    require(
-        experiment.aggregation.rule != "product",
-        'aggregation.rule = "product": leave it out in a deployment, where nodes send sums over '
-        "their clients",
-    )
     for name in ("by_client", "client_records"):
         require(
             not getattr(experiment.evaluation, name),
@@ -231,6 +227,7 @@ class Server:
             privacy=self._hiding(method),
             secure=deployment.secure,
             compression=None if protocol.compression is None else asdict(protocol.compression),
+            products=protocol.aggregation.rule == "product",
         )
 
     def on_nodes(self, method: Method) -> Algorithm:

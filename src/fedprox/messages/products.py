@@ -27,10 +27,19 @@ from fedprox.algorithms.base import (
 from fedprox.errors import require
 from fedprox.frozen import FACTORS, adapted
 from fedprox.model import Params
+from fedprox.subproblem import Subproblem
 
 
-def by_products(algorithm: Algorithm) -> Algorithm:
+def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """The same method, whose clients send the factors of adapters as they are.
+
+    A client of a lower rank receives the leading columns of A and rows of B, which are the best
+    approximation of the server's product at its rank, and zeros for the others. The gradient of
+    either zero factor is a product with the other one, so what is zero stays zero.
+
+    Args:
+        algorithm: The method.
+        ranked: Whether clients have ranks of their own.
 
     Raises:
         InputError: If its server does not replace the model by the mean of the clients'.
@@ -41,6 +50,12 @@ def by_products(algorithm: Algorithm) -> Algorithm:
         'aggregation.rule must not be "product"',
     )
 
+    def received(state: Params, context: ClientContext) -> Params:
+        return state if context.rank is None else _at_rank(state, context.rank)
+
+    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        return algorithm.subproblem(received(state, context), hparams, context)
+
     def message(
         state: Params, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
@@ -50,7 +65,19 @@ def by_products(algorithm: Algorithm) -> Algorithm:
     def update(state: Params, mean: Params, hparams: HParams) -> Params:
         return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
 
-    return algorithm._replace(message=message, update=update)
+    own: dict[str, Any] = {"received": received, "subproblem": subproblem} if ranked else {}
+    return algorithm._replace(message=message, update=update, **own)
+
+
+def _at_rank(params: Params, rank: jax.Array) -> Params:
+    """The parameters with zeros in the factors of adapters beyond a rank."""
+    found = dict(params)
+    for name in adapted(params):
+        a, b = (name + factor for factor in FACTORS)
+        within = jnp.arange(params[a].shape[1]) < rank
+        found[a] = jnp.where(within, params[a], 0)
+        found[b] = jnp.where(within[:, None], params[b], 0)
+    return found
 
 
 def _factors(params: Params) -> list[str]:
@@ -93,8 +120,9 @@ def _mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Arra
         right = b.reshape(-1, columns)
         (q, upper), (p, lower) = jnp.linalg.qr(left), jnp.linalg.qr(right.T)
         u, values, v = jnp.linalg.svd(upper @ lower.T, full_matrices=False)
-        # A keeps its size, and has full rank also where the products are zero
-        length = jnp.linalg.norm(found[first]) / jnp.sqrt(rank)
+        # A keeps its size, whose square is the mean of the clients', and has full rank also where
+        # the products are zero
+        length = jnp.sqrt(share @ jnp.sum(a**2, axis=(1, 2)) / rank)
         length = jnp.where(length > 0, length, 1)
         found[first] = length * q @ u[:, :rank]
         found[second] = values[:rank, None] / length * (v[:rank] @ p.T)

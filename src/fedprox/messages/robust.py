@@ -5,7 +5,7 @@ of them that are chosen by an adversary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -65,6 +65,9 @@ class Aggregation:
             cohort (Karimireddy et al. 2022); f faulty ones may then be in as many buckets.
         bucket: Messages of a bucket, at least 2.
         radius: :math:`\tau` of centred clipping, above 0.
+        ranks: With "product", the rank of each client's adapters, from 1 to that of the model, in a
+            simulation. A client receives the best approximation of the server's products at its
+            rank, and trains only that. None if all clients have the model's rank.
 
     Raises:
         InputError: If a setting is unknown or out of range.
@@ -89,6 +92,7 @@ class Aggregation:
     before: Before = "nothing"
     bucket: int = 2
     radius: float = 1.0
+    ranks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         require_one_of("aggregation.rule", self.rule, get_args(Rule))
@@ -101,11 +105,29 @@ class Aggregation:
             self.before == "nothing" or self.rule in RULES,
             f'aggregation.before = "{self.before}"; it is for robust rules',
         )
+        if self.ranks is not None:
+            require(self.rule == "product", 'aggregation.ranks: they are for rule = "product"')
+            for k, rank in enumerate(self.ranks):
+                require_whole(f"aggregation.ranks[{k}]", rank)
+            object.__setattr__(self, "ranks", tuple(map(int, self.ranks)))
 
     @property
     def stores(self) -> bool:
         """Whether the rule reads all messages of a round together."""
         return self.rule != "mean"
+
+    def check_ranks(self, clients: int, most: int) -> None:
+        """Raise `InputError` unless each client has a rank that the model's adapters have."""
+        if self.ranks is None:
+            return
+        require(
+            len(self.ranks) == clients,
+            f"aggregation.ranks has {len(self.ranks)} ranks; there are {clients} clients",
+        )
+        require(
+            max(self.ranks) <= most,
+            f"aggregation.ranks: {max(self.ranks)}; the model's adapters have rank {most}",
+        )
 
     def check_method(self, algorithm: Algorithm) -> None:
         """Raise `InputError` if a rule does not see all that a method's clients send."""

@@ -174,6 +174,7 @@ def contexts_of(
         labels=own.labels,
         staleness=at_points(jobs.staleness),
         rate=at_points(jobs.rate),
+        rank=at_points(jobs.rank),
         key=None if words is None else jnp.broadcast_to(words[:, None], (*shape, 2)),
     )
 

@@ -10,6 +10,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientState
 from fedprox.features import Features
+from fedprox.messages.faults import mean_of, times
 from fedprox.model import Params, with_base
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.gradients import exchange_gradients
@@ -153,5 +154,9 @@ def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
         counts = jnp.where(result.faulty, 0.0, counts)
     if program.clock is not None and local.steps is not None:
         counts = jnp.where(program.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
-    faulty = None if result.faulty is None else result.faulty.T
-    return Part(result.sums, counts.sum(axis=0), local, result.client_state, faulty)
+    faulty, counted, sums = None, counts.sum(axis=0), result.sums
+    if result.faulty is not None:
+        faulty = result.faulty.T
+    if program.rule.stores:  # sums are what it takes of the messages, times `result.counted`
+        sums = times(counted, mean_of(sums, result.counted))
+    return Part(sums, counted, local, result.client_state, faulty)

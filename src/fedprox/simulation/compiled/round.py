@@ -250,10 +250,11 @@ class RoundsProgram:
             self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
         self.has_client_keys = method.protocol.codes_randomly
+        self.rule, self.ranked = method.rule, method.rule.ranks is not None
         self.collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
-            rule=method.rule,
+            rule=self.rule,
             attack=method.protocol.lies,
         )
         if apart:
@@ -331,6 +332,8 @@ class RoundsProgram:
         if self.asynchronous:
             none = jnp.zeros((lanes_here, points))
             context = context._replace(staleness=none.astype(jnp.int32), rate=none)
+        if self.ranked:
+            context = context._replace(rank=jnp.zeros((lanes_here, points), jnp.int32))
         if self.has_client_keys:
             context = context._replace(key=jnp.zeros((lanes_here, points, 2), jnp.uint32))
         zeros = jnp.zeros(lanes_here)

@@ -21,7 +21,7 @@ from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
-from fedprox.frozen import adapted
+from fedprox.frozen import adapted, rank_of
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
@@ -209,6 +209,7 @@ class Protocol:
         if self.aggregation.rule == "product":
             line = 'aggregation.rule = "product"; '
             require(adapted(self.model.shapes), line + "it is for a model of fedprox.lora")
+            self.aggregation.check_ranks(len(self.federation), rank_of(self.model.shapes))
             require(self.compression is None, line + "compression codes updates: use one of both")
             require(self.evaluation.model == "server", line + 'evaluation.model must be "server"')
             require(
@@ -248,7 +249,8 @@ class Protocol:
         """Which fields of jobs programs read that are not always there."""
         late = () if self.asynchronous is None else ("staleness", "rate")
         lies = () if self.lies is None else ("attacks",)
-        return (*late, *lies, *("client",) * self.codes_randomly)
+        ranked = self.aggregation.ranks is not None
+        return (*late, *lies, *("rank",) * ranked, *("client",) * self.codes_randomly)
 
     @property
     def lies(self) -> Attack | None:
@@ -268,6 +270,12 @@ class Protocol:
         if self.lies is None:
             return np.zeros(count, np.int64)
         return self.lies.clients(count).astype(np.int64)
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """Rank of each client's adapters, shape (clients,); zeros unless they are different."""
+        given = self.aggregation.ranks
+        return np.array([0] * len(self.federation) if given is None else given, np.int64)
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""
@@ -400,7 +408,7 @@ class Protocol:
         if algorithm.pooled:
             return algorithm
         if self.aggregation.rule == "product":
-            algorithm = by_products(algorithm)
+            algorithm = by_products(algorithm, ranked=self.aggregation.ranks is not None)
         if self.compression is not None:
             algorithm = self.compression.received(algorithm, self.model.shapes)
             algorithm = compressed(algorithm, self.compression, self.model.shapes)

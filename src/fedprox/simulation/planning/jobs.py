@@ -31,6 +31,7 @@ class Jobs(NamedTuple):
         staleness: Steps of the server since the client started; 0 but in asynchronous rounds.
         rate: The client's learning rate, relative to the round's; 1 but in asynchronous rounds.
         attacks: Whether the client attacks, 1 or 0.
+        rank: Rank of the client's adapters; 0 unless clients have different ones.
     """
 
     client: NDArray[np.int64]
@@ -46,6 +47,7 @@ class Jobs(NamedTuple):
     staleness: NDArray[np.int64]
     rate: NDArray[np.float64]
     attacks: NDArray[np.int64]
+    rank: NDArray[np.int64]
 
     def take(self, chosen: Any) -> "Jobs":
         """Some of these jobs."""
@@ -54,7 +56,8 @@ class Jobs(NamedTuple):
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
-    whole = {"client", "first_row", "size", "steps", "owner", "device_row", "staleness", "attacks"}
+    whole = {"client", "first_row", "size", "steps", "owner", "device_row"}
+    whole |= {"staleness", "attacks", "rank"}
     kinds: list[Any] = [np.int64 if name in whole else np.float64 for name in Jobs._fields]
     return Jobs(*(np.zeros(0, kind) for kind in kinds))
 
@@ -69,7 +72,7 @@ def jobs_of(
         ownership: Which process owns which clients.
         client: Indices of the clients, shape (jobs,).
         columns: The other fields of `Jobs`, but those that say where rows are; those of
-            asynchronous rounds and of attacks may be left out.
+            asynchronous rounds, of attacks and of adapters may be left out.
     """
     first = train.offsets[client]
     return Jobs(
@@ -82,6 +85,7 @@ def jobs_of(
             "staleness": np.zeros_like(client),
             "rate": np.ones(len(client)),
             "attacks": np.zeros_like(client),
+            "rank": np.zeros_like(client),
             **columns,
         },
     )
@@ -103,6 +107,7 @@ class Slots(NamedTuple):
         staleness: As in `Jobs`; None but in asynchronous rounds.
         rate: As in `Jobs`; None likewise.
         attacks: As in `Jobs`; None unless some clients change their messages.
+        rank: As in `Jobs`; None unless clients have different ones.
         client: As in `Jobs`; None unless clients need random keys for their messages.
     """
 
@@ -114,6 +119,7 @@ class Slots(NamedTuple):
     staleness: Array | None = None
     rate: Array | None = None
     attacks: Array | None = None
+    rank: Array | None = None
     client: Array | None = None
 
 

@@ -160,6 +160,7 @@ def round_work(
             staleness=one * 0,
             rate=np.ones(1),
             attacks=one * 0,
+            rank=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -244,4 +245,5 @@ def _jobs(
         participation=drawn.mass / total,
         relative_size=relative_size,
         attacks=protocol.attackers[drawn.clients],
+        rank=protocol.ranks[drawn.clients],
     )
