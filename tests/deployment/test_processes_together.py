@@ -7,14 +7,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import safetensors.numpy
 import tomli_w
 
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
+from fedprox.model import dotted
 from tests.deployment.federations import apart, simulated, table_of
 from tests.deployment.machines import finish, interrupt, left_over, machines
+from tests.deployment.test_base import LORA, SLOW, table_with
 
 SCAFFOLD: dict[str, Any] = table_of(
     {"name": "scaffold"},
@@ -44,17 +47,23 @@ def model_in(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_changes_nothing(tmp_path: Path) -> None:
-    table = {**SCAFFOLD, "rounds": 5}
-    with machines(tmp_path, nodes_of(table)) as federation:
+@pytest.mark.parametrize("trained", ["all", "adapters"])
+def test_a_node_that_is_killed_changes_nothing(tmp_path: Path, trained: str) -> None:
+    table, policy = {**SCAFFOLD, "rounds": 5}, {}
+    if trained == "adapters":
+        base = tmp_path / "base.safetensors"
+        table |= {"model": table_with(base, **LORA)["model"], "initial": str(base)}
+        table["solver"] = {**table["solver"], **SLOW}
+        policy = {"policy": {"base": str(base)}}
+    with machines(tmp_path, [node | policy for node in nodes_of(table)]) as federation:
         operator = federation.operate(written(tmp_path, table), "--out", str(tmp_path / "run"))
         federation.wait_for("round 2:")
         federation.kill(1)
         federation.start(1)
         assert finish(operator) == 0, federation.said
     (theirs,) = simulated(table)
-    named = {"dense.bias": theirs.params["dense"]["bias"]}
-    named["dense.weight"] = theirs.params["dense"]["weight"]
+    leaves = jax.tree_util.tree_leaves_with_path(theirs.params)
+    named = dict(sorted((dotted(path), leaf) for path, leaf in leaves))
     assert apart(named, model_in(tmp_path / "run")) < 1e-5
     (summary,) = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 5
