@@ -84,6 +84,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.privacy
 	$(VENV)/bin/python -m benchmarks.methods
 	$(VENV)/bin/python -m benchmarks.bases
+	$(VENV)/bin/python -m benchmarks.precision
 	$(VENV)/bin/python -m benchmarks.checkpoints
 	$(VENV)/bin/python -m benchmarks.processes
 	$(VENV)/bin/python -m benchmarks.many_rounds

@@ -41,6 +41,7 @@ from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
+from fedprox.mixed import mixed_precision
 from fedprox.model import Model
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.report.figure import figure
@@ -153,6 +154,7 @@ __all__ = [
     "lora",
     "metrics",
     "mime",
+    "mixed_precision",
     "models",
     "moon",
     "personal_parts",

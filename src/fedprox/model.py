@@ -286,6 +286,18 @@ def with_base(model: Model, base: Any) -> Model:
     return model if base is model.base else dataclasses.replace(model, base=base)
 
 
+def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
+    """A model whose functions of (the whole model's parameters, features, ...) are rewritten."""
+    assert isinstance(model.apply, _Apply)
+    train, representation = model.train, model.representation
+    return dataclasses.replace(
+        model,
+        apply=rewrite(model.apply.function),
+        train=None if train is None else rewrite(train),
+        representation=None if representation is None else rewrite(representation),
+    )
+
+
 def dotted(path: Sequence[Any]) -> str:
     """The name of an array of a pytree from its path, such as "dense.bias"."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator=".")

@@ -34,7 +34,7 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "method": ALGORITHMS,
 }
 
-BESIDES = {"name", "frozen", "lora", "solver", "optimizer", "optimizer_options"}
+BESIDES = {"name", "frozen", "lora", "mixed_precision", "solver", "optimizer", "optimizer_options"}
 """Keys of a section that are no arguments of the function that it names."""
 
 

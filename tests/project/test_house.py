@@ -18,7 +18,7 @@ FLOORS = [
     {"features", "streams"},
     {"federation"},
     {"model"},
-    {"subproblem", "frozen", "datasets", "models"},
+    {"subproblem", "frozen", "mixed", "datasets", "models"},
     {"solver", "diagnostics"},
     {"algorithms"},
     {"messages"},

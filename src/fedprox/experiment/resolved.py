@@ -21,6 +21,7 @@ from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
+from fedprox.mixed import mixed_precision
 from fedprox.model import Model, Params
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
@@ -170,7 +171,7 @@ def resolve_with(
             key not in experiment.model or experiment.initial is not None,
             f"model.{key}: it needs initial, from which the frozen values come",
         )
-    make_model, model_table = named(_without_base(experiment.model), MODELS, "model", Model)
+    make_model, model_table = _model(experiment.model)
     federation, data_table = load()
     table = experiment.model_dump(exclude_none=True)
     if evaluation.of(federation).clients is None:
@@ -299,9 +300,24 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
 
 def model_of(section: Table, federation: Federation) -> Model:
     """The whole model that a `[model]` section names, for the data of a federation."""
-    make_model, _ = named(_without_base(section), MODELS, "model", Model)
-    model: Model = make_model(federation)
-    return model
+    make_model, _ = _model(section)
+    return make_model(federation)
+
+
+def _model(section: Table) -> tuple[Callable[[Federation], Model], Table]:
+    """(a federation) -> the whole model of a `[model]` section, which has every default."""
+    mixed, besides = section.get("mixed_precision", False), (*BASED, "mixed_precision")
+    require(
+        isinstance(mixed, bool),
+        f"model.mixed_precision = {shown(mixed)}; it must be true or false",
+    )
+    keys = {key: value for key, value in section.items() if key not in besides}
+    make_model, table = named(keys, MODELS, "model", Model)
+    if not mixed:
+        return make_model, table
+    return lambda federation: mixed_precision(make_model(federation)), table | {
+        "mixed_precision": True
+    }
 
 
 BASED = ("frozen", "lora")
@@ -325,10 +341,6 @@ def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
     settings = dict(check(LoraSection, adapters, "model.lora"))
     table = {key: list(each) if isinstance(each, tuple) else each for key, each in settings.items()}
     return lora(model, params, **settings), {"lora": table}
-
-
-def _without_base(section: Table) -> Table:
-    return {key: value for key, value in section.items() if key not in BASED}
 
 
 def solver_of(section: Section) -> tuple[Solver, Table]:

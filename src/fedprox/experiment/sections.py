@@ -48,6 +48,8 @@ class ModelKeys(Section):
     lora: Annotated[Any, Of(LoraSection)] = None
     """Low-rank adapters of matrices of `initial`, to which all else is frozen: a table with the
     keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
+    mixed_precision: bool = False
+    """Whether the model computes in bfloat16, see :func:`fedprox.mixed_precision`."""
 
 
 class MethodKeys(Section):
