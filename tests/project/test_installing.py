@@ -27,7 +27,7 @@ BY_NAME = re.compile(
         ("needs fedprox[huggingface]", True),
         ('pip install ".[flower]"', False),
         ('pip install "$(echo fedprox-*.whl)[flower]"', False),
-        ("pip install 'dist/fedprox-0.2.0-py3-none-any.whl[flower]'", False),
+        ("pip install 'dist/fedprox-0.3.0-py3-none-any.whl[flower]'", False),
         ("/srv/fedprox/venv/bin/pip install .", False),
     ],
 )

@@ -19,8 +19,11 @@ NEW = {"src/fedprox/algorithms/momentum.py", "tests/algorithms/test_momentum.py"
 """Files that the contributor of its example would write."""
 
 
-def test_the_citation_names_the_version() -> None:
+def test_the_citation_and_the_changelog_name_the_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert re.fullmatch(rf"{re.escape(__version__)} \((\d{{4}}-\d\d-\d\d|unreleased)\)", newest[1])
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-docs.lock"])
