@@ -18,6 +18,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
 from fedprox.precision import real_type
+from fedprox.rewriting import fast
 from fedprox.user_code import call, describe, listed, shapes_of
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class _Apply:
             check_params("model", params, self.shapes)
         if self.base is not None:
             params = self.base(params)
-        return call("model.apply(params, x)", self.function, params, x, given={"x": x})
+        return call("model.apply(params, x)", fast(self.function), params, x, given={"x": x})
 
 
 def with_base(model: Model, base: Any) -> Model:
@@ -469,7 +470,7 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
         InputError: If the model's loss is not one number for each example.
     """
     given = {"outputs": outputs, "y": y}
-    losses = call("model.loss(outputs, y)", model.loss, outputs, y, given=given)
+    losses = call("model.loss(outputs, y)", fast(model.loss), outputs, y, given=given)
     require(
         np.shape(losses) == y.shape[:1],
         f"model.loss: an array of shape {np.shape(losses)} for {y.shape[0]} examples; it must "
@@ -482,7 +483,7 @@ def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array)
     """The outputs of a model's `train` for a mini-batch."""
     assert model.train is not None
     whole = model.whole(params)
-    return call("model.train(params, x, key)", model.train, whole, x, key, given={"x": x})
+    return call("model.train(params, x, key)", fast(model.train), whole, x, key, given={"x": x})
 
 
 def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -224,35 +224,6 @@ def hessian_products(f: Callable[..., jax.Array], point: Any, along: Any) -> Any
     return jax.grad(slope)(point)
 
 
-@pytest.mark.parametrize(
-    "shape", [CONVOLUTIONS[4], pytest.param(CONVOLUTIONS[0], marks=pytest.mark.slow)]
-)
-def test_a_convolution_under_vmap_and_twice_differentiated(shape: tuple[int, ...]) -> None:
-    *sizes, stride, padding = shape
-    x, kernel = images(*sizes)
-    xs, kernels = jnp.stack([x, 2 * x, x - 1]), jnp.stack([kernel, 1 - kernel, 3 * kernel])
-    along = x[::-1], kernel[::-1]
-
-    def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return layers.convolve(x, kernel, stride, padding)
-
-    theirs = partial(plain, stride, padding)
-    for axes in ((0, 0), (0, None), (None, 0)):
-        arguments = xs if axes[0] == 0 else x, kernels if axes[1] == 0 else kernel
-        found, wanted = (
-            jax.vmap(jax.grad(partial(cubes, f), argnums=(0, 1)), axes)(*arguments)
-            for f in (ours, theirs)
-        )
-        for a, b in zip(found, wanted, strict=True):
-            assert_allclose(a, b, rtol=1e-3, atol=1e-2)
-    found, wanted = (
-        jax.vmap(lambda k, f=f: hessian_products(partial(cubes, f), (x, k), along))(kernels)
-        for f in (ours, theirs)
-    )
-    for a, b in zip(found, wanted, strict=True):
-        assert_allclose(a, b, rtol=1e-3, atol=1e-1)
-
-
 POOLS = [(8, 2, (0, 0)), (9, 2, (0, 0)), (8, 3, (0, 1)), (9, 3, (1, 1)), (8, 3, (1, 1))]
 
 

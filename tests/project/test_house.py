@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "output", "signals"},
-    {"bar", "user_code", "precision"},
+    {"errors", "output", "signals", "convolution"},
+    {"bar", "user_code", "precision", "rewriting"},
     {"metrics", "nnx_functions"},
     {"measures"},
     {"files", "privacy"},

@@ -20,6 +20,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.errors import require
 from fedprox.model import Model, Params
+from fedprox.rewriting import fast
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
@@ -55,6 +56,7 @@ def contrastive_loss(model: Model, params: Params, batch: Batch, given: Given) -
     )
     assert represent is not None
     models = params, given.received, given.last
+    represent = fast(represent)
     z, received, last = (represent(model.whole(w), batch.x) for w in models)
     ahead = (similarity(z, last) - similarity(z, received)) / given.tau
     return batch.loss(model, params) + given.mu * batch.mean(jax.nn.softplus(ahead))

@@ -6,7 +6,6 @@ comparisons, which suit accelerators too; this has not been measured.
 
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fedprox import convolution
 from fedprox.errors import require
 
 T = TypeVar("T")
@@ -123,27 +123,11 @@ class Conv(nnx.Module):
         return x + self.bias[...] if hasattr(self, "bias") else x
 
 
-class _Shape(NamedTuple):
-    """Static numbers that the three products of a convolution depend on."""
-
-    stride: int
-    padding: int
-    height: int
-    width: int
-    size: int
-
-    @property
-    def windows(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        reach = self.size - 2 * self.padding
-        return (self.height - reach) // self.stride + 1, (self.width - reach) // self.stride + 1
-
-
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """y[b,h,w,o] = sum_ijc x[b, s h + i - p, s w + j - p, c] kernel[i,j,c,o].
 
-    A convolution and the gradients in its two arguments are three products, each a derivative of
-    the others, so it can be differentiated in reverse mode any number of times.
+    On a CPU in the formulation of `fedprox.convolution`. It can be differentiated in any mode any
+    number of times.
 
     Args:
         x: Images (B, H, W, C).
@@ -151,180 +135,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0)
         stride: Step s between windows.
         padding: Zeros p added on every side.
     """
-    _, height, width, _ = x.shape
-    return _output(_Shape(stride, padding, height, width, len(kernel)), x, kernel)
-
-
-_LAYOUT = ("NHWC", "HWIO", "NHWC")
-
-
-def _plain(shape: _Shape, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return lax.conv_general_dilated(
-        x, kernel, (shape.stride,) * 2, [(shape.padding,) * 2] * 2, dimension_numbers=_LAYOUT
-    )
-
-
-def _product(on_cpu: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Any:
-    """(shape, a, b) -> the product in the backend's formulation.
-
-    Under `vmap` a CPU computes one pair after another: XLA has no fast path for a batch of kernels.
-    """
-
-    def product(shape: _Shape, a: jax.Array, b: jax.Array) -> jax.Array:
-        @jax.custom_batching.custom_vmap
-        def one(a: jax.Array, b: jax.Array) -> jax.Array:
-            return lax.platform_dependent(
-                a, b, cpu=partial(on_cpu, shape), default=partial(plain, shape)
-            )
-
-        @one.def_vmap
-        def several(
-            size: int, batched: list[bool], a: jax.Array, b: jax.Array
-        ) -> tuple[jax.Array, bool]:
-            a, b = (
-                arg if is_batched else jnp.broadcast_to(arg, (size, *arg.shape))
-                for arg, is_batched in zip((a, b), batched, strict=True)
-            )
-            if size == 1:
-                return one(a[0], b[0])[None], True
-            return lax.platform_dependent(
-                a,
-                b,
-                cpu=lambda a, b: lax.map(lambda pair: one(*pair), (a, b)),
-                default=jax.vmap(partial(plain, shape)),
-            ), True
-
-        return one(a, b)
-
-    return product
-
-
-def _canonical(
-    x: jax.Array,
-    kernel: jax.Array,
-    *,
-    stride: int = 1,
-    padding: tuple[tuple[int, int], tuple[int, int]],
-    spread: int = 1,
-    dilation: int = 1,
-) -> jax.Array:
-    """A convolution in the layout that XLA's CPU backend runs fast inside loops."""
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        padding,
-        lhs_dilation=(spread, spread),
-        rhs_dilation=(dilation, dilation),
-        dimension_numbers=_LAYOUT,
-    )
-
-
-def _x_gradient(shape: _Shape, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-    """dL/dx: the full correlation of dy with the rotated kernel."""
-    low = shape.size - 1 - shape.padding
-    height = (low, shape.height + shape.padding - 1 - shape.stride * (dy.shape[1] - 1))
-    width = (low, shape.width + shape.padding - 1 - shape.stride * (dy.shape[2] - 1))
-    turned = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
-    return _canonical(dy, turned, padding=(height, width), spread=shape.stride)
-
-
-def _kernel_gradient(shape: _Shape, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """dL/dkernel: x with its channels as batch, correlated with dy as the kernel.
-
-    It takes a few images at a time, whose transposed copies stay in the CPU's cache.
-    """
-
-    def ahead(length: int, windows: int) -> tuple[int, int]:
-        reach = shape.stride * (windows - 1) + shape.size
-        return shape.padding, reach - length - shape.padding
-
-    padding = ahead(shape.height, dy.shape[1]), ahead(shape.width, dy.shape[2])
-
-    def some(x: jax.Array, dy: jax.Array) -> jax.Array:
-        return _canonical(
-            x.transpose(3, 1, 2, 0),
-            dy.transpose(1, 2, 0, 3),
-            padding=padding,
-            dilation=shape.stride,
-        ).transpose(1, 2, 0, 3)
-
-    few = next(n for n in (5, 4, 3, 2, 1) if len(x) % n == 0)
-    if few == len(x):
-        return some(x, dy)
-    xs, dys = (a.reshape(-1, few, *a.shape[1:]) for a in (x, dy))
-    nothing = jnp.zeros((shape.size, shape.size, x.shape[-1], dy.shape[-1]), x.dtype)
-    return lax.fori_loop(0, len(xs), lambda i, total: total + some(xs[i], dys[i]), nothing)
-
-
-def _transposed_in_x(
-    product: Callable[..., jax.Array], shape: _Shape, dy: jax.Array, kernel: jax.Array
-) -> jax.Array:
-    x = jax.ShapeDtypeStruct((len(dy), shape.height, shape.width, kernel.shape[2]), dy.dtype)
-    return jax.linear_transpose(lambda x: product(shape, x, kernel), x)(dy)[0]
-
-
-def _transposed_in_kernel(
-    product: Callable[..., jax.Array], shape: _Shape, x: jax.Array, dy: jax.Array
-) -> jax.Array:
-    size = (shape.size, shape.size, x.shape[-1], dy.shape[-1])
-    kernel = jax.ShapeDtypeStruct(size, x.dtype)
-    return jax.linear_transpose(lambda kernel: product(shape, x, kernel), kernel)(dy)[0]
-
-
-SMALL_IMAGE = 16
-"""Windows of an image up to which patches times a matrix is faster than XLA's convolution."""
-
-
-def _patches(shape: _Shape, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution as one product of all windows with the kernel."""
-    pad = (shape.padding,) * 2
-    x = jnp.pad(x, ((0, 0), pad, pad, (0, 0)))
-    step, (height, width) = shape.stride, shape.windows
-    windows = [
-        x[:, i : i + step * height : step, j : j + step * width : step]
-        for i, j in itertools.product(range(shape.size), repeat=2)
-    ]
-    return jnp.einsum(
-        "...k,ko->...o", jnp.concatenate(windows, -1), kernel.reshape(-1, kernel.shape[-1])
-    )
-
-
-def _by_size(
-    small: Callable[..., jax.Array], large: Callable[..., jax.Array]
-) -> Callable[..., jax.Array]:
-    def product(shape: _Shape, a: jax.Array, b: jax.Array) -> jax.Array:
-        chosen = small if math.prod(shape.windows) <= SMALL_IMAGE else large
-        return chosen(shape, a, b)
-
-    return product
-
-
-_of_output = _product(_by_size(_patches, _plain), _plain)
-_of_x = _product(
-    _by_size(partial(_transposed_in_x, _patches), _x_gradient), partial(_transposed_in_x, _plain)
-)
-_of_kernel = _product(
-    _by_size(partial(_transposed_in_kernel, _patches), _kernel_gradient),
-    partial(_transposed_in_kernel, _plain),
-)
-
-_output = jax.custom_vjp(_of_output, nondiff_argnums=(0,))
-_grad_x = jax.custom_vjp(_of_x, nondiff_argnums=(0,))
-_grad_kernel = jax.custom_vjp(_of_kernel, nondiff_argnums=(0,))
-
-_output.defvjp(
-    lambda shape, x, kernel: (_output(shape, x, kernel), (x, kernel)),
-    lambda shape, saved, dy: (_grad_x(shape, dy, saved[1]), _grad_kernel(shape, saved[0], dy)),
-)
-_grad_x.defvjp(
-    lambda shape, dy, kernel: (_grad_x(shape, dy, kernel), (dy, kernel)),
-    lambda shape, saved, dx: (_output(shape, dx, saved[1]), _grad_kernel(shape, dx, saved[0])),
-)
-_grad_kernel.defvjp(
-    lambda shape, x, dy: (_grad_kernel(shape, x, dy), (x, dy)),
-    lambda shape, saved, dk: (_grad_x(shape, saved[1], dk), _output(shape, saved[0], dk)),
-)
+    return convolution.convolve(x, kernel, (stride,) * 2, [(padding,) * 2] * 2)
 
 
 def max_pool(x: jax.Array, size: int = 2, padding: tuple[int, int] = (0, 0)) -> jax.Array:

@@ -1,0 +1,219 @@
+"""A user's function with its convolutions in the formulation of `fedprox.convolution`.
+
+The function is traced, and in its program each convolution that has a fast formulation is replaced
+by a call of that, in the programs inside (of `jax.jit`, `jax.checkpoint`, loops and conditions) as
+well. Everything else stays as it is, and so does a function without such convolutions.
+"""
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import linear_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.interpreters import ad
+
+from fedprox.convolution import convolve
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = TypeVar("P", bound=ClosedJaxpr | Jaxpr)
+
+_PLAIN: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Functions that were found to have no convolution, and are not traced again to see that."""
+
+
+def fast(function: F) -> F:
+    """A function that computes what another does, with fast convolutions if it is traced on a CPU.
+
+    Where there is none to replace, or outside of traces, the function itself is called.
+
+    Args:
+        function: A function of trees of arrays.
+    """
+
+    @wraps(function)
+    def replaced(*args: Any) -> Any:
+        if jax.default_backend() != "cpu" or _is_plain(function) or not _is_traced(args):
+            return function(*args)
+        try:
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        except Exception:  # which the call itself raises, at the caller's place
+            return function(*args)
+        rewritten = _rewritten(program)
+        if rewritten is program:
+            _remember(function)
+            return function(*args)
+        outputs = jaxpr_as_fun(rewritten)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return replaced  # type: ignore[return-value]
+
+
+def _is_traced(args: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
+
+
+def _is_plain(function: Any) -> bool:
+    try:
+        return function in _PLAIN
+    except TypeError:  # neither hashed nor referred to weakly
+        return False
+
+
+def _remember(function: Any) -> None:
+    with suppress(TypeError):
+        _PLAIN.add(function)
+
+
+_REWRITTEN: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+"""So that a program that is called several times stays one program; None for one as it was."""
+
+
+def _rewritten(program: P) -> P:
+    """A program with fast convolutions; the program itself if it has none to replace."""
+    if program not in _REWRITTEN:
+        if isinstance(program, ClosedJaxpr):
+            inner = _rewritten(program.jaxpr)
+            new: Any = ClosedJaxpr(inner, program.consts)
+            same = inner is program.jaxpr
+        else:
+            equations = [_rewritten_equation(each) for each in program.eqns]
+            new = program.replace(eqns=equations)
+            same = all(a is b for a, b in zip(equations, program.eqns, strict=True))
+        _REWRITTEN[program] = None if same else new
+    new = _REWRITTEN[program]
+    return program if new is None else new
+
+
+def _rewritten_equation(equation: JaxprEqn) -> JaxprEqn:
+    if equation.primitive is lax.conv_general_dilated_p:
+        return _fast_equation(equation) if _has_fast(equation) else equation
+    changed = {}
+    for name, value in equation.params.items():
+        new = _rewritten_parameter(value)
+        if new is not value:
+            changed[name] = new
+    if not changed:
+        return equation
+    return equation.replace(params=equation.params | changed | _rules_of(equation.params))
+
+
+def _rewritten_parameter(value: Any) -> Any:
+    """A parameter of an operation, with fast convolutions in programs of which it consists."""
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return _rewritten(value)
+    if isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
+        new = tuple(map(_rewritten_parameter, value))
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    return value
+
+
+def _has_fast(equation: JaxprEqn) -> bool:
+    """Whether a convolution has a formulation in `fedprox.convolution`."""
+    arrays: Any = [each.aval for each in (*equation.invars, *equation.outvars)]
+    x, kernel, y = arrays
+    return (
+        x.dtype == kernel.dtype == y.dtype
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and 3 <= x.ndim <= 5
+        and 0 not in (*x.shape, *kernel.shape, *y.shape)
+        and equation.params["out_sharding"] is None
+    )
+
+
+def _fast_equation(equation: JaxprEqn) -> JaxprEqn:
+    """A call of the fast formulation in place of a convolution."""
+    params = equation.params
+    call = partial(
+        _in_any_layout,
+        layout=params["dimension_numbers"],
+        batch_groups=params["batch_group_count"],
+        strides=params["window_strides"],
+        padding=params["padding"],
+        spread=params["lhs_dilation"],
+        dilation=params["rhs_dilation"],
+        groups=params["feature_group_count"],
+        precision=params["precision"],
+    )
+    (called,) = jax.make_jaxpr(call)(*(each.aval for each in equation.invars)).eqns
+    return called.replace(
+        invars=equation.invars,
+        outvars=equation.outvars,
+        source_info=equation.source_info,
+        ctx=equation.ctx,
+    )
+
+
+@partial(
+    jax.jit,
+    static_argnames=(
+        *("layout", "batch_groups", "strides", "padding"),
+        *("spread", "dilation", "groups", "precision"),
+    ),
+)
+def _in_any_layout(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    layout: lax.ConvDimensionNumbers,
+    batch_groups: int,
+    groups: int,
+    **settings: Any,
+) -> jax.Array:
+    """A convolution of arrays whose axes are in any order.
+
+    Args:
+        x: Features.
+        kernel: Kernel.
+        layout: The axes, as in `jax.lax.conv_general_dilated`.
+        batch_groups: Groups of x's batch, each of which has outputs of its own.
+        groups: Groups of channels.
+        settings: See `convolve`.
+    """
+    batch, channels, *positions = layout.lhs_spec
+    x = x.transpose(batch, *positions, channels)
+    outputs, inputs, *positions = layout.rhs_spec
+    kernel = kernel.transpose(*positions, inputs, outputs)
+    if batch_groups > 1:  # as groups of channels
+        x = x.reshape(batch_groups, -1, *x.shape[1:])
+        x = jnp.moveaxis(x, 0, -2)
+        x = x.reshape(*x.shape[:-2], -1)
+        groups = batch_groups
+    y = convolve(x, kernel, groups=groups, **settings)
+    order = (0, y.ndim - 1, *range(1, y.ndim - 1))
+    return y.transpose([order[i] for i in np.argsort(layout.out_spec)])
+
+
+def _rules_of(params: dict[str, Any]) -> dict[str, Any]:
+    """The rules of `jax.custom_jvp` and `jax.custom_vjp` among parameters, rewritten likewise."""
+    rules: dict[str, Any] = {}
+    for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
+        if name in params:
+            rules[name] = linear_util.transformation2(_rewriting_result)(params[name])
+    if "bwd" in params:
+        rules["bwd"] = linear_util.transformation2(_rewriting_call)(params["bwd"])
+    return rules
+
+
+def _rewriting_result(rule: Callable[..., Any], *zeros: Any) -> Any:
+    """Of a rule that makes a program when it is first needed."""
+    jaxpr, *others = rule(*zeros)
+    return _rewritten(jaxpr), *others
+
+
+def _rewriting_call(rule: Callable[..., Any], *args: Any) -> Any:
+    """Of a rule that computes. Some of its results may be symbols in place of zeros."""
+    results: list[Any] = []
+
+    def arrays(*args: Any) -> list[Any]:
+        results[:] = rule(*args)
+        return [each for each in results if not isinstance(each, ad.Zero)]
+
+    computed = iter(fast(arrays)(*args))
+    return [each if isinstance(each, ad.Zero) else next(computed) for each in results]
