@@ -32,7 +32,7 @@ from experiments.engine.summaries import RULE, stop
 Block = dict[str, Any]
 """A claim with its comparisons, or a table of strings with the words before it."""
 
-ACCURACIES = (ACCURACY, "slow_accuracy", "fast_accuracy")
+ACCURACIES = (ACCURACY, "slow_accuracy", "fast_accuracy", "personal_accuracy")
 """The measures that tables show in per cent."""
 
 COLUMNS = {
@@ -134,9 +134,19 @@ def _values(table: Values, measured: Measured) -> Block:
     for title, lines in table.rows:
         cells = []
         for line in lines:
+            if line is None:
+                cells.append("not run")
+                continue
             group = pick(measured[line.run], line.label)
-            each = [np.array([over.of(s, m) for s in group]) for m, over in table.measures]
-            cells.append(" / ".join(spread(e, percent=True, brackets=False) for e in each))
+            each = [
+                spread(
+                    np.array([over.of(s, measure) for s in group]),
+                    percent=measure in ACCURACIES,
+                    brackets=False,
+                )
+                for measure, over in table.measures
+            ]
+            cells.append(" / ".join(each))
         rows.append([title, *cells])
     return {"words": table.words, "header": ["", *table.columns], "rows": rows}
 

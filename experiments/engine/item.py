@@ -25,6 +25,7 @@ RECORDED = {
     "validation_accuracy": "validation accuracy",
     "time": "seconds by the clients' devices",
     "bits_up": "bits that clients have sent",
+    "personal_accuracy": "test accuracy of the clients' own models",
 }
 """The measures of runs, by their names in `metrics.jsonl`."""
 
@@ -35,6 +36,9 @@ MEASURES = RECORDED | {
     "distance": "distance from the minimizer of f",
     "gap": "distance from the point that is proved",
     "error": "squared error of the clients' own models",
+    "sent": "MB that a client sends in a round",
+    "seconds": "seconds of processors for a round",
+    "memory": "most memory of a process, GB",
 }
 """The measures that a panel can show: those of runs and of `Item.others`."""
 
@@ -194,13 +198,13 @@ class Values(NamedTuple):
         words: What the table shows.
         measures: What each cell has: keys of `MEASURES`, and how a run's rounds are summarized.
         columns: Names of the columns, such as methods.
-        rows: A title, and a line for each column.
+        rows: A title, and for each column a line, or None for what is not run.
     """
 
     words: str
     measures: tuple[tuple[str, Summary], ...]
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Line, ...]], ...]
+    rows: tuple[tuple[str, tuple[Line | None, ...]], ...]
 
 
 class Other(NamedTuple):

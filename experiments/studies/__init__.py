@@ -1,6 +1,6 @@
 """Studies of this library's own, whose claims no paper makes."""
 
-from experiments.studies import compression, robust
+from experiments.studies import adapters, compression, robust
 from experiments.studies.time import ITEMS as TIME
 
 ITEMS = {
@@ -8,4 +8,5 @@ ITEMS = {
     "robust-mnist": robust.MNIST,
     "robust-femnist": robust.FEMNIST,
     "compression-femnist": compression.FEMNIST,
+    "adapters": adapters.ITEM,
 }

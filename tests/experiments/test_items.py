@@ -31,6 +31,7 @@ from experiments.independent import fednova, fedsplit
 from experiments.independent.ditto import MULTIPLES
 from experiments.independent.fixed_points import proved
 from experiments.printed import PRINTED
+from experiments.studies.adapters import COST_LABELS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
@@ -38,7 +39,12 @@ from fedprox.simulation.config.method import label, sweep_points
 from fedprox.user_code import import_function
 
 INDEPENDENT = (*fednova.LABELS, *fedsplit.LABELS, *MULTIPLES)
-OTHERS = {LINE, PARENT, *LABELS, fedsplit.BOUND, *INDEPENDENT, *map(proved, INDEPENDENT)}
+OTHERS = {
+    *(LINE, PARENT, *LABELS, fedsplit.BOUND),
+    *INDEPENDENT,
+    *map(proved, INDEPENDENT),
+    *COST_LABELS.values(),
+}
 """The labels of what is measured beside runs."""
 
 
@@ -111,7 +117,7 @@ def sides(item: Item) -> Iterator[Line]:
             yield from (comparison.greater, comparison.less)
     for table in item.values:
         for _, lines in table.rows:
-            yield from lines
+            yield from filter(None, lines)
     yield from (Line(score.run, "centralised") for score in item.scores)
     for row in [row for race in item.races for row in race.rows]:
         for one in filter(None, row.entries):

@@ -3,7 +3,7 @@
 import csv
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sources import SENT140, data_folder, find, present
+from fedprox.datasets.sources import SENT140, data_folder, find, places, present
+from fedprox.datasets.tokenizer import tokenizer as tokenizer_of
 from fedprox.datasets.users import by_user
 from fedprox.datasets.words import split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
@@ -21,9 +22,6 @@ from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
-
-LENGTH = 25
-"""Tokens of a tweet that a model reads; a longer tweet is cut."""
 
 CSV = "training.1600000.processed.noemoticon.csv"
 
@@ -37,6 +35,8 @@ def sent140(
     vectors: str | None = None,
     vocabulary: int = 10_000,
     keep_capitals: bool = False,
+    tokenizer: str | None = None,
+    length: int = 25,
     least: int | None = None,
     clients: int = 772,
     seed: int = 0,
@@ -64,6 +64,9 @@ def sent140(
             frequent tokens of the training tweets.
         keep_capitals: Whether to keep capital letters. GloVe has lower-case words only, so words
             with a capital are then unknown, as in the authors' code.
+        tokenizer: A tokenizer's file or its folder, see `fedprox.datasets.tokenizer`, for a model
+            with its weights. Features are then its ids, and no option above counts.
+        length: Tokens of a tweet; longer tweets are cut.
         least: Fewest tweets of a user. None for 31 with the original file, and for 5 with files in
             LEAF's layout, whose users were selected before.
         clients: Number of users to draw.
@@ -74,8 +77,8 @@ def sent140(
             memory and leaves 150 MB in the cache.
 
     Returns:
-        A federation with 2 classes whose features are int32 ids of shape (25,), or float32 vectors
-        of shape (25, d).
+        A federation with 2 classes whose features are int32 ids of shape (length,), or float32
+        vectors of shape (length, d).
 
     Raises:
         InputError: If a file is missing or damaged, or an argument is out of range.
@@ -94,6 +97,8 @@ def sent140(
     """
     require_one_of("data.tokens", tokens, ("words", "characters"))
     require_whole("data.vocabulary", vocabulary, least=2)
+    require_whole("data.length", length)
+    encode = None if tokenizer is None else _encoder(tokenizer, length, data_dir)
     if least is not None:
         require_whole("data.least", least)
     require_whole("data.clients", clients)
@@ -107,23 +112,38 @@ def sent140(
 
     def split(tweet: str) -> list[str]:
         tweet = tweet if keep_capitals else tweet.lower()
-        return (split_words(tweet) if tokens == "words" else list(tweet))[:LENGTH]
+        return (split_words(tweet) if tokens == "words" else list(tweet))[:length]
 
-    read = [
-        [split(tweet) for tweet in unpacked(tweets, "text", np.concatenate(half))]
-        for half in (train, test)
-    ]
-    table, known = _ids(read[0], read[1], vectors, vocabulary, data_dir)
+    texts = [unpacked(tweets, "text", np.concatenate(half)) for half in (train, test)]
+    if encode is None:
+        read = [list(map(split, half)) for half in texts]
+        table, known = _ids(read[0], read[1], vectors, vocabulary, data_dir)
+        found = [_padded(half, known, length) for half in read]
+    else:
+        table, found = None, [encode(half) for half in texts]
 
-    def rows(parts: list[NDArray[np.int64]], read: list[list[str]]) -> Rows:
-        ids = np.zeros((len(read), LENGTH), np.int32)
-        for row, words in zip(ids, read, strict=True):
-            row[: len(words)] = [known.get(word, 0) for word in words]
+    def rows(parts: list[NDArray[np.int64]], ids: NDArray[np.int32]) -> Rows:
         x = ids if table is None else Vectors(ids, table)
         y = tweets["labels"][np.concatenate(parts)].astype(np.int32)
         return Rows(x, y, offsets_of(map(len, parts)))
 
-    return Federation(rows(train, read[0]), rows(test, read[1]), 2, names)
+    return Federation(rows(train, found[0]), rows(test, found[1]), 2, names)
+
+
+def _encoder(
+    path: str, length: int, data_dir: str | Path | None
+) -> Callable[[Iterable[str]], NDArray[np.int32]]:
+    """The function of a tokenizer's file, relative to here or to the data folder."""
+    where = next(filter(Path.exists, places(path, data_dir)), Path(path))
+    return tokenizer_of(where, length=length)
+
+
+def _padded(read: list[list[str]], known: dict[str, int], length: int) -> NDArray[np.int32]:
+    """The ids of the words of some tweets, (tweets, length)."""
+    ids = np.zeros((len(read), length), np.int32)
+    for row, words in zip(ids, read, strict=True):
+        row[: len(words)] = [known.get(word, 0) for word in words]
+    return ids
 
 
 def _users(
