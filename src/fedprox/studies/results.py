@@ -22,6 +22,7 @@ from fedprox.report.compare import (
 )
 from fedprox.report.directory import write_figure
 from fedprox.report.exports import csv_text
+from fedprox.report.live import FILES, STUDY
 from fedprox.report.records import records
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
@@ -34,7 +35,7 @@ from fedprox.studies.table import StudyTable, caption_of, cell_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "study.json"
+NAME = STUDY
 """The file of a study that says what its run directories are."""
 
 
@@ -56,6 +57,10 @@ class _File(BaseModel):
     lower_is_better: bool | None
     first_seeds: list[int]
     cells: list[_Cell]
+
+
+KNOWN = (LOCK, *FILES)
+"""Files that an incomplete study leaves in its folder."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -347,11 +352,11 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
 def check_folder(out: Path) -> None:
     """Raise `InputError` if a study's files would replace others in a folder.
 
-    An incomplete study has only folders, of its cells.
+    An incomplete study has folders, of its cells, and its status.
     """
     require(not out.exists() or out.is_dir(), f"{out} is not a folder")
     if out.is_dir() and not (out / NAME).is_file():
-        others = [path.name for path in out.iterdir() if path.is_file() and path.name != LOCK]
+        others = [path.name for path in out.iterdir() if path.is_file() and path.name not in KNOWN]
         require(not others, f"{out} holds other files; name a new or empty folder")
 
 
