@@ -59,6 +59,7 @@ lint: $(READY)  ## formatting, lint and types
 docs: $(DOCS)/.ready  ## build the documentation site in docs/_build/html, with warnings as errors
 	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -j auto -W --keep-going -q docs docs/_build/html
 	@echo docs/_build/html/index.html
+	@echo or, with excerpts in the search: python3 -m http.server -d docs/_build/html
 
 fuzz: $(READY) $(VENV)/.atheris  ## drive every reader of files with 100,000 inputs
 	$(VENV)/bin/python -m tests.fuzz

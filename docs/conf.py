@@ -1,6 +1,7 @@
 """The documentation site: `make docs` builds it, offline, with warnings as errors."""
 
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,8 +31,9 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "examples", "gallery/*.ipynb", "**/.ipynb_checkpoints"]
 
 # cross-references
 nitpicky = True
@@ -62,6 +64,28 @@ nb_execution_show_tb = True
 nb_merge_streams = True
 nb_ipywidgets_js = {}
 
+# the gallery, run anew when the package has changed
+MADE = HERE / "gallery" / f"made-by-{digest_of_sources()}"
+if not MADE.exists():
+    shutil.rmtree(MADE.parent, ignore_errors=True)
+    MADE.parent.mkdir()
+    MADE.touch()
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": "",
+    "within_subsection_order": "fedprox_docs.gallery.order",
+    "image_scrapers": ("matplotlib", "fedprox_docs.gallery.figures"),
+    "abort_on_example_error": True,
+    "capture_repr": (),
+    "plot_gallery": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,  # a page that loads scripts of another host
+    "remove_config_comments": True,
+    "thumbnail_size": (400, 280),
+}
+
 # the API reference
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -91,6 +115,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

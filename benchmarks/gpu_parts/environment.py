@@ -57,7 +57,7 @@ class Started(NamedTuple):
     error: str
 
 
-IMPORTS = "fedprox.cli, dp_accounting.pld, plotly.graph_objects, pooch"
+IMPORTS = "fedprox.cli, dp_accounting.pld, pooch"
 """What shows whether all packages are there that the library's dependencies need themselves."""
 
 

@@ -44,6 +44,7 @@ from fedprox.metrics import Metric
 from fedprox.mixed import mixed_precision
 from fedprox.model import Model
 from fedprox.privacy import AdaptiveClip, Privacy
+from fedprox.report.compare import Difference
 from fedprox.report.figure import figure
 from fedprox.report.records import records
 from fedprox.report.results import save
@@ -70,7 +71,6 @@ from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
 from fedprox.simulation.simulate import simulate
 from fedprox.solver import Solver, line_search_descent
-from fedprox.studies.compare import Difference
 from fedprox.studies.results import Study
 from fedprox.studies.study import study
 from fedprox.studies.table import StudyTable

@@ -244,15 +244,17 @@ app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(node)
 
 
-Directory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Where the run writes.")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Where the run or the study writes.")
+]
 
 
 @app.command("status", cls=_Command)
 def show_status(directory: Directory) -> None:
-    """Say how far a run is, of a deployment also what its nodes did.
+    """Say how far a run or a study is, of a deployment also what its nodes did.
 
     The run's process writes the same to `status.json`, and for the textfile collector of
-    Prometheus' node_exporter to `metrics.prom`, in its directory. Once a minute it writes the
+    Prometheus' node_exporter to `metrics.prom`, in its directory. Once a minute a run writes the
     report anew.
     """
     for line in status_lines(directory, time.time()):
@@ -261,9 +263,9 @@ def show_status(directory: Directory) -> None:
 
 @app.command("stop", cls=_Command)
 def stop_run(directory: Directory) -> None:
-    """Let a run stop after its current rounds, with a checkpoint, as Ctrl-C does.
+    """Let a run or a study stop after its current rounds, with a checkpoint, as Ctrl-C does.
 
-    It continues with --resume RUN_DIR.
+    A run continues with --resume RUN_DIR, a study with the same command.
     """
     print(f"{printable(directory)}: {ask_to_stop(directory)} stops after its current rounds")
 

@@ -73,7 +73,8 @@ MEASURES = {
     "dissimilarity": Measure(
         "dissimilarity B(w)",
         "B(w)",
-        note="1 if all clients' gradients agree (Li et al. 2020, Definition 3).",
+        note="Root of E‖∇Fₖ‖² / ‖∇f‖², the mean being over clients: 1 if their gradients agree, "
+        "larger the more they differ (Li et al. 2020, Definition 3).",
     ),
     "gamma_mean": Measure(
         "inexactness gamma",

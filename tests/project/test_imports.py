@@ -10,7 +10,7 @@ import pytest
 
 import fedprox as fp
 
-SLOW = ("flax", "jax", "matplotlib", "optax", "plotly", "pydantic", "rich", "scipy")
+SLOW = ("flax", "jax", "matplotlib", "optax", "pydantic", "rich", "scipy")
 OPTIONAL = (
     *("cryptography", "datasets", "dp_accounting", "flwr"),
     *("mlflow", "tensorboardX", "tokenizers", "wandb"),

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import fedprox as fp
-from fedprox.studies.table import LATEX, latex
+from fedprox.report.exports import LATEX, latex
 from fedprox.studies.tuning import best_label
 from tests.studies.made_up import outcome, run, study
 

@@ -1,6 +1,7 @@
 """Studies that are trained: tuning, budgets, resuming, files, and what is refused."""
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.experiment import read_study
 from fedprox.report.directory import RunDirectory
+from fedprox.simulation.loop.checkpoint import Stopped
 from fedprox.studies.results import NAME
 from tests import commands
 from tests.test_cli import fedprox as command
@@ -135,6 +137,38 @@ def test_a_study_goes_on_where_it_was_stopped_with_the_same_bytes(
     study(out=tmp_path / "out")
     assert files(tmp_path / "out") == files(finished[1])
     assert (tmp_path / "out" / "0-FedAvg" / "metrics.jsonl").stat().st_mtime_ns == untouched
+
+
+def test_a_study_is_watched_and_stopped_from_outside(
+    finished: tuple[fp.Study, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    calls = iter(range(100))
+    written = RunDirectory.record
+
+    def stop(self: RunDirectory, record: fp.Record) -> None:
+        written(self, record)
+        if next(calls) == 30:  # in the second cell
+            assert status("status", out) == 0
+            assert status("stop", out) == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "record", stop)
+        with pytest.raises(Stopped):
+            study(out=out)
+    watched = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{re.escape(str(out))}: running, process .*; \d+ s ago:", watched[0])
+    assert re.match(r"study, cell \d of 4, seed \d: round \d+ of 24", watched[1])
+    assert watched[2].endswith("stops after its current rounds")
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        "metrics.prom",
+        "status.json",
+    }
+    study(out=out)
+    assert files(out) == files(finished[1])
+    assert status("status", out) == 0
+    assert capsys.readouterr().out == f"{out}: complete\n"
+    assert status("stop", out) == 2
 
 
 def test_a_method_is_added_and_only_it_is_trained(

@@ -1,7 +1,7 @@
 """Lines of figures: a measure against another one, a line for each label, a value for each seed."""
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     values: NDArray[np.float64]
 
 
-def curves(groups: dict[str, list[Run]], x: str, y: str) -> list[Line]:
+def curves(groups: Mapping[str, Sequence[Run]], x: str, y: str) -> list[Line]:
     """A line for each label for which y is known.
 
     The last record of a run that stopped early, at its target or by divergence, is repeated. x is
@@ -104,4 +104,4 @@ def limits(lines: Sequence[Line]) -> tuple[float, float]:
     """The least and the greatest finite value of some lines; NaN without any."""
     values = np.concatenate([line.values.ravel() for line in lines])
     known = values[np.isfinite(values)]
-    return (known.min(), known.max()) if len(known) else (math.nan, math.nan)
+    return (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)

@@ -2,7 +2,8 @@
 
 Once a second at most the run's process writes `status.json`, and the same numbers as `metrics.prom`
 for the textfile collector of Prometheus' node_exporter; once a minute the report. Between rounds it
-looks for a file `stop`. A run that is complete leaves none of these but the report.
+looks for a file `stop`. A run that is complete leaves none of these but the report. A study does so
+in its own folder, over the rounds of all its runs.
 """
 
 import json
@@ -27,6 +28,9 @@ from fedprox.simulation.results.record import Record
 
 STATUS, PROMETHEUS, STOP = FILES = "status.json", "metrics.prom", "stop"
 """Names of the files in a run directory."""
+
+STUDY = "study.json"
+"""Name of the file that a complete study has in its folder."""
 
 STATUS_EVERY, PAGE_EVERY = 1.0, 60.0
 """Seconds between two writes of the status, and of the report."""
@@ -61,9 +65,7 @@ class Live:
 
     def progress(self, now: Progress) -> None:
         """Note the progress of the rounds."""
-        known = {"label": now.label, "seed": now.seed, "round": now.round, "rounds": now.rounds}
-        loss = None if now.loss is None or not math.isfinite(now.loss) else now.loss
-        self._status |= known | {"loss": loss, "state": status(now._replace(loss=None))}
+        self._status |= _noted(now)
         self._write()
 
     def record(self, record: Record) -> None:
@@ -96,21 +98,59 @@ class Live:
         if not self._directory.begun:
             return
         now, path = self._clock(), self._directory.path
-        if (path / STOP).exists():
-            (path / STOP).unlink(missing_ok=True)
-            self._checkpoints.stopping = self._checkpoints.stopping or signal.SIGTERM
+        _stop_if_asked(path, self._checkpoints)
         if now - self._written < STATUS_EVERY and not at_once:
             return
-        shown = {**self._status, "updated": now, "nodes": self._nodes}
-        with suppress(OSError):  # a full disk is said by what matters
-            write_whole(path / STATUS, json.dumps(shown).encode() + b"\n")
-            write_whole(path / PROMETHEUS, prometheus(shown).encode())
+        _write_status(path, {**self._status, "updated": now, "nodes": self._nodes})
         self._written = now
 
     def clean_up(self) -> None:
         """Remove the files of a run that is complete, or of an earlier one."""
-        for name in FILES:
-            (self._directory.path / name).unlink(missing_ok=True)
+        clean_up(self._directory.path)
+
+
+class StudyLive:
+    """Writes how far a study is into its folder, and stops it when asked to.
+
+    Args:
+        folder: The study's folder.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock, self._written = folder, clock, -math.inf
+        clean_up(folder)  # of an earlier process
+
+    def progress(self, now: Progress, checkpoints: Checkpoints) -> None:
+        """Note the progress over all rounds, and stop the training of `checkpoints` if asked to."""
+        _stop_if_asked(self._folder, checkpoints)
+        if (time := self._clock()) - self._written >= STATUS_EVERY:
+            _write_status(self._folder, {**_noted(now), "updated": time, "nodes": {}})
+            self._written = time
+
+
+def _noted(now: Progress) -> dict[str, Any]:
+    known = {"label": now.label, "seed": now.seed, "round": now.round, "rounds": now.rounds}
+    loss = None if now.loss is None or not math.isfinite(now.loss) else now.loss
+    return known | {"loss": loss, "state": status(now._replace(loss=None))}
+
+
+def _stop_if_asked(folder: Path, checkpoints: Checkpoints) -> None:
+    if (folder / STOP).exists():
+        (folder / STOP).unlink(missing_ok=True)
+        checkpoints.stopping = checkpoints.stopping or signal.SIGTERM
+
+
+def _write_status(folder: Path, shown: Mapping[str, Any]) -> None:
+    with suppress(OSError):  # a full disk is said by what matters
+        write_whole(folder / STATUS, json.dumps(shown).encode() + b"\n")
+        write_whole(folder / PROMETHEUS, prometheus(shown).encode())
+
+
+def clean_up(folder: Path) -> None:
+    """Remove the files of what is complete, or of an earlier process."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 GAUGES = {
@@ -163,14 +203,16 @@ def _escaped(label: str) -> str:
 
 
 def status_lines(folder: Path, now: float) -> list[str]:
-    """What `fedprox status` prints of a run directory, at a time in seconds since 1970.
+    """What `fedprox status` prints of a run or a study, at a time in seconds since 1970.
 
     Raises:
-        InputError: If it is no run directory, or its status is damaged.
+        InputError: If its folder is neither's, or its status is damaged.
     """
-    require((folder / "experiment.toml").is_file(), f"{folder}: no run directory, or not begun yet")
+    complete = any((folder / name).is_file() for name in ("summary.json", STUDY))
+    begun = complete or any((folder / name).is_file() for name in ("experiment.toml", STATUS))
+    require(begun, f"{folder}: no run directory or study, or not begun yet")
     writer = holder(folder)
-    if writer is None and (folder / "summary.json").is_file():
+    if writer is None and complete:
         return [f"{folder}: complete"]
     state = f"running, {writer}" if writer else "not running, and not complete"
     try:

@@ -33,6 +33,11 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
         "are outside the guarantee"
         for delta in sorted({run.final.delta for run in runs if run.final.delta is not None})
     ]
+    if (points := max(run.sweep_points for run in runs)) > 1:
+        lines.append(
+            f'seconds "for {points}" are those of {points} hyperparameter values together, which '
+            "are trained at once"
+        )
     if any(run.model_record is not run.final for run in runs):
         lines.append("figures are of each run's best model; summary.json names its round")
     return lines + _standard_errors(runs)

@@ -1,6 +1,8 @@
 """The HTML report: one page that opens offline, with figures to hover, zoom and switch."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,9 +17,12 @@ from fedprox.files.whole import write_whole
 from fedprox.measures import MEASURES, Measure, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.charts import Chart, Style, chart, ranked, styles
+from fedprox.report.compare import Groups, differences_of, ranked_methods, reading_of, sentence_of
 from fedprox.report.diagnosis import sweep_cells
+from fedprox.report.exports import csv_text, latex, latex_table
 from fedprox.report.lines import Line, curves, explained
 from fedprox.report.notes import notes_on, warnings_on
+from fedprox.report.records import records, value_of
 from fedprox.report.table import by_label, metrics_on_test_rows, spread, table
 from fedprox.simulation.results.run import Run
 
@@ -34,16 +39,28 @@ SHARE = Measure("", "share of the clients", percent=True)
 
 
 class Table(NamedTuple):
-    """A table of the page."""
+    """A table of the page, and its files where these are not made of its cells."""
 
     caption: str
     headers: Sequence[str]
     rows: list[list[str]]
     holds: Literal["numbers", "words"] = "numbers"
+    csv: str = ""
+    tex: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the buttons of the table save, by the file's ending."""
+        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
+        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
+        return {
+            "csv": self.csv or csv_text(self.headers, self.rows),
+            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
+        }
 
 
 class Group(NamedTuple):
-    """Figures and tables under one heading, with a note below it.
+    """Figures and tables under one heading, with sentences and a note below it.
 
     Lines are switched on and off by their labels, `keys`, with their styles.
     """
@@ -53,6 +70,7 @@ class Group(NamedTuple):
     charts: list[Chart]
     tables: Sequence[Table] = ()
     note: str = ""
+    conclusions: Sequence[str] = ()
 
 
 class Section(NamedTuple):
@@ -63,6 +81,7 @@ class Section(NamedTuple):
     lead: str
     settings: dict[str, list[tuple[str, str]]]
     warnings: list[str]
+    conclusions: list[str]
     results: Table | None
     groups: list[Group]
 
@@ -116,6 +135,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
         lead=_lead(archive),
         settings=_settings(archive.experiment),
         warnings=list(_warnings(archive)),
+        conclusions=_conclusions(archive) if lines else [],
         results=_results(archive) if lines else None,
         groups=groups
         + _left_behind(archive, looks)
@@ -125,18 +145,20 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
 
 def render(sections: Sequence[Section], shared: Group | None = None, *, live: bool = False) -> str:
     """The page as HTML; browsers load a live one again every minute."""
-    import jinja2  # both here, since only a report needs them
-    from plotly.offline import get_plotlyjs
+    import jinja2  # here, since only a report needs it
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    source = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
+    source, drawing = (
+        resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html.jinja", "figures.js")
+    )
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
     template = environment.from_string(source)
     return template.render(
-        title=title, sections=sections, shared=shared, live=live, plotly=get_plotlyjs()
+        title=title, sections=sections, shared=shared, live=live, drawing=drawing
     )
 
 
@@ -217,7 +239,38 @@ def _results(archive: Archive) -> Table:
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
-    return Table(caption, [str(c.header) for c in columns], rows)
+    finals = records([replace(run, history=[run.model_record]) for run in runs])
+    values = csv_text(list(finals[0]), [list(row.values()) for row in finals])
+    return Table(caption, [str(c.header) for c in columns], rows, csv=values)
+
+
+def _conclusions(archive: Archive) -> list[str]:
+    """Who won, by how much and how surely, in a sentence; none before a comparison is complete.
+
+    The best line is compared to the best of another method, or without one to the second, by the
+    target's measure, or by test accuracy, or by the loss where there is none.
+    """
+    runs, lines = archive.shown, by_label(archive.shown)
+    seeds = {tuple(sorted(run.seed for run in group)) for group in lines.values()}
+    if not archive.finished or len(lines) < 2 or len(seeds) > 1:
+        return []
+    target = archive.target
+    if target is not None:
+        # validation rows have chosen rounds and perhaps hyperparameters
+        measure, lower = target.measure.replace("validation_", "test_"), target.lower_is_better
+    else:
+        accurate = any(math.isfinite(run.final.test_accuracy) for run in runs)
+        tested = any(run.final.test_loss is not None for run in runs)
+        measure = "test_accuracy" if accurate else "test_loss" if tested else "train_loss"
+        lower = None
+    if math.isnan(value_of(runs[0].history[0], measure)):
+        return []
+    reading = reading_of(measure, runs, lower)
+    differences = differences_of(Groups([], {(): lines}), reading, None)
+    best, *others = ranked_methods(lines, reading)
+    method = lines[best][0].method
+    other = next((each for each in others if lines[each][0].method != method), others[0])
+    return [sentence_of(differences, {}, best, other, reading)]
 
 
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
@@ -281,8 +334,7 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         SHARE,
         MEASURES["test_accuracy"],
     )
-    edge = {"type": "line", "x0": WORST, "x1": WORST, "y0": 0, "y1": 1, "yref": "paper"}
-    drawn.layout["shapes"] = [edge | {"line": {"color": "#888888", "width": 1, "dash": "dot"}}]
+    drawn = drawn._replace(mark=WORST)
     rows = [
         [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
         for label, by_seed in accuracies.items()

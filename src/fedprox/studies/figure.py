@@ -32,7 +32,7 @@ def axis_of(runs: Sequence[Run], along: str | None) -> str:
 
 
 def study_figure(
-    groups: Mapping[tuple[str, ...], dict[str, list[Run]]], measure: str, along: str | None
+    groups: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]], measure: str, along: str | None
 ) -> "Figure":
     """A panel for each group, with the mean of each method over seeds and a band."""
     # here, since matplotlib is slow to import

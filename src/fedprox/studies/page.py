@@ -1,26 +1,27 @@
 """The report of a study: its table and conclusions above the sections of its run directories."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedprox.measures import measure_of
 from fedprox.report.charts import chart, styles
 from fedprox.report.lines import curves
 from fedprox.report.page import Group, Table, write_report
-from fedprox.studies.compare import Groups
+from fedprox.simulation.results.run import Run
 from fedprox.studies.figure import axis_of
 from fedprox.studies.table import StudyTable
 
 
 def write_page(
     table: StudyTable,
+    records: str,
     conclusions: Sequence[str],
-    groups: Groups,
+    groups: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]],
     measure: str,
     folders: Sequence[Path],
     out: Path,
 ) -> None:
-    """Write `report.html` into a study's folder."""
+    """Write `report.html` into a study's folder; `records` are its runs as CSV."""
     looks = styles(name for methods in groups.values() for name in methods)
     runs = [run for methods in groups.values() for group in methods.values() for run in group]
     x, y = axis_of(runs, None), measure_of(measure)
@@ -30,6 +31,7 @@ def write_page(
         if (lines := curves(methods, x, measure))
     ]
     rows = table.lines("{} *")
-    shown = Table(f"{table.caption} * is the best of its column.", table.headers, rows)
-    summary = Group("Study", looks, charts, [shown], " ".join(conclusions))
+    caption = f"{table.caption} * is the best of its column."
+    shown = Table(caption, table.headers, rows, csv=records, tex=table.latex())
+    summary = Group("Study", looks, charts, [shown], conclusions=conclusions)
     write_report(folders, out / "report.html", summary=summary)

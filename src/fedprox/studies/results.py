@@ -1,7 +1,5 @@
 """The results of a study: a data frame, tables, a figure, paired differences, sentences."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +11,21 @@ from fedprox.errors import InputError, require, shown
 from fedprox.files.lock import NAME as LOCK
 from fedprox.files.whole import write_whole
 from fedprox.report.archive import read_archive
-from fedprox.report.directory import write_figure
-from fedprox.report.records import records
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
-from fedprox.studies.compare import (
+from fedprox.report.compare import (
     Difference,
+    Groups,
     Reading,
     conclusions_of,
     differences_of,
-    groups_of,
     reading_of,
     winners_of,
 )
+from fedprox.report.directory import write_figure
+from fedprox.report.exports import csv_text
+from fedprox.report.live import FILES, STUDY
+from fedprox.report.records import records
+from fedprox.simulation.results.run import Run
+from fedprox.simulation.results.target import Target
 from fedprox.studies.figure import study_figure
 from fedprox.studies.grid import METHOD
 from fedprox.studies.page import write_page
@@ -35,7 +35,7 @@ from fedprox.studies.table import StudyTable, caption_of, cell_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "study.json"
+NAME = STUDY
 """The file of a study that says what its run directories are."""
 
 
@@ -57,6 +57,10 @@ class _File(BaseModel):
     lower_is_better: bool | None
     first_seeds: list[int]
     cells: list[_Cell]
+
+
+KNOWN = (LOCK, *FILES)
+"""Files that an incomplete study leaves in its folder."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,7 +143,7 @@ class Study:
             A :class:`fedprox.Difference` for each pair, at each combination of the
             other factors' levels.
         """
-        return differences_of(self.outcomes, self._reading(measure, lower_is_better), against)
+        return differences_of(self._groups(), self._reading(measure, lower_is_better), against)
 
     def conclusions(
         self,
@@ -154,7 +158,7 @@ class Study:
         the second best, with Holm's correction for all comparisons that might have been made.
         """
         reading = self._reading(measure, lower_is_better)
-        return conclusions_of(self.outcomes, reading, against or self.against)
+        return conclusions_of(self._groups(), reading, against or self.against)
 
     def table(
         self,
@@ -193,9 +197,9 @@ class Study:
             count = [*row_factors, *column_factors].count(factor)
             require(count, f"table: {factor!r} is in neither rows nor columns; add it to one")
             require(count == 1, f"table: {factor!r} is given twice, in rows or columns")
-        found = [] if against is None else differences_of(self.outcomes, reading, against)
+        found = [] if against is None else differences_of(self._groups(), reading, against)
         places = {(*each.levels.values(), each.method): each for each in found}
-        winners = winners_of(self.outcomes, reading) if best else set()
+        winners = winners_of(self._groups(), reading) if best else set()
         cells = {}
         for outcome in self.outcomes:
             place = (*outcome.others, outcome.method)
@@ -222,7 +226,7 @@ class Study:
         """
         measure = measure or self.measure
         self._reading(measure, None)
-        return study_figure(groups_of(self.outcomes), measure, along)
+        return study_figure(self._groups().runs, measure, along)
 
     def __str__(self) -> str:
         return "\n".join([self.table().text(), "", *self._sentences()])
@@ -237,6 +241,12 @@ class Study:
         """The conclusions of the study's measure; none if it is not known what is better."""
         known = self._reading(None, None).lower is not None
         return self.conclusions() if known else []
+
+    def _groups(self) -> Groups:
+        runs: dict[tuple[str, ...], dict[str, Sequence[Run]]] = {}
+        for outcome in self.outcomes:
+            runs.setdefault(outcome.others, {})[outcome.method] = outcome.runs
+        return Groups([factor for factor in self.factors if factor != METHOD], runs)
 
     def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
         if measure in (None, self.measure) and lower is None:
@@ -323,12 +333,10 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
     )
     # first, since it marks the folder as that of a study
     write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
-    table, rows, lines = study.table(), study.records(), io.StringIO(newline="")
-    writer = csv.DictWriter(lines, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
+    table, rows = study.table(), study.records()
+    records_csv = csv_text(list(rows[0]), [list(row.values()) for row in rows])
     for name, text in {
-        "records.csv": lines.getvalue(),
+        "records.csv": records_csv,
         "table.txt": f"{study}\n",
         "table.md": table.markdown(),
         "table.html": table.html(),
@@ -337,17 +345,18 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
         write_whole(out / name, text.encode())
     write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
     folders = [out / folder for o in study.outcomes for folder in o.folders]
-    write_page(table, study._sentences(), groups_of(study.outcomes), study.measure, folders, out)
+    conclusions = study._sentences()
+    write_page(table, records_csv, conclusions, study._groups().runs, study.measure, folders, out)
 
 
 def check_folder(out: Path) -> None:
     """Raise `InputError` if a study's files would replace others in a folder.
 
-    An incomplete study has only folders, of its cells.
+    An incomplete study has folders, of its cells, and its status.
     """
     require(not out.exists() or out.is_dir(), f"{out} is not a folder")
     if out.is_dir() and not (out / NAME).is_file():
-        others = [path.name for path in out.iterdir() if path.is_file() and path.name != LOCK]
+        others = [path.name for path in out.iterdir() if path.is_file() and path.name not in KNOWN]
         require(not others, f"{out} holds other files; name a new or empty folder")
 
 

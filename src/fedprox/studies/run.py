@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.files.lock import locked
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
+from fedprox.report.live import StudyLive, clean_up
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
@@ -116,6 +117,8 @@ def train_cells(
             trainer.outcome(cell, name, seeds, more, tuning)
             for cell, name in zip(cells, names, strict=True)
         ]
+        if place.out is not None:
+            clean_up(place.out)
     return outcomes, tuning.sentence(budgets, list(measures), seeds if more else ())
 
 
@@ -150,6 +153,7 @@ class _Trainer:
     def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
+        self._live = None if place.out is None else StudyLive(place.out)
 
     def outcome(
         self, cell: Cell, name: str, seeds: Sequence[int], more: Sequence[int], tuning: Tuning
@@ -208,7 +212,10 @@ class _Trainer:
             rounds[now.seed] = now.round
             label = f"study, cell {self._cell} of {self._cells}"
             done = self._done + sum(rounds.values())
-            self._report(now._replace(label=label, round=done, rounds=self._rounds))
+            whole = now._replace(label=label, round=done, rounds=self._rounds)
+            self._report(whole)
+            if self._live is not None and checkpoints is not None:
+                self._live.progress(whole, checkpoints)
 
         with ExitStack() as opened:
 

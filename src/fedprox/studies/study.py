@@ -7,10 +7,11 @@ from typing import Any
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.measures import lower_is_better
+from fedprox.measures import KINDS, lower_is_better
 from fedprox.model import Model
+from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
-from fedprox.studies.compare import check_measure
+from fedprox.simulation.results.record import Record
 from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
 from fedprox.studies.run import Place, train_cells
@@ -132,7 +133,7 @@ def run_study(
     def check(cell: Cell, settings: Settings) -> None:
         nonlocal lower
         model: Model = settings["model"]
-        check_measure(cell.name, measure, model, settings["federation"])
+        _check_measure(cell.name, measure, model, settings["federation"])
         if measure.partition("_")[2] in model.metrics:
             lower = lower_is_better(measure, model.metrics)
 
@@ -142,3 +143,13 @@ def run_study(
     if place.out is not None:
         write_study(study, place.out, first)
     return study
+
+
+def _check_measure(where: str, measure: object, model: Model, federation: Federation) -> None:
+    """Raise `InputError` if records of a model on a federation do not have a measure."""
+    known = measures_of(model, federation)
+    of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
+    require(
+        measure in known or (not of_rows and measure in Record._fields),
+        f"measure = {shown(measure)}; {where} has {', '.join(known)}",
+    )

@@ -9,31 +9,10 @@ from statistics import fmean, stdev
 
 from rich.text import Text
 
+from fedprox.report.compare import Difference, Reading, p_text
+from fedprox.report.exports import latex, latex_table
 from fedprox.report.table import TextTable
 from fedprox.simulation.results.run import Run
-from fedprox.studies.compare import Difference, Reading, p_text
-
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "·": r"$\cdot$",
-    "∞": r"$\infty$",
-    "<": r"$<$",
-    ">": r"$>$",
-    **{special: f"\\{special}" for special in "&%$#_{}"},
-}
-"""How LaTeX writes characters that it would read as commands, or that a font may lack."""
-
-
-def latex(text: str) -> str:
-    r"""A text for LaTeX.
-
-    >>> print(latex("90 % of FedAvg_1 ± 0.1"))
-    90 \% of FedAvg\_1 $\pm$ 0.1
-    """
-    return "".join(LATEX.get(character, character) for character in text)
 
 
 @dataclass(frozen=True)
@@ -138,20 +117,9 @@ class StudyTable:
     def latex(self) -> str:
         """The table as LaTeX, a `table` environment with the rules of the package booktabs."""
         names = len(self.row_factors)
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex(self.caption)}}}",
-            rf"\begin{{tabular}}{{{'l' * names}{'r' * len(self.columns)}}}",
-            r"\toprule",
-            *self._latex_header(),
-            r"\midrule",
-            *(" & ".join(line) + r" \\" for line in self.lines(r"\textbf{{{}}}", latex)),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        columns = "l" * names + "r" * len(self.columns)
+        rows = (" & ".join(line) for line in self.lines(r"\textbf{{{}}}", latex))
+        return latex_table(self.caption, columns, self._latex_header(), rows)
 
     def _latex_header(self) -> list[str]:
         """A line for each column factor, in which equal levels side by side share a header."""

@@ -1,4 +1,4 @@
-"""Comparing the methods of a study: a measure of each run, and paired differences of methods."""
+"""Comparing methods: a measure of each run, paired differences, and who won in a sentence."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, shown
-from fedprox.federation import Federation
-from fedprox.measures import KINDS, measure_of
-from fedprox.model import Model
+from fedprox.measures import measure_of
+from fedprox.report.paired import evidence_of, holm, interval
 from fedprox.report.records import value_of
-from fedprox.simulation.config.protocol import measures_of
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
-from fedprox.studies.grid import METHOD
-from fedprox.studies.paired import evidence_of, holm, interval
-from fedprox.studies.run import Outcome
 
 LEVEL = 0.05
 """The chance that comparisons without any effect have a significant difference by Holm's method."""
@@ -63,16 +57,6 @@ class Reading(NamedTuple):
         """The number of a run, infinitely bad if it has none, for comparisons."""
         value = self.of(run)
         return value if math.isfinite(value) else math.inf if self.lower else -math.inf
-
-
-def check_measure(where: str, measure: object, model: Model, federation: Federation) -> None:
-    """Raise `InputError` if records of a model on a federation do not have a measure."""
-    known = measures_of(model, federation)
-    of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
-    require(
-        measure in known or (not of_rows and measure in Record._fields),
-        f"measure = {shown(measure)}; {where} has {', '.join(known)}",
-    )
 
 
 def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:
@@ -154,28 +138,26 @@ class Difference(NamedTuple):
         )
 
 
-Groups = dict[tuple[str, ...], dict[str, list[Run]]]
+class Groups(NamedTuple):
+    """The runs that are compared.
+
+    Attributes:
+        factors: The names of the factors other than the methods; none for a single comparison.
+        runs: The runs of each method, by the levels of these factors.
+    """
+
+    factors: Sequence[str]
+    runs: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]]
 
 
-def groups_of(outcomes: Sequence[Outcome]) -> Groups:
-    """The runs of each method, by the levels of the other factors."""
-    groups: Groups = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
-    return groups
-
-
-def differences_of(
-    outcomes: Sequence[Outcome], reading: Reading, against: str | None
-) -> list[Difference]:
+def differences_of(groups: Groups, reading: Reading, against: str | None) -> list[Difference]:
     """The differences of each method to `against`, or of all pairs of methods.
 
     Raises:
         InputError: If no method is called so.
     """
-    factors = [factor for factor in outcomes[0].levels if factor != METHOD]
     found = []
-    for levels, methods in groups_of(outcomes).items():
+    for levels, methods in groups.runs.items():
         if against is None:
             pairs = [(second, first) for first, second in combinations(methods, 2)]
         elif against in methods:
@@ -188,7 +170,7 @@ def differences_of(
                 of_seeds = values[method] - values[other]
                 mean = float(of_seeds.mean())
             low, high = interval(of_seeds)
-            at = dict(zip(factors, levels, strict=True))
+            at = dict(zip(groups.factors, levels, strict=True))
             p = evidence_of(of_seeds).p
             found.append(Difference(at, method, other, mean, low, high, p, len(of_seeds)))
     corrected = holm([each.p for each in found])
@@ -200,27 +182,27 @@ def _values(runs: Sequence[Run], reading: Reading) -> NDArray[np.float64]:
     return np.array([reading.finite(run) for run in sorted(runs, key=lambda run: run.seed)])
 
 
-def ranked(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
+def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
     """The methods from the best mean to the worst; those with a run that diverged are last."""
     sign = 1 if reading.lower else -1
     means = {method: sign * _values(runs, reading).mean() for method, runs in methods.items()}
     return sorted(means, key=means.__getitem__)
 
 
-def winners_of(outcomes: Sequence[Outcome], reading: Reading) -> set[tuple[str, ...]]:
+def winners_of(groups: Groups, reading: Reading) -> set[tuple[str, ...]]:
     """The levels, the method's last, of the best method at each combination of the others.
 
     There is none where the best one has a run without a number, or it is not known what is better.
     """
     winners = set()
-    for levels, methods in groups_of(outcomes).items():
-        best, *_ = ranked(methods, reading)
+    for levels, methods in groups.runs.items():
+        best, *_ = ranked_methods(methods, reading)
         if reading.lower is not None and np.isfinite(_values(methods[best], reading)).all():
             winners.add((*levels, best))
     return winners
 
 
-def conclusions_of(outcomes: Sequence[Outcome], reading: Reading, against: str | None) -> list[str]:
+def conclusions_of(groups: Groups, reading: Reading, against: str | None) -> list[str]:
     """Who won, by how much and how surely: a sentence for each level of the other factors.
 
     The best method is compared to `against`, or to the second best.
@@ -229,23 +211,33 @@ def conclusions_of(outcomes: Sequence[Outcome], reading: Reading, against: str |
         reading.lower is not None,
         f"{reading.name}: which values are better is not known; give lower_is_better",
     )
-    differences = differences_of(outcomes, reading, against)
-    factors = [factor for factor in outcomes[0].levels if factor != METHOD]
+    differences = differences_of(groups, reading, against)
     sentences = []
-    for levels, methods in groups_of(outcomes).items():
-        at = dict(zip(factors, levels, strict=True))
-        best, *others = ranked(methods, reading)
+    for levels, methods in groups.runs.items():
+        at = dict(zip(groups.factors, levels, strict=True))
+        best, *others = ranked_methods(methods, reading)
         if not others:
             continue
         other = against if against is not None and best != against else others[0]
-        (found,) = (
-            each if each.method == best else each.swapped()
-            for each in differences
-            if each.levels == at and {each.method, each.other} == {best, other}
-        )
-        where = ", ".join(f"{factor} {level}" for factor, level in at.items())
-        sentences.append(_sentence(found, f" at {where}" * bool(where), reading))
+        sentences.append(sentence_of(differences, at, best, other, reading))
     return sentences
+
+
+def sentence_of(
+    differences: Sequence[Difference],
+    levels: Mapping[str, str],
+    best: str,
+    other: str,
+    reading: Reading,
+) -> str:
+    """By how much and how surely the best method leads another one."""
+    (found,) = (
+        each if each.method == best else each.swapped()
+        for each in differences
+        if each.levels == levels and {each.method, each.other} == {best, other}
+    )
+    where = ", ".join(f"{factor} {level}" for factor, level in levels.items())
+    return _sentence(found, f" at {where}" * bool(where), reading)
 
 
 def _sentence(found: Difference, where: str, reading: Reading) -> str:

@@ -1,0 +1,65 @@
+"""Tables as files: comma-separated values and LaTeX."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "·": r"$\cdot$",
+    "∞": r"$\infty$",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{special: f"\\{special}" for special in "&%$#_{}"},
+}
+"""How LaTeX writes characters that it would read as commands, or that a font may lack."""
+
+
+def latex(text: str) -> str:
+    r"""A text for LaTeX.
+
+    >>> print(latex("90 % of FedAvg_1 ± 0.1"))
+    90 \% of FedAvg\_1 $\pm$ 0.1
+    """
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterable[str]) -> str:
+    r"""A `table` environment with the rules of the package booktabs.
+
+    Args:
+        caption: The caption, as plain text.
+        columns: The alignment of each column, such as "lrr".
+        header: The lines of the header, as LaTeX.
+        rows: The rows, as LaTeX without the ends of their lines.
+    """
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(caption)}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        *header,
+        r"\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""Rows as comma-separated values.
+
+    >>> csv_text(["a", "b"], [[1, "x,y"]])
+    'a,b\r\n1,"x,y"\r\n'
+    """
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines)
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return lines.getvalue()

@@ -1,0 +1,45 @@
+"""The examples of the gallery run, each with a figure, and are short."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from fedprox.report.notebook_figure import NotebookFigure
+
+FOLDER = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+QUICK = ("client_drift", "partition_skew")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
+        for path in EXAMPLES
+    ],
+)
+def test_an_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    names = runpy.run_path(str(path), run_name="__main__")
+    drawn = len(plt.get_fignums())
+    drawn += sum(isinstance(value, NotebookFigure) for value in names.values())
+    plt.close("all")
+    assert drawn == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_examples_are_short_and_ask_one_question() -> None:
+    assert len(EXAMPLES) >= 12
+    for path in EXAMPLES:
+        text = path.read_text()
+        told = ast.get_docstring(ast.parse(text))
+        assert told is not None, path
+        title, underline, _, *about = told.splitlines()
+        assert underline == "=" * len(title), path
+        assert "?" in " ".join(about) or path.stem == "diagnose", path
+        code = text.split('"""', 2)[2]
+        assert len([line for line in code.splitlines() if line.strip()]) <= 45, path
