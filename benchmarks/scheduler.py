@@ -131,6 +131,7 @@ def draw(
         home * 0,
         none,
         home * 0,
+        home * 0,
     )
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)

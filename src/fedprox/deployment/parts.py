@@ -157,6 +157,7 @@ class Parts:
             staleness=np.zeros(len(own), np.int64),
             rate=np.ones(len(own)),
             attacks=np.zeros(len(own), np.int64),
+            ticks=np.zeros(len(own), np.int64),
         )
 
     def train(

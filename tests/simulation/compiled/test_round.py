@@ -309,6 +309,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
         staleness=np.zeros(len(sizes), np.int64),
         rate=np.ones(len(sizes)),
         attacks=np.zeros(len(sizes), np.int64),
+        ticks=np.zeros(len(sizes), np.int64),
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)
