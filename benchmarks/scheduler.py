@@ -132,6 +132,7 @@ def draw(
         none,
         home * 0,
         home * 0,
+        home * 0,
     )
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)

@@ -156,6 +156,7 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
         ones,
         np.zeros(4, int),
         np.zeros(4, int),
+        np.zeros(4, int),
     )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:

@@ -57,6 +57,7 @@ from fedprox.experiment import (
     read_table,
     resolve,
     run_study_file,
+    settings_of,
     train,
 )
 from fedprox.files.whole import write_whole
@@ -68,8 +69,10 @@ from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.population import population_figure, population_words, work_seconds
-from fedprox.report.privacy import Plan, privacy_page
+from fedprox.report.privacy import Plan, examples_page, privacy_page
 from fedprox.signals import answering, end_now
+from fedprox.simulation.config.method import checked_methods
+from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
@@ -341,7 +344,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     It prints what the section [privacy] of the file means for each method: the noise for its
     epsilon, epsilon after each tenth of the rounds with each accountant, what larger cohorts or
     fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
-    it assumes.
+    it assumes. For examples it prints the noise, epsilon of the worst client and the guarantee.
 
     Bad input is reported in one line, with exit status 2.
     """
@@ -351,7 +354,12 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     clients = len(resolved.federation)
     plan = Plan(resolved.privacy, resolved.cohort, clients, experiment.rounds)
     with Bar("accounting"):
-        page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
+        if resolved.privacy.unit == "example":
+            seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+            protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(seeds))
+            page = examples_page(checked_methods(protocol, resolved.methods))
+        else:
+            page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
     console.print(page)
 
 

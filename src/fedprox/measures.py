@@ -87,7 +87,7 @@ MEASURES = {
         "privacy spent",
         "epsilon",
         lower_is_better=True,
-        note="Epsilon of the clients' (epsilon, delta)-differential privacy.",
+        note="Epsilon of the (epsilon, delta)-differential privacy of clients or examples.",
     ),
     "round": Measure("round", "round"),
     "time": Measure("time", "seconds", note="Seconds by the clients' devices so far."),

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     ZONE = 21
     ARRIVALS = 22
     ATTACK = 23
+    ROWS = 24
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -160,6 +160,7 @@ class Parts:
             rate=np.ones(len(own)),
             attacks=np.zeros(len(own), np.int64),
             rank=np.zeros(len(own), np.int64),
+            ticks=np.zeros(len(own), np.int64),
         )
 
     def train(

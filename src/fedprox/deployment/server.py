@@ -112,6 +112,10 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
     require(
+        resolved.privacy is None or resolved.privacy.unit == "client",
+        'privacy.unit = "example": nodes do not have it yet; in a deployment it must be "client"',
+    )
+    require(
         resolved.privacy is None or resolved.population is None,
         "population: a private deployment draws its rounds from the system's entropy, so a resumed "
         "run could not tell the time; leave the section out",

@@ -3,7 +3,7 @@
 from fedprox.experiment.listing import CATALOGUES, Key, help_sections, keys
 from fedprox.experiment.optimizers import OPTIMIZERS, SCHEDULES
 from fedprox.experiment.read import DEPLOYED, apply_setting, parse, read_experiment, read_table
-from fedprox.experiment.resolved import Resolved, load_data, resolve, train
+from fedprox.experiment.resolved import Resolved, load_data, resolve, settings_of, train
 from fedprox.experiment.schema import keys_of
 from fedprox.experiment.sections import Experiment
 from fedprox.experiment.study import StudyFile, read_study, run_study_file
@@ -28,5 +28,6 @@ __all__ = [
     "read_table",
     "resolve",
     "run_study_file",
+    "settings_of",
     "train",
 ]

@@ -226,7 +226,7 @@ class Experiment(Section):
     faults: Annotated[Any, Of(FaultsSection)] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None
-    """Differential privacy of clients; none if the section is left out."""
+    """Differential privacy of clients or of examples; none if the section is left out."""
     deployment: DeploymentSection = Field(default_factory=DeploymentSection)
     """How a deployment waits for its nodes; not used by a simulation."""
     selection: Annotated[Any, Of(SelectionSection)] = Field(default_factory=SelectionSection)

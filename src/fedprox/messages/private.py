@@ -32,6 +32,7 @@ from fedprox.errors import require
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.privacy.setting import Privacy
+from fedprox.solver import Solver
 from fedprox.subproblem import Subproblem
 
 
@@ -89,8 +90,8 @@ def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
     return jax.tree.unflatten(structure, normals)
 
 
-MESSAGES, GRADIENTS = range(2)
-"""Purposes of noise within a round."""
+MESSAGES, GRADIENTS, EXAMPLES = range(3)
+"""Purposes of noise within a round, or a local step."""
 
 
 def normals_of(hparams: HParams, purpose: int, mean: Any) -> Any:
@@ -129,6 +130,41 @@ def check_private(algorithm: Algorithm, privacy: Privacy) -> None:
         not privacy.adaptive_clip or algorithm.exchange is None,
         f"{name} releases gradients and updates, whose norms differ; leave out "
         "privacy.adaptive_clip",
+    )
+
+
+def check_private_steps(algorithm: Algorithm, solver: Solver) -> None:
+    """Raise `InputError` if clipping and noise in local steps do not hide the examples of a method.
+
+    All that leaves a client, and what it keeps, must follow from its noised steps.
+    """
+    name, personal = algorithm.name, algorithm.personal
+    reasons = {
+        "it has all rows in one place": algorithm.pooled,
+        "its clients compute a gradient over all of their rows, without noise": (
+            algorithm.own_gradient
+        ),
+        "its clients compute a loss over all of their rows, without noise": algorithm.own_loss,
+        "its clients count the labels of their rows, without noise": algorithm.own_labels,
+        "its objective needs whole mini-batches, so no gradient belongs to one example": (
+            algorithm.whole_batches
+        ),
+        "its mu follows the clients' losses, which have no noise": algorithm.adapt is not None,
+        "its clients train a second model on the same rows": (
+            personal is not None and personal.subproblem is not None
+        ),
+    }
+    for reason, holds in reasons.items():
+        require(not holds, f'{name}: {reason}, so privacy.unit = "example" does not fit')
+    require(
+        solver.gamma is None,
+        f'{name}: solver.gamma looks at gradients without noise; with privacy.unit = "example" '
+        "leave it out",
+    )
+    require(
+        not solver.searches_line,
+        f"{name}: an optimizer that searches along a line looks at losses without noise; with "
+        'privacy.unit = "example" use another',
     )
 
 

@@ -1,4 +1,4 @@
-"""Differential privacy of clients: the setting, and the accounting of a run's releases."""
+"""Differential privacy: the setting, and the accounting of what is released."""
 
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 

@@ -9,6 +9,9 @@ A release is one noised sum of clients' messages. Each has the same noise and it
   replaced by another, which moves a sum by up to twice the clipping norm.
 * :math:`K = N`: all clients take part, which is the Gaussian mechanism without sampling.
 
+A client's local steps on its rows are the same thing with rows in place of clients: the noised sum
+of a mini-batch is a release, and the mini-batches are Poisson samples.
+
 dp-accounting is imported inside functions, since the import takes a second.
 """
 
@@ -16,7 +19,7 @@ import importlib.metadata
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args
@@ -306,6 +309,92 @@ def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
     return epsilon
 
 
+class Steps(NamedTuple):
+    """Local steps on the rows of a client.
+
+    Attributes:
+        rows: The client's rows.
+        batch: The mean size of a mini-batch.
+        taken: Number of steps.
+    """
+
+    rows: int
+    batch: int
+    taken: int
+
+    def mechanism(self, privacy: Privacy, noise_multiplier: float) -> Mechanism:
+        """What each step releases."""
+        accountant = privacy.accountant or "pld"
+        sampled = (self.rows, self.batch, "bernoulli", None)
+        return Mechanism(*sampled, noise_multiplier, 1, privacy.delta, accountant)
+
+
+ALIKE = 1.1
+"""Factor between the numbers of rows of clients whose epsilons are bounded together."""
+
+
+def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Steps]) -> Steps:
+    """The steps of several clients with the largest epsilon.
+
+    A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
+    that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
+
+    Args:
+        privacy: The setting.
+        noise_multiplier: Noise multiplier of a step, above 0.
+        clients: The steps of each client, at least one; all with the same batch, or fewer rows.
+    """
+
+    def spent(steps: Steps, accountant: Accountant | None = None) -> float:
+        mechanism = steps.mechanism(privacy, noise_multiplier)
+        if accountant is not None:
+            mechanism = mechanism._replace(accountant=accountant)
+        return epsilon_of(mechanism, steps.taken)
+
+    alike: dict[int, list[Steps]] = {}
+    most = -1
+    for each in sorted(set(clients), key=lambda steps: (steps.rows, -steps.taken)):
+        if each.taken > most:  # else another has fewer rows, and as many steps
+            most = each.taken
+            alike.setdefault(int(math.log(each.rows, ALIKE)), []).append(each)
+    bounds = {
+        key: spent(group[0]._replace(taken=group[-1].taken), "rdp") for key, group in alike.items()
+    }
+    worst, largest = None, -1.0
+    for key in sorted(bounds, key=lambda key: -bounds[key]):
+        if bounds[key] <= largest:
+            break
+        for each in alike[key]:
+            if spent(each, "rdp") > largest and spent(each) > largest:
+                worst, largest = each, spent(each)
+    assert worst is not None
+    return worst
+
+
+def calibrated_steps(privacy: Privacy, clients: Sequence[Steps]) -> float:
+    """The smallest noise multiplier for which no client's steps cost more than the epsilon.
+
+    Args:
+        privacy: The setting, with an epsilon.
+        clients: The steps of each client, as for `worst_steps`.
+
+    Raises:
+        InputError: If no noise is enough.
+
+    >>> privacy = Privacy(1.0, epsilon=2.0, unit="example")
+    >>> round(calibrated_steps(privacy, [Steps(600, 64, 200), Steps(6000, 64, 940)]), 2)
+    3.19
+    """
+    assert privacy.epsilon is not None
+    noise, worst = 0.0, max(clients, key=lambda steps: (steps.batch / steps.rows, steps.taken))
+    while True:
+        mechanism = calibrated(worst.mechanism(privacy, 0.0), privacy.epsilon, worst.taken)
+        noise = max(noise, mechanism.noise_multiplier)
+        worst = worst_steps(privacy, noise, clients)
+        if epsilon_of(worst.mechanism(privacy, noise), worst.taken) <= privacy.epsilon:
+            return noise
+
+
 @lru_cache(maxsize=64)
 def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
     """Epsilon of several runs on the same clients together.
@@ -500,30 +589,85 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
         The models of all 100 rounds together are (epsilon, delta)-differentially private with
         epsilon = 1.987 and delta = 1e-05.
     """
-    epsilon = epsilon_of(mechanism, rounds)
-    if epsilon == math.inf:
-        first = "The models have no privacy guarantee: epsilon is infinite."
-    else:
-        first = (
-            f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
-            f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}."
-        )
     return [
-        first,
+        _guarantee(epsilon_of(mechanism, rounds), mechanism, rounds),
         "Unit: a client with all of its rows.",
         f"Neighbouring federations: {_neighbours(mechanism)}. The number of clients is public.",
         _sampling(mechanism),
         f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
         f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
         f"deviation of {mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
-        f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
-        f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
+        _accounted(mechanism),
         "Trust: the server, which sees each client's clipped message and adds the noise. In a "
         "simulation all data are in one place.",
-        "Outside the guarantee: losses, accuracies and other measurements on clients' data, which "
-        "have no noise, and the choice among several methods, seeds or sweep points, each of which "
-        "is a run of its own.",
+        OUTSIDE,
     ]
+
+
+def statement_of_steps(
+    privacy: Privacy, noise_multiplier: float, worst: Steps, rounds: int
+) -> list[str]:
+    """The whole guarantee of examples in plain sentences, as `statement` for clients.
+
+    Args:
+        privacy: The setting.
+        noise_multiplier: Noise multiplier of a step.
+        worst: The steps of the client with the largest epsilon.
+        rounds: Rounds of the run.
+
+    Example:
+        >>> worst = Steps(600, 64, 200)
+        >>> privacy = Privacy(1.0, noise_multiplier=4.0, unit="example")
+        >>> print(statement_of_steps(privacy, 4.0, worst, 20)[0])
+        The models of all 20 rounds together are (epsilon, delta)-differentially private with
+        epsilon = 1.527 and delta = 1e-05.
+    """
+    mechanism = worst.mechanism(privacy, noise_multiplier)
+    count, rows, batch = f"{worst.taken:,}", f"{worst.rows:,}", f"{worst.batch:,}"
+    return [
+        _guarantee(epsilon_of(mechanism, worst.taken), mechanism, rounds),
+        "Unit: an example, one row of one client. Rows of one person count as several.",
+        "Neighbouring federations: a row of one client is replaced by one that adds nothing to any "
+        "sum, which moves a sum by up to the clipping norm. The numbers of rows and who takes part "
+        "are public.",
+        f"Worst client: {count} local steps on {rows} rows. Clients have different rows, so the "
+        "guarantee is that of the worst of them (parallel composition).",
+        "Sampling: none; all rows are in each mini-batch."
+        if mechanism.everybody
+        else f"Sampling: Poisson, each row with probability {batch} / {rows} in each step; the "
+        "size of a mini-batch has no limit.",
+        f"Composition: {count} steps with a noised sum each, in units of the clipping norm a "
+        f"standard deviation of {noise_multiplier:.6g}; later steps may depend on earlier ones.",
+        _accounted(mechanism),
+        "Trust: each client, which clips and adds the noise; nobody beyond it. In a simulation all "
+        "data are in one place.",
+        OUTSIDE,
+    ]
+
+
+OUTSIDE = (
+    "Outside the guarantee: losses, accuracies and other measurements on clients' data, which have "
+    "no noise, and the choice among several methods, seeds or sweep points, each of which is a run "
+    "of its own."
+)
+
+
+def _guarantee(epsilon: float, mechanism: Mechanism, rounds: int) -> str:
+    """The guarantee of the models of some rounds."""
+    if epsilon == math.inf:
+        return "The models have no privacy guarantee: epsilon is infinite."
+    return (
+        f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
+        f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}."
+    )
+
+
+def _accounted(mechanism: Mechanism) -> str:
+    """By what epsilon is computed."""
+    return (
+        f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
+        f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound."
+    )
 
 
 def _neighbours(mechanism: Mechanism) -> str:

@@ -1,13 +1,20 @@
-r"""Client-level differential privacy: what a client may send, and how much noise hides it.
+r"""Differential privacy: what is clipped, and how much noise hides it.
 
-Each client's whole message is scaled to a norm of at most :math:`C`. The messages of a round are
-added without weights, Gaussian noise with standard deviation :math:`z C` is added once to the sum,
-and the result is divided by the fixed expected cohort :math:`q N`, never by the number of clients
-that came (McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models",
-Algorithm 1):
+The unit is a client or an example. For clients, each client's whole message is scaled to a norm of
+at most :math:`C`. The messages of a round are added without weights, Gaussian noise with standard
+deviation :math:`z C` is added once to the sum, and the result is divided by the fixed expected
+cohort :math:`q N`, never by the number of clients that came (McMahan et al. 2018, "Learning
+Differentially Private Recurrent Language Models", Algorithm 1):
 
 .. math:: \bar m = \frac{1}{q N} \Big( \sum_{k \in S_t} m_k \min(1, C / \|m_k\|)
           + \mathcal N(0, z^2 C^2 I) \Big).
+
+For examples, each local step of client :math:`k` samples a mini-batch :math:`b` of its
+:math:`n_k` rows, each with probability :math:`q_k = B / n_k`, and replaces its gradient by (Abadi
+et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
+
+.. math:: \tilde g = \frac{1}{B} \Big( \sum_{i \in b} g_i \min(1, C / \|g_i\|)
+          + \mathcal N(0, z^2 C^2 I) \Big), \qquad g_i = \nabla \ell_i(w).
 """
 
 import math
@@ -15,6 +22,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+
+Unit = Literal["client", "example"]
+"""What privacy hides: a client with all of its rows, or one row."""
 
 Accountant = Literal["pld", "rdp"]
 """How the privacy loss of several releases is composed."""
@@ -62,27 +72,39 @@ class AdaptiveClip:
 
 @dataclass(frozen=True)
 class Privacy:
-    r"""A guarantee of :math:`(\epsilon, \delta)`-differential privacy for clients.
+    r"""A guarantee of :math:`(\epsilon, \delta)`-differential privacy for clients or examples.
 
-    The unit is a client with all of its rows. The server is trusted: it sees each client's clipped
-    message and adds the noise. In a deployment with secure sums nodes add it, and the server is
-    not trusted. Losses, accuracies and other measurements on clients' data have no noise and are
-    outside the guarantee.
+    With the unit "client" it hides a client with all of its rows. The server is trusted: it sees
+    each client's clipped message and adds the noise. In a deployment with secure sums nodes add it,
+    and the server is not trusted.
+
+    With the unit "example" it hides a row. Each local step clips the gradients of the examples of a
+    Poisson sample and adds noise, so all that a client sends is private before it leaves the
+    client, and :math:`\epsilon` is that of the client with the largest. The numbers of rows are
+    public.
+
+    Losses, accuracies and other measurements on clients' data have no noise and are outside the
+    guarantee.
 
     Attributes:
-        clip: Largest norm :math:`C` of what a client sends, all arrays of a message together; with
-            `adaptive_clip` the first one. It may be infinite if `noise_multiplier` is 0.
+        clip: Largest norm :math:`C` of what a client sends, all arrays of a message together, or of
+            the gradient of an example; with `adaptive_clip` the first one. It may be infinite if
+            `noise_multiplier` is 0.
         epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0. Give
             either this or `noise_multiplier`.
         noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`, at least 0.
-        delta: :math:`\delta`, between 0 and 1; well below one over the number of clients.
-        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
+        delta: :math:`\delta`, between 0 and 1; well below one over the number of clients, or of
+            rows.
+        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is, as it must
+            be for examples.
         accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
             which proves a larger epsilon. None for "pld", except with uniform sampling, which it
             cannot account for.
         capacity: Largest cohort under Poisson sampling (`Cohort.sampling` "bernoulli"). A larger
             one is cut to a uniform sample, which "pld" accounts for and "rdp" cannot. None means
-            about 1.5 times the mean with "pld", and no limit with "rdp".
+            about 1.5 times the mean with "pld", and no limit with "rdp". Not for examples, whose
+            mini-batches have no limit.
+        unit: "client" or "example".
 
     Raises:
         InputError: If a number is out of range, neither or both of `epsilon` and
@@ -101,8 +123,15 @@ class Privacy:
     adaptive_clip: AdaptiveClip | None = None
     accountant: Accountant | None = None
     capacity: int | None = None
+    unit: Unit = "client"
 
     def __post_init__(self) -> None:
+        require_one_of("privacy.unit", self.unit, get_args(Unit))
+        for name in ("adaptive_clip", "capacity"):
+            require(
+                self.unit == "client" or getattr(self, name) is None,
+                f'privacy.{name}: it is for privacy.unit = "client"; leave it out',
+            )
         unbounded = self.noise_multiplier == 0 and self.clip == math.inf
         if not unbounded:
             require_number("privacy.clip", self.clip, positive=True, single=True)

@@ -28,9 +28,9 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             "test rows choose nothing"
         )
     lines += [
-        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, for one run's "
-        "models; losses, accuracies and the choice among runs are measured on clients' data and "
-        "are outside the guarantee"
+        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
+        'privacy.unit = "example", for one run\'s models; losses, accuracies and the choice among '
+        "runs are measured on clients' data and are outside the guarantee"
         for delta in sorted({run.final.delta for run in runs if run.final.delta is not None})
     ]
     if (points := max(run.sweep_points for run in runs)) > 1:

@@ -17,9 +17,12 @@ from fedprox.privacy.accounting import (
     mechanism_of,
     rounded_up,
     statement,
+    statement_of_steps,
 )
 from fedprox.privacy.setting import Privacy
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.method import Method
+from fedprox.simulation.planning.epsilon import Spent, noise_of
 
 LARGER = 2, 4
 """Factors of the cohorts that the page compares."""
@@ -69,6 +72,50 @@ def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
     return Group(*parts[:-1])
 
 
+def examples_page(methods: Sequence[Method]) -> Group:
+    """As `privacy_page`, with privacy of examples."""
+    parts: list[RenderableType] = []
+    for method in methods:
+        protocol, noise = method.protocol, noise_of(method)
+        privacy, rounds = protocol.privacy, protocol.rounds
+        assert privacy is not None
+        assert noise is not None
+        seeds = [Spent(method, seed) for seed in protocol.seeds]
+        tenths = _tenths(rounds)
+        spent = [max((each.worst(t) for each in seeds), key=lambda one: one[1]) for t in tenths]
+        parts.append(Text(f"{method.name}: a noised sum in each local step", style="bold"))
+        worst = spent[-1][0]
+        if worst is None:
+            parts += [Text("No client takes a step."), Text()]
+            continue
+        facts = Table(box=None, pad_edge=False, show_header=False)
+        target = "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
+        facts.add_row("noise multiplier", f"{noise:.5g}", target)
+        deviation = noise * privacy.clip / worst.batch if noise else 0.0
+        facts.add_row("noise in a gradient", f"{deviation:.5g}", "of the worst client")
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        for header in ("rounds", "epsilon", "steps", "rows"):
+            shown.add_column(header, justify="right")
+        for t, (steps, epsilon) in zip(tenths, spent, strict=True):
+            of = ("0", "") if steps is None else (f"{steps.taken:,}", f"{steps.rows:,}")
+            shown.add_row(f"{t:,}", rounded_up(epsilon), *of)
+        parts += [
+            facts,
+            Text(),
+            Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}"),
+            shown,
+            Text(),
+            *map(Text, statement_of_steps(privacy, noise, worst, rounds)),
+            Text(),
+        ]
+    return Group(*parts[:-1])
+
+
+def _tenths(rounds: int) -> list[int]:
+    """Each tenth of the rounds."""
+    return sorted({math.ceil(rounds * i / 10) for i in range(1, 11)})
+
+
 def _facts(plan: Plan, mechanism: Mechanism) -> Table:
     """The noise, the largest cohort, and what its limit costs."""
     facts = Table(box=None, pad_edge=False, show_header=False)
@@ -103,7 +150,7 @@ def _in_mean(plan: Plan, mechanism: Mechanism) -> float:
 
 def _by_rounds(plan: Plan, mechanism: Mechanism) -> Table:
     """Epsilon after each tenth of the rounds, with each accountant."""
-    tenths = sorted({math.ceil(plan.rounds * i / 10) for i in range(1, 11)})
+    tenths = _tenths(plan.rounds)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("rounds", justify="right")
     columns = []

@@ -100,9 +100,10 @@ def simulate(
             have diverged. Up to its end, the run is bit for bit the same.
         selection: Whether a run keeps its last or its best model, and how long it continues without
             progress.
-        privacy: The clients' differential privacy: their messages are clipped, and noise is added
-            to the sum of each round. None means no privacy. The seed determines the noise, so a
-            simulation shows what privacy costs and protects nobody.
+        privacy: Differential privacy of clients, whose messages are clipped with noise in the sum
+            of each round, or of examples, whose gradients are clipped with noise in each local
+            step. None means no privacy. The seed determines the noise, so a simulation shows what
+            privacy costs and protects nobody.
         population: The clients' devices: how fast each computes and sends, and when it is on.
             Records then have the time at which their round ended, and `systems.deadline` and
             `cohort.over_selection` can be set. None means no clock.

@@ -310,6 +310,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
         rate=np.ones(len(sizes)),
         attacks=np.zeros(len(sizes), np.int64),
         rank=np.zeros(len(sizes), np.int64),
+        ticks=np.zeros(len(sizes), np.int64),
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)

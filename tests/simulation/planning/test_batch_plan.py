@@ -127,9 +127,9 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     owner = np.array([chance.randint(0, processes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
     first = offsets_of(n)[:-1]
-    jobs = Jobs(
-        client, first, n, steps, ones, ones, ones, ones, owner, first, 0 * n, ones, 0 * n, 0 * n
-    )
+    none = 0 * n
+    numbers = (steps, ones, ones, ones, ones, owner, first, none, ones, none, none, none)
+    jobs = Jobs(client, first, n, *numbers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "WIDEST_TICK", widest)
         patch.setattr(batch_plan, "ROWS_TOGETHER", together)

@@ -18,8 +18,10 @@ from fedprox.algorithms.base import (
     State,
 )
 from fedprox.features import Features
+from fedprox.messages.private import EXAMPLES, standard_normals
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.precision import real_type
+from fedprox.simulation.compiled.clipped import clipped_sum
 from fedprox.simulation.compiled.gradients import LocalLoss
 from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
@@ -32,6 +34,10 @@ from fedprox.user_code import call
 MODEL_KEY = 0x6D6F6465
 """Number folded into a tick's random key for the model. It is so large that augmentation, which may
 split the same key, never derives the model's key."""
+
+
+EXAMPLES_KEY = 0x65786D70
+"""Number folded into a tick's random key for the noise that hides examples."""
 
 
 CODEC_KEY = 0x636F6465
@@ -198,6 +204,18 @@ def mark_done(lanes: LaneState, chosen: jax.Array) -> LaneState:
     return lanes._replace(stop=lanes.stop._replace(done=done))
 
 
+class Hiding(NamedTuple):
+    """How local steps hide examples.
+
+    Attributes:
+        clip: Largest norm of the gradient of an example.
+        noise: Standard deviation of the noise in the sum of a mini-batch's gradients.
+    """
+
+    clip: float
+    noise: float
+
+
 class ClientStep:
     """The local solver: functions of one client, and of all lanes and sweep points.
 
@@ -207,15 +225,23 @@ class ClientStep:
         solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
         clock: Whether clients also stop by a clock.
+        hiding: How steps hide examples; None if they do not.
 
     Attributes:
         stops: Whether clients may take fewer than the planned steps.
     """
 
     def __init__(
-        self, model: Model, algorithm: Algorithm, solver: Solver, layout: Layout, clock: bool
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        solver: Solver,
+        layout: Layout,
+        clock: bool,
+        hiding: Hiding | None,
     ) -> None:
         self.model, self.algorithm, self.solver = model, algorithm, solver
+        self.hiding = hiding
         self.stops = clock or solver.gamma is not None
         self.accumulate, self.width = layout.accumulate, layout.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
@@ -299,13 +325,82 @@ class ClientStep:
         key = None
         if noise is not None and self.model.train is not None:
             key = jax.random.fold_in(random_key(noise), MODEL_KEY)
-        objective = self.algorithm.objective
-        if objective is None:
-            gradient = jax.grad(weighted_loss, argnums=1)
-            return call(DERIVED, gradient, self.model, params, x, y, weights, key)
-        gradient, batch = jax.grad(objective, argnums=1), Batch(x, y, weights, key)
-        what = f"{self.algorithm.name}: jax.grad of its objective"
-        return call(what, gradient, self.model, params, batch, given)
+        what = DERIVED
+        if self.algorithm.objective is not None:
+            what = f"{self.algorithm.name}: jax.grad of its objective"
+        if self.hiding is not None:
+            return call(what, self._clipped, params, given, x, y, weights, key)
+        return call(what, jax.grad(self._loss), params, given, x, y, weights, key)
+
+    def _loss(
+        self,
+        params: Params,
+        given: Any,
+        x: jax.Array,
+        y: jax.Array,
+        weights: jax.Array,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """The loss of a tick's rows."""
+        if self.algorithm.objective is None:
+            return weighted_loss(self.model, params, x, y, weights, key)
+        return self.algorithm.objective(self.model, params, Batch(x, y, weights, key), given)
+
+    def _clipped(
+        self,
+        params: Params,
+        given: Any,
+        x: jax.Array,
+        y: jax.Array,
+        weights: jax.Array,
+        key: jax.Array | None,
+    ) -> Params:
+        """As the gradient of `_loss`, with the gradient of each row clipped."""
+        assert self.hiding is not None
+        one = jnp.ones(1, weights.dtype)
+        keys = None if key is None else jax.random.key_data(jax.random.split(key, len(x)))
+
+        def loss(params: Params, x: jax.Array, y: jax.Array, words: jax.Array | None) -> jax.Array:
+            own = None if words is None else random_key(words)
+            return self._loss(params, given, x[None], y[None], one, own)
+
+        total = clipped_sum(loss, self.hiding.clip, params, x, y, keys)(weights > 0)
+        return jax.tree.map(lambda a: weights.max() * a, total)
+
+    def noised(
+        self,
+        gradients: Params,
+        broadcast: Broadcast,
+        size: jax.Array,
+        last: jax.Array,
+        noise: jax.Array,
+    ) -> Params:
+        """The gradients of a tick, with the noise of the mini-batches that it completes.
+
+        Args:
+            gradients: The gradients of all lanes and sweep points.
+            broadcast: The server's broadcast.
+            size: Mean size of each lane's mini-batches, (lanes,).
+            last: Whether the tick completes a lane's mini-batch, (lanes,).
+            noise: The lanes' random keys, uint32 (lanes, 2).
+        """
+        assert self.hiding is not None
+        deviation = self.hiding.noise * last / size
+
+        def added(gradient: Params, words: jax.Array, scale: jax.Array, noise: jax.Array) -> Params:
+            key = jax.random.fold_in(random_key(noise), EXAMPLES_KEY)
+            for word in (0, 1):  # no two runs of a comparison share noise
+                key = jax.random.fold_in(key, words[word])
+            normals = standard_normals(jax.random.key_data(key), EXAMPLES, gradient)
+            return jax.tree.map(lambda g, n: g + scale * n, gradient, normals)
+
+        def all_added(gradients: Params) -> Params:
+            words = broadcast.hparams["noise_words"]
+            every = over(over(added, (0, 0, None, None)), (0, None, 0, 0))
+            noisy: Params = every(gradients, words, deviation, noise)
+            return noisy
+
+        return jax.lax.cond(last.any(), all_added, lambda same: same, gradients)
 
     def tick(
         self,

@@ -20,9 +20,8 @@ from fedprox.simulation.compiled.evaluation import (
 )
 from fedprox.simulation.compiled.inexactness import inexactness_program
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.compiled.round import After, Inputs, Server, rounds_program
+from fedprox.simulation.compiled.round import After, Inputs, Server, hiding_of, rounds_program
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.devices.mesh import REPLICATED, accept_host_arrays, zeros_on
 from fedprox.simulation.devices.programs import Request, compiled_once
 from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
@@ -181,10 +180,9 @@ class Compiler:
 
     def _empty_plan(self, layout: Layout) -> BatchPlan:
         protocol = self.method.protocol
-        noisy = is_noisy(protocol.federation, protocol.model)
         return plan_rounds(
             *(layout.shape, layout.room, self.method.solver, 0, []),
-            noisy=noisy,
+            noisy=protocol.noisy,
             keyed=protocol.keyed,
             optional=protocol.of_jobs,
         )
@@ -203,7 +201,7 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
     return (
         *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
         *(solver.clip, solver.weight_decay, solver.gamma is None),
-        *(protocol.federation.augment, method.faults, method.private),
+        *(protocol.federation.augment, method.faults, method.private, hiding_of(method)),
         *(protocol.aggregation, protocol.attack, protocol.compression),
         protocol.asynchronous is not None,
         *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),

@@ -30,7 +30,7 @@ from fedprox.simulation.planning.batch_plan import (
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
 from fedprox.simulation.planning.reads import slice_width, slices
-from fedprox.simulation.planning.round_work import RoundWork, works
+from fedprox.simulation.planning.round_work import RoundWork, example_width, works
 from fedprox.simulation.storage.training_data import TrainingRows
 from fedprox.solver import Solver
 
@@ -210,6 +210,8 @@ def _empty_layout(
     train, measured = protocol.federation.train, protocol.measured
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
     tick = solver.batch_of(largest) if algorithm.whole_batches else tick_width(solver, largest)
+    if protocol.hides_examples:
+        tick = example_width(protocol, solver)
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
     points = len(method.points)
@@ -232,8 +234,8 @@ def _empty_layout(
             cohort_ticks=int(protocol.evaluation.gradients),
             exchange_ticks=int(algorithm.reads_first),
         ),
-        accumulate=not solver.searches_line
-        and (solver.batch_of(largest) > tick or needs_checks(solver)),
+        accumulate=protocol.hides_examples
+        or (not solver.searches_line and (solver.batch_of(largest) > tick or needs_checks(solver))),
         batched=points == 1 or batch_points(parameters),
         idle=0.0,
         lanes=choose_lanes([clients], devices, cost.reading, cost.most),

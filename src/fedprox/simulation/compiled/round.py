@@ -31,6 +31,7 @@ from fedprox.simulation.compiled.aggregation import Arrived, Result, collector, 
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
+    Hiding,
     LaneState,
     contexts_of,
     mark_done,
@@ -73,6 +74,7 @@ from fedprox.simulation.devices.mesh import (
     spread,
 )
 from fedprox.simulation.planning.batch_plan import BatchPlan
+from fedprox.simulation.planning.epsilon import noise_of
 from fedprox.simulation.planning.reads import Exchange
 
 
@@ -239,7 +241,10 @@ class RoundsProgram:
         self.algorithm, self.solver = method.algorithm, method.solver
         self.layout, self.room, self.faults = layout, layout.room, method.faults
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
-        self.client = ClientStep(model, self.algorithm, self.solver, layout, clock is not None)
+        hiding = hiding_of(method)
+        self.client = ClientStep(
+            model, self.algorithm, self.solver, layout, clock is not None, hiding
+        )
         self.read = features_reader(method.protocol.federation.augment)
         self.private = method.private
         self.asynchronous = method.protocol.asynchronous is not None
@@ -475,6 +480,8 @@ class Round:
         noise = None if plan.noise is None else plan.noise[i]
         batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)
+        if client.hiding is not None and client.hiding.noise and noise is not None:
+            gradient = client.noised(gradient, self.broadcast, size, plan.last[i], noise)
         check = None if plan.check is None else plan.check[i]
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
         return carry._replace(lanes=lanes)
@@ -524,6 +531,15 @@ class Round:
         after = jax.vmap(algorithm.update)(self.broadcast.state, mean, hparams)
         state = choose(has_updates, after, self.before.state)
         return After(state, self.broadcast.state, local, None, None, client_state, faulty)
+
+
+def hiding_of(method: Method) -> Hiding | None:
+    """How the local steps of a method hide examples; None if they do not."""
+    privacy, noise = method.protocol.privacy, noise_of(method)
+    if privacy is None or noise is None or not method.protocol.hides_examples:
+        return None
+    # without a bound there is no noise
+    return Hiding(privacy.clip, noise * privacy.clip if noise else 0.0)
 
 
 def features_reader(

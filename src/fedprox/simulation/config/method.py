@@ -20,7 +20,7 @@ from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Params, check_model
 from fedprox.precision import real_type
-from fedprox.privacy.accounting import Mechanism, epsilon_of
+from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.solver import Solver, as_values, name_of
@@ -122,7 +122,7 @@ class Method:
     @property
     def private(self) -> bool:
         """Whether the clients' messages are clipped and hidden by noise."""
-        return self.protocol.privacy is not None
+        return self.protocol.hides_clients
 
     @property
     def rule(self) -> Aggregation:
@@ -142,12 +142,8 @@ class Method:
 
     @cached_property
     def mechanism(self) -> Mechanism | None:
-        """What a run releases; None without privacy."""
+        """What a run releases about its clients; None unless privacy hides them."""
         return self.protocol.mechanism(self.algorithm)
-
-    def epsilon(self, done: int) -> float | None:
-        """Epsilon after `done` rounds; None without privacy."""
-        return None if self.mechanism is None else epsilon_of(self.mechanism, done)
 
     def hparams(self, mesh: Mesh) -> HParams:
         """The hyperparameters of all sweep points, arrays (points,)."""

@@ -26,7 +26,7 @@ from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
-from fedprox.messages.private import check_private, private, releases
+from fedprox.messages.private import check_private, check_private_steps, private, releases
 from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
@@ -105,7 +105,7 @@ class Protocol:
         selection: Which of a run's models is kept, and when a run without progress ends.
         stop: A function of a record that returns whether its run ends; None means never.
         initial: The initial parameters; None means those of `model.init`.
-        privacy: What hides the clients; None for nothing.
+        privacy: What hides the clients or their examples; None for nothing.
         population: The clients' devices, by which the run has a clock; None for no clock.
         asynchronous: How the server steps without waiting for a cohort; None for rounds in which
             it waits.
@@ -180,10 +180,12 @@ class Protocol:
             "says whose messages are first",
         )
         if self.asynchronous is not None:
-            require(self.privacy is None, "asynchronous: privacy has no accounting for it; use one")
+            require(
+                not self.hides_clients, "asynchronous: privacy has no accounting for it; use one"
+            )
             self.asynchronous.check(self.cohort, self.systems, self.evaluation)
         self._check_messages()
-        if self.privacy is not None:
+        if self.hides_clients:
             self.cohort.check_private()
             if self.population is not None:
                 self.population.check_private()
@@ -191,15 +193,15 @@ class Protocol:
                 self.faults.check_private()
             self.evaluation.check_private()
             self.systems.check_private()
-            if not isinstance(self.federation.validation, Examples):
-                self.selection.check_private()
+        if self.privacy is not None and not isinstance(self.federation.validation, Examples):
+            self.selection.check_private()
 
     def _check_messages(self) -> None:
         """Raise `InputError` if rules or attacks do not fit what else happens to messages."""
         lies = self.lies is not None
         for name, given in (("aggregation.rule", self.aggregation.stores), ("attack", lies)):
             require(
-                not given or self.privacy is None,
+                not given or not self.hides_clients,
                 f"{name}: with privacy, noise hides clients in a mean; use one of both",
             )
             require(
@@ -218,7 +220,7 @@ class Protocol:
             )
         if self.compression is not None:
             require(
-                self.privacy is None,
+                not self.hides_clients,
                 "compression: with privacy, messages that are clipped would arrive larger or "
                 "smaller; use one of both",
             )
@@ -242,7 +244,22 @@ class Protocol:
     def keyed(self) -> bool:
         """Whether rounds need random keys beside those of mini-batches."""
         noisy = self.lies is not None and self.lies.kind == "noise"
-        return self.privacy is not None or noisy or self.codes_randomly
+        return self.hides_clients or noisy or self.codes_randomly
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether clients' messages are clipped, and noise is added to their sum."""
+        return self.privacy is not None and self.privacy.unit == "client"
+
+    @property
+    def hides_examples(self) -> bool:
+        """Whether the gradients of examples are clipped, and noise is added in local steps."""
+        return self.privacy is not None and self.privacy.unit == "example"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether mini-batches need random keys."""
+        return self.hides_examples or is_noisy(self.federation, self.model)
 
     @property
     def of_jobs(self) -> tuple[str, ...]:
@@ -430,8 +447,8 @@ class Protocol:
         )
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
-        """What a run of a method releases about its clients; None without privacy."""
-        if self.privacy is None or algorithm.pooled:
+        """What a run of a method releases about its clients; None unless privacy hides them."""
+        if self.privacy is None or not self.hides_clients or algorithm.pooled:
             return None
         clients, cohort = len(self.federation), self.cohort
         return mechanism_of(
@@ -445,7 +462,7 @@ class Protocol:
         if algorithm.pooled:
             return None
         # what is not finite counts as zero, with or without `faults`
-        return Faults(norm=math.inf) if self.privacy and self.faults is None else self.faults
+        return Faults(norm=math.inf) if self.hides_clients and self.faults is None else self.faults
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.
@@ -477,8 +494,10 @@ class Protocol:
         self.evaluation.check_method(algorithm, solver)
         self._check_processes(algorithm)
         check_pooled(algorithm, solver)
-        if self.privacy is not None:
+        if self.privacy is not None and self.hides_clients:
             check_private(algorithm, self.privacy)
+        if self.hides_examples:
+            check_private_steps(algorithm, solver)
         if self.population is not None:
             self.population.check_method(algorithm)
         if self.asynchronous is not None:
@@ -498,7 +517,7 @@ class Protocol:
                     self.cohort.sizes(len(self.federation)),
                     whole=algorithm.stragglers == "drop" and not algorithm.pooled,
                     in_time=in_time,
-                    independent=self.privacy is not None,
+                    independent=self.hides_clients,
                 )
             except InputError as error:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
@@ -568,7 +587,7 @@ def pace_of(
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:
-    """Whether mini-batches need random keys."""
+    """Whether something in mini-batches is random, by the data or the model."""
     return federation.augment is not None or model.train is not None
 
 

@@ -12,6 +12,7 @@ from fedprox.errors import InputError
 from fedprox.model import Model
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
+from fedprox.simulation.planning.epsilon import noise_of
 from fedprox.solver import name_of
 from fedprox.user_code import describe
 
@@ -90,10 +91,10 @@ def fingerprint(protocol: Protocol, methods: Sequence[Method]) -> dict[str, Any]
     }
     for method in methods:
         settings |= _schedule(method)
-        if method.mechanism is not None:
-            name, z = f"{method.labels[0]}: noise multiplier", method.mechanism.noise_multiplier
+        noise = noise_of(method)
+        if noise is not None:
             # a run with more rounds may need more noise for its epsilon
-            settings[name] = float(f"{z:.6g}")
+            settings[f"{method.labels[0]}: noise multiplier"] = float(f"{noise:.6g}")
     return settings
 
 

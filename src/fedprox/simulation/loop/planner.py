@@ -9,7 +9,6 @@ from typing import NamedTuple
 from fedprox.simulation.compiled.call_inputs import Held, exchanges, held_state
 from fedprox.simulation.compiled.layout import Layout, needed
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.protocol import is_noisy
 from fedprox.simulation.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork, works
@@ -100,7 +99,7 @@ def plan_call(
         method.solver,
         seed,
         [(t, each.jobs) for t, each in enumerate(placed, start=first)],
-        noisy=is_noisy(protocol.federation, protocol.model),
+        noisy=protocol.noisy,
         keyed=keyed,
         optional=protocol.of_jobs,
         process_index=protocol.ownership.process_index,

@@ -50,6 +50,7 @@ from fedprox.simulation.loop.records import (
     records_of,
 )
 from fedprox.simulation.loop.snapshot import Snapshot
+from fedprox.simulation.planning.epsilon import Spent, noise_of
 from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.clients import checksum_of, client_columns
 from fedprox.simulation.results.record import Record
@@ -195,7 +196,7 @@ def new_runs(method: Method, seed: int, execution: MethodExecution | None = None
             lane_idle=execution.lane_idle if execution else 0.0,
             memory=execution.memory if execution else 0,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
-            noise_multiplier=method.mechanism and method.mechanism.noise_multiplier,
+            noise_multiplier=noise_of(method),
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]
@@ -233,6 +234,7 @@ class SeedRun:
         self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
+        self.privacy = Spent(method, start.seed)
         self.counts = Counts.of(self.protocol)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
@@ -363,7 +365,7 @@ class SeedRun:
         """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        spent = self.method.epsilon(oldest.round + self.execution.repeated)
+        spent = self.privacy.epsilon(oldest.round + self.execution.repeated)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         for run, record, by_client in zip(self.runs, records, clients, strict=True):

@@ -3,7 +3,8 @@
 A tick reads at most `width` rows. A wider mini-batch takes several ticks, whose gradients are
 added. If a mini-batch solver stops at a gamma, each epoch begins with a check: ticks that read all
 of the client's rows and take no step. An optimizer that searches along a line reads the client's
-rows itself: its tick is one step, and the plan holds only the client's first row.
+rows itself: its tick is one step, and the plan holds only the client's first row. With privacy of
+examples mini-batches are Poisson samples, see `fedprox.simulation.planning.poisson`.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,16 +18,12 @@ from fedprox.federation import offsets_of
 from fedprox.precision import real_type
 from fedprox.simulation.planning.jobs import Jobs, Slots, in_slots
 from fedprox.simulation.planning.packing import Array, Segments, job_places, pack, segments
+from fedprox.simulation.planning.poisson import WIDEST_TICK, PoissonTicks, range_of
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 
 ROWS_TOGETHER = 2**15
 """Rows that are planned together: few enough to stay in a core's cache."""
-
-
-WIDEST_TICK = 128
-"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
-different sizes need little padding."""
 
 
 def tick_width(solver: Solver, largest: int) -> int:
@@ -193,7 +190,7 @@ def plan_rounds(
         begin = ((index * d + device) * ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
         for part in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
-            planned = _ticks_of(solver, jobs.take(part), length[part], width, streams, t)
+            planned = _ticks_of(solver, jobs.take(part), length[part], width, streams, t, seed)
             at = np.repeat(begin[part], length[part]) + lanes * planned.number
             rows.reshape(-1, width)[at] = planned.rows
             size.reshape(-1)[at], last.reshape(-1)[at] = planned.size, planned.last
@@ -243,7 +240,7 @@ class Epochs(NamedTuple):
 def job_epochs(solver: Solver, jobs: Jobs, width: int) -> Epochs:
     """Divide the epochs of jobs into ticks of at most `width` rows."""
     size = jobs.size
-    batch = size if solver.batch_size == "all" else np.minimum(solver.batch_size, size)
+    batch = _full_batches(solver, size)
     checks = -(-size // width) if needs_checks(solver) else 0 * size
     of_batch = -(-batch // width)
     return Epochs(
@@ -255,10 +252,17 @@ def job_epochs(solver: Solver, jobs: Jobs, width: int) -> Epochs:
     )
 
 
+def _full_batches(solver: Solver, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of a full mini-batch of clients with so many rows."""
+    return size if solver.batch_size == "all" else np.minimum(solver.batch_size, size)
+
+
 def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
     """Ticks of each job, checks included, shape (jobs,)."""
     if solver.searches_line:
         return jobs.steps
+    if jobs.ticks.any():
+        return jobs.ticks
     epochs = job_epochs(solver, jobs, width)
     per_epoch = solver.steps_per_epoch(jobs.size)
     whole, partial = jobs.steps // per_epoch, jobs.steps % per_epoch
@@ -290,6 +294,7 @@ def _ticks_of(
     width: int,
     streams: Streams,
     round_: int,
+    seed: int,
 ) -> _Ticks:
     """The first `length` (jobs,) ticks of each job."""
     job = np.repeat(np.arange(len(length)), length)
@@ -298,6 +303,12 @@ def _ticks_of(
     if solver.searches_line:
         steps = np.ones(len(job), bool)
         return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)
+    if jobs.ticks.any():
+        poisson = PoissonTicks(solver, width, seed)
+        drawn = [poisson.of(each, round_) for each in range_of(jobs)]
+        flat = [np.concatenate(columns) for columns in zip(*drawn, strict=True)]
+        mean = _full_batches(solver, jobs.size)[job]
+        return _Ticks(number, flat[0], mean, last=flat[1], check=np.zeros(len(job), bool))
     epochs = job_epochs(solver, jobs, width)
     clients, counts, sizes = (a.tolist() for a in (jobs.client, epochs.begun, jobs.size))
     started = (round_ - jobs.staleness).tolist()

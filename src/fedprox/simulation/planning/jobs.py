@@ -32,6 +32,7 @@ class Jobs(NamedTuple):
         rate: The client's learning rate, relative to the round's; 1 but in asynchronous rounds.
         attacks: Whether the client attacks, 1 or 0.
         rank: Rank of the client's adapters; 0 unless clients have different ones.
+        ticks: Ticks of the client's Poisson mini-batches; 0 but with privacy of examples.
     """
 
     client: NDArray[np.int64]
@@ -48,6 +49,7 @@ class Jobs(NamedTuple):
     rate: NDArray[np.float64]
     attacks: NDArray[np.int64]
     rank: NDArray[np.int64]
+    ticks: NDArray[np.int64]
 
     def take(self, chosen: Any) -> "Jobs":
         """Some of these jobs."""
@@ -56,9 +58,8 @@ class Jobs(NamedTuple):
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
-    whole = {"client", "first_row", "size", "steps", "owner", "device_row"}
-    whole |= {"staleness", "attacks", "rank"}
-    kinds: list[Any] = [np.int64 if name in whole else np.float64 for name in Jobs._fields]
+    real = {"weight", "gamma", "participation", "relative_size", "rate"}
+    kinds: list[Any] = [np.float64 if name in real else np.int64 for name in Jobs._fields]
     return Jobs(*(np.zeros(0, kind) for kind in kinds))
 
 
@@ -72,7 +73,7 @@ def jobs_of(
         ownership: Which process owns which clients.
         client: Indices of the clients, shape (jobs,).
         columns: The other fields of `Jobs`, but those that say where rows are; those of
-            asynchronous rounds, of attacks and of adapters may be left out.
+            asynchronous rounds, attacks, adapters and Poisson mini-batches may be left out.
     """
     first = train.offsets[client]
     return Jobs(
@@ -86,6 +87,7 @@ def jobs_of(
             "rate": np.ones(len(client)),
             "attacks": np.zeros_like(client),
             "rank": np.zeros_like(client),
+            "ticks": np.zeros_like(client),
             **columns,
         },
     )

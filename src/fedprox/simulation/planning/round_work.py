@@ -13,6 +13,7 @@ from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.events import Events, Step, server_steps
 from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
+from fedprox.simulation.planning.poisson import PoissonTicks, poisson_width
 from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
@@ -52,6 +53,25 @@ def works(
 
     With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
     """
+    drawn = drawn_works(protocol, algorithm, solver, seed, first)
+    if not protocol.hides_examples:
+        yield from drawn
+        return
+    ticks = PoissonTicks(solver, example_width(protocol, solver), seed)
+    for t, work in enumerate(drawn, first):
+        yield work._replace(jobs=work.jobs._replace(ticks=ticks.count(work.jobs, t)))
+
+
+def example_width(protocol: Protocol, solver: Solver) -> int:
+    """Rows of a tick with privacy of examples."""
+    largest = int(protocol.federation.train.sizes.max())
+    return poisson_width(solver, largest, protocol.model.size_bytes)
+
+
+def drawn_works(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, first: int = 0
+) -> Iterator[RoundWork]:
+    """As `works`, without the ticks of Poisson mini-batches."""
     if protocol.asynchronous is not None:
         events = Events(protocol, algorithm, solver, seed)
         steps = server_steps(protocol.asynchronous, events, protocol.cohort.clients_per_round)
@@ -128,7 +148,7 @@ def round_work(
     if algorithm.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.round_steps, seed, t)
         solver = solver.changed(steps=steps)
-    private = protocol.privacy is not None
+    private = protocol.hides_clients
     left, in_time = math.inf if deadline is None else deadline, None
     read, before = np.ones(len(first.clients), bool), 0.0
     if timeline is not None:
@@ -161,6 +181,7 @@ def round_work(
             rate=np.ones(1),
             attacks=one * 0,
             rank=one * 0,
+            ticks=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
@@ -231,7 +252,7 @@ def _jobs(
     if protocol.cohort.sampling == "proportional":
         total = protocol.cohort.clients_per_round  # draws
     weight, relative_size = weights(drawn.mass), rows * clients / len(protocol.federation.train)
-    if protocol.privacy is not None:
+    if protocol.hides_clients:
         # what other clients have, and how many came, must not show
         weight = np.full(len(rows), 1 / protocol.cohort.clients_per_round)
         relative_size = np.ones(len(rows))

@@ -72,7 +72,7 @@ class Record(NamedTuple):
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
         bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
-        epsilon: Epsilon of the clients' (epsilon, delta)-differential privacy after these rounds,
+        epsilon: Epsilon of the (epsilon, delta)-differential privacy after these rounds,
             see `fedprox.Privacy`; None without privacy.
         delta: Its delta; None without privacy.
         personal_clients: Clients with a model of their own, among those with test rows; None if

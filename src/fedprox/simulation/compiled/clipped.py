@@ -1,0 +1,174 @@
+"""Sums of clipped gradients of single examples, for the privacy of examples.
+
+The gradient of a matrix is a product over the positions at which an example meets it: one for a
+dense layer, one for each patch of a convolution. The norm of such a product, and the weighted sum
+of the products of all examples, follow from the two factors. So the large matrices of dense layers
+never have a gradient for each example, and a step costs little more than one without clipping. The
+gradients of other parameters are formed for each example.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+from fedprox.model import Params
+
+RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"
+"""Operations that only order the numbers of a gradient anew."""
+
+
+class Factors(NamedTuple):
+    """How a gradient is a product of two arrays.
+
+    Attributes:
+        at: Where the two factors are among what is computed.
+        contracted: Their axes that are summed over.
+        after: What orders the product's numbers as the parameter's, from the first operation on.
+        ghost: Whether the norm is found from the factors; else the product is formed for each
+            example.
+    """
+
+    at: tuple[int, int]
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    after: tuple[Any, ...]
+    ghost: bool
+
+
+def clipped_sum(
+    loss: Callable[..., jax.Array], clip: float, params: Params, *examples: Any
+) -> Callable[[jax.Array], Params]:
+    r"""The sum of the gradients of examples, each scaled to a norm of at most :math:`C`.
+
+    An example whose gradient is not finite counts as zero.
+
+    Args:
+        loss: (params, arrays of an example) -> its loss, a scalar.
+        clip: The largest norm :math:`C` of a gradient, all parameters together.
+        params: The parameters.
+        examples: Arrays of the examples, or pytrees, with a first axis of B.
+
+    Returns:
+        (which examples count, bool (B,)) -> the sum.
+
+    >>> x = jnp.array([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])
+    >>> total = clipped_sum(lambda w, each: w @ each, 1.0, jnp.zeros(2), x)
+    >>> [round(float(each), 5) for each in total(jnp.array([True, True, False]))]
+    [0.9, 1.2]
+    """
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+    closed, shapes = jax.make_jaxpr(jax.grad(loss), return_shape=True)(params, *one)
+    leaves, structure = jax.tree.flatten(shapes)
+    wanted: list[Any] = []
+    found = [_factors(closed, k, wanted) for k in range(len(leaves))]
+    compute = jaxpr_as_fun(_returning(closed, wanted))
+    first = jax.tree.leaves(params)
+
+    def of_one(example: Any) -> list[Any]:
+        return compute(*first, *jax.tree.leaves(example))
+
+    computed = jax.vmap(of_one)(examples)
+    squares = [_squares(each, computed) for each in found]
+    norm = jnp.sqrt(sum(squares))
+    scale = jnp.where(norm > clip, clip / norm, 1.0)
+
+    def total(real: jax.Array) -> Params:
+        counts = real & jnp.isfinite(norm)
+        sums = [_weighted(each, computed, jnp.where(counts, scale, 0.0), counts) for each in found]
+        return jax.tree.unflatten(structure, sums)
+
+    return total
+
+
+def _factors(closed: ClosedJaxpr, k: int, wanted: list[Any]) -> Factors | int:
+    """How to compute gradient k, whose variables are appended to what is `wanted`.
+
+    Returns:
+        Its factors, or where the gradient itself is, among what is wanted.
+    """
+    jaxpr = closed.jaxpr
+    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    variable: Any = jaxpr.outvars[k]
+    after: list[Any] = []
+    while not isinstance(variable, Literal):
+        eqn = made_by.get(variable)
+        if eqn is None or eqn.primitive.name not in (*RESHAPING, "dot_general"):
+            break
+        if eqn.primitive.name != "dot_general":
+            after.insert(0, eqn)
+            variable = eqn.invars[0]
+            continue
+        contracted, batched = eqn.params["dimension_numbers"]
+        if any(batched) or any(isinstance(v, Literal) for v in eqn.invars):
+            break
+        positions = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted[0])
+        sizes = [v.aval.size // positions for v in eqn.invars]
+        ghost = positions * sum(sizes) < math.prod(sizes)
+        wanted += eqn.invars
+        at = len(wanted) - 2, len(wanted) - 1
+        return Factors(at, contracted, tuple(after), ghost)
+    wanted.append(jaxpr.outvars[k])
+    return len(wanted) - 1
+
+
+def _returning(closed: ClosedJaxpr, wanted: list[Any]) -> ClosedJaxpr:
+    """The same computation with other results."""
+    jaxpr = closed.jaxpr
+    unnamed = jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(jaxpr.replace(outvars=wanted, debug_info=unnamed), closed.consts)
+
+
+def _matrices(factors: Factors, computed: list[Any]) -> list[jax.Array]:
+    """The two factors of each example as matrices, (B, positions, numbers)."""
+    matrices = []
+    for at, axes in zip(factors.at, factors.contracted, strict=True):
+        array = computed[at]
+        inner = [axis + 1 for axis in axes]
+        array = jnp.moveaxis(array, inner, range(1, 1 + len(inner)))
+        positions = math.prod(array.shape[1 : 1 + len(inner)])
+        matrices.append(array.reshape(len(array), positions, -1))
+    return matrices
+
+
+def _squares(found: Factors | int, computed: list[Any]) -> jax.Array:
+    """The squared norm of each example's gradient, (B,)."""
+    if isinstance(found, int):
+        gradient = computed[found]
+        return jnp.sum(gradient.reshape(len(gradient), -1) ** 2, axis=1)
+    a, b = _matrices(found, computed)
+    if not found.ghost:
+        return jnp.sum(jnp.einsum("bpm,bpn->bmn", a, b) ** 2, axis=(1, 2))
+    if a.shape[1] == 1:
+        return jnp.sum(a**2, axis=(1, 2)) * jnp.sum(b**2, axis=(1, 2))
+    pairs = jnp.einsum("bpm,bqm->bpq", a, a) * jnp.einsum("bpn,bqn->bpq", b, b)
+    return jnp.maximum(jnp.sum(pairs, axis=(1, 2)), 0.0)
+
+
+def _weighted(
+    found: Factors | int, computed: list[Any], weights: jax.Array, counts: jax.Array
+) -> jax.Array:
+    """The weighted sum of the examples' gradients, those that do not count left out."""
+
+    def kept(array: jax.Array) -> jax.Array:  # zero times infinity is not zero
+        return jnp.where(counts.reshape(-1, *[1] * (array.ndim - 1)), array, 0.0)
+
+    if isinstance(found, int):
+        return jnp.tensordot(weights, kept(computed[found]), axes=1)
+    a, b = (kept(each) for each in _matrices(found, computed))
+    total = jnp.einsum("bpm,bpn->mn", weights[:, None, None] * a, b)
+    return _ordered(found, computed, total)
+
+
+def _ordered(factors: Factors, computed: list[Any], product: jax.Array) -> jax.Array:
+    """A product in the order of the parameter's numbers."""
+    shape: list[int] = []
+    for at, axes in zip(factors.at, factors.contracted, strict=True):
+        of_example = computed[at].shape[1:]
+        shape += [size for axis, size in enumerate(of_example) if axis not in axes]
+    product = product.reshape(shape)
+    for eqn in factors.after:
+        product = eqn.primitive.bind(product, **eqn.params)
+    return product

@@ -1,0 +1,105 @@
+"""Poisson mini-batches, for the privacy of examples: each row is drawn on its own in each step.
+
+A mini-batch has any number of rows, so it takes as many ticks as it needs, and at least one. No
+row that was drawn is left out, and the size of a mini-batch has no limit to account for.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.simulation.planning.jobs import Jobs
+from fedprox.solver import Solver
+from fedprox.streams import Purpose, Streams
+
+WIDEST_TICK = 128
+"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
+different sizes need little padding."""
+
+EXAMPLE_BYTES = 2**28
+"""Most bytes of the gradients of a tick's examples, if each has one of its own."""
+
+
+def poisson_width(solver: Solver, largest: int, parameter_bytes: int) -> int:
+    """Rows of a tick: most mini-batches take the same number of ticks.
+
+    Args:
+        solver: The local solver.
+        largest: Rows of the largest client.
+        parameter_bytes: Bytes of the parameters.
+
+    >>> solver = Solver(0.1, 64, epochs=1)
+    >>> poisson_width(solver, 600, 31400), poisson_width(solver, 70, 31400)
+    (80, 70)
+    """
+    mean = solver.batch_of(largest)
+    usual = min(largest, mean + math.ceil(2 * math.sqrt(mean)))
+    most = max(1, min(WIDEST_TICK, EXAMPLE_BYTES // parameter_bytes))
+    return -(-usual // -(-usual // most))
+
+
+def poisson_places(
+    stream: np.random.Generator, size: int, batch: int, steps: int
+) -> NDArray[np.int64]:
+    """Which rows are drawn in which steps: `step * size + row` of each, in ascending order.
+
+    Each row is drawn with probability `batch / size`. The gaps between draws are geometric. The
+    draws of the first steps do not depend on how many follow.
+
+    >>> poisson_places(np.random.default_rng(0), 3, 3, 2).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    end, rate = size * steps, batch / size
+    last, parts = -1, [np.zeros(0, np.int64)]
+    while last < end:
+        expected = (end - last) * rate
+        gaps = stream.geometric(rate, int(expected + 4 * math.sqrt(expected)) + 1)
+        parts.append(last + np.cumsum(gaps))
+        last = int(parts[-1][-1])
+    places = np.concatenate(parts)
+    return places[: np.searchsorted(places, end)]
+
+
+class PoissonTicks:
+    """The ticks of the Poisson mini-batches of clients.
+
+    Args:
+        solver: The local solver.
+        width: Rows of a tick.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, solver: Solver, width: int, seed: int) -> None:
+        self.solver, self.width, self.streams = solver, width, Streams(seed, Purpose.ROWS)
+
+    def count(self, jobs: Jobs, t: int) -> NDArray[np.int64]:
+        """Ticks of each job of round t, shape (jobs,)."""
+        return np.array([len(self.of(job, t)[1]) for job in range_of(jobs)], np.int64)
+
+    def of(self, job: Jobs, t: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """The ticks of a job of round t, given with scalars for arrays.
+
+        Returns:
+            Its rows, int32 (ticks, width), and whether a tick completes its mini-batch, bool
+            (ticks,); as in `fedprox.simulation.planning.batch_plan.Ticks`.
+        """
+        size, steps = int(job.size), int(job.steps)
+        stream = self.streams.at(int(t - job.staleness), int(job.client))
+        places = poisson_places(stream, size, self.solver.batch_of(size), steps)
+        step, row = np.divmod(places, size)
+        drawn = np.bincount(step, minlength=steps)
+        ticks = np.maximum(1, -(-drawn // self.width))
+        ends = np.cumsum(ticks)
+        last = np.zeros(int(ticks.sum()), bool)
+        last[ends - 1] = True
+        first = int(job.device_row)
+        rows = np.full((len(last), self.width), ~first, np.int32)
+        number = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
+        rows.reshape(-1)[(ends - ticks)[step] * self.width + number] = first + row
+        return rows, last
+
+
+def range_of(jobs: Jobs) -> list[Jobs]:
+    """Each job, with scalars for arrays."""
+    return [jobs.take(i) for i in range(len(jobs.client))]
