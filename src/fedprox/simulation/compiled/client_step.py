@@ -172,6 +172,7 @@ def contexts_of(
         relative_size=at_points(jobs.relative_size),
         loss=own.value,
         labels=own.labels,
+        probed=own.probed,
         staleness=at_points(jobs.staleness),
         rate=at_points(jobs.rate),
         key=None if words is None else jnp.broadcast_to(words[:, None], (*shape, 2)),
