@@ -3,8 +3,8 @@
 from functools import cached_property
 from typing import Any
 
-from fedprox.algorithms import ALGORITHMS, Algorithm
-from fedprox.experiment.named import named
+from fedprox.algorithms import Algorithm
+from fedprox.experiment.resolved import method_named
 
 
 class Variant:
@@ -21,9 +21,7 @@ class Variant:
     @cached_property
     def method(self) -> Algorithm:
         """The variant, built as an experiment file builds it."""
-        build, _ = named(self.keys, ALGORITHMS, "method.0", Algorithm)
-        built: Algorithm = build()
-        return built
+        return method_named(self.keys, "method.0")[0]
 
 
 VARIANTS = {
@@ -64,6 +62,10 @@ VARIANTS = {
     "fedgkd": Variant("fedgkd M=3 gamma=0.2", "fedgkd", gamma=0.2, models=3),
     "fedper": Variant("fedper own head", "fedper", parts=["head"]),
     "fedrep": Variant("fedrep own head", "fedrep", parts=["head"]),
+    "ifca": Variant("ifca k=2", "ifca", k=2),
+    "ifca local": Variant(
+        "ifca k=2 feddyn alpha=0.1", "ifca", k=2, local={"name": "feddyn", "alpha": 0.1}
+    ),
     "centralised": Variant("centralised", "centralised"),
 }
 """The variants by a short name."""
@@ -71,5 +73,9 @@ VARIANTS = {
 SAMPLED = {name: each for name, each in VARIANTS.items() if not each.method.everyone}
 """Those whose rounds need only a part of the clients."""
 
-DEPLOYED = {name: each for name, each in SAMPLED.items() if not each.method.pooled}
+DEPLOYED = {
+    name: each
+    for name, each in SAMPLED.items()
+    if not each.method.pooled and each.method.probe is None
+}
 """Those that can be deployed."""

@@ -199,6 +199,43 @@ class FedPer(Method):
         return {"body": found["body"], "head": self.first}
 
 
+class Ifca(Method):
+    """Ghosh et al. 2020: FedProx within the cluster whose model has the lowest loss.
+
+    Args:
+        starts: The first models.
+        train: The clients' rows.
+        mu: The proximal weight.
+    """
+
+    def __init__(self, starts: list[Any], train: Rows, mu: float = 0.0) -> None:
+        super().__init__(starts[0], train)
+        self.models = [Method(start, train) for start in starts]
+        self.mu, self.chosen = mu, dict[int, int]()
+
+    def nearest(self, k: int) -> int:
+        x, y = map(np.asarray, self.train.client(k))
+        losses = []
+        for each in self.models:
+            p = probabilities(represented(each.params, x.astype(float)) @ each.params["head"])
+            losses.append(-np.log(p[np.arange(len(y)), y]).mean())
+        return int(np.argmin(losses))
+
+    def gradient(self, w: Params, x: Matrix, y: Any, k: int) -> Params:
+        plain, anchor = super().gradient(w, x, y, k), self.models[self.chosen[k]].params
+        return {name: plain[name] + self.mu * (w[name] - anchor[name]) for name in w}
+
+    def descend(self, k: int, batches: list[NDArray[np.int32]], rate: float) -> Params:
+        self.chosen[k] = self.nearest(k)
+        self.params = self.models[self.chosen[k]].params
+        return super().descend(k, batches, rate)
+
+    def finish(self, answers: dict[int, Params]) -> None:
+        for j, each in enumerate(self.models):
+            if own := {k: w for k, w in answers.items() if self.chosen[k] == j}:
+                each.finish(own)
+
+
 def run(method: Method, *, solver: Solver, cohort: Cohort, rounds: int, seed: int) -> Params:
     """The model after some rounds of SGD for whole epochs."""
     assert isinstance(solver.learning_rate, float)

@@ -21,6 +21,7 @@ from fedprox.algorithms import (
     fedsam,
     fedsgd,
     fedsplit,
+    ifca,
     mime,
     moon,
     personal_parts,
@@ -31,6 +32,7 @@ from fedprox.algorithms import (
 )
 from fedprox.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
+from fedprox.diagnostics.clusters import nearest_models
 from fedprox.diagnostics.fairness import Fairness, fairness
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
@@ -147,6 +149,7 @@ __all__ = [
     "fedsplit",
     "figure",
     "freeze",
+    "ifca",
     "line_search_descent",
     "load_model",
     "load_weights",
@@ -157,6 +160,7 @@ __all__ = [
     "mixed_precision",
     "models",
     "moon",
+    "nearest_models",
     "personal_parts",
     "pfedme",
     "qffl",

@@ -397,8 +397,9 @@ def test_pfedme(inner_steps: int | None, count: int) -> None:
 
 def test_fine_tuning() -> None:
     method = fine_tuning(fp.feddyn(alpha=0.6).with_solver(learning_rate=0.2), 7)
-    posed(method.subproblem(W, of(method), context()))
-    sent, own = answer(method, W, Own(W, jnp.bool_(False)))
+    first = Own(W, jnp.bool_(False))
+    posed(method.subproblem(OTHER, of(method), context(first)))
+    sent, own = answer(method, OTHER, first)
     same(sent, [0.0])
     same(own.model, wk)
     assert bool(own.trained)
@@ -481,6 +482,7 @@ def test_adaptive_mu_moves_by_a_tenth_and_not_below_zero() -> None:
 def described(method: fp.Algorithm) -> tuple[Any, ...]:
     """What the engine reads of a method beside its functions."""
     read = {"gradient": method.own_gradient, "loss": method.own_loss, "labels": method.own_labels}
+    read["probe"] = method.probe is not None
     first = method.reads_first and next(what for what, reads in read.items() if reads)
     cohort = method.exchange is not None and method.exchange_cohort
     return method.stragglers, method.average, method.communication, first, cohort, method.everyone
@@ -516,13 +518,15 @@ def described(method: fp.Algorithm) -> tuple[Any, ...]:
         (fp.fedgkd(gamma=0.2), ("drop", "rows", 1, False, False, False)),
         (fp.fedper(["head"]), ("drop", "rows", 1, False, False, False)),
         (fp.fedrep(["head"]), ("keep", "rows", 1, False, False, False)),
+        (fp.ifca(3), ("drop", "rows", 2, "probe", False, False)),
+        (fp.ifca(3, local=fp.scaffold()), ("keep", "clients", 4, "probe", False, False)),
         (fp.fedgkd(gamma=0.2, models=2), ("drop", "rows", 1.5, False, False, False)),
     ],
 )
 def test_what_a_round_does_for_a_method(method: fp.Algorithm, expected: tuple[Any, ...]) -> None:
     assert described(method) == expected
     assert method.pooled == (method.name == "centralised")
-    refuses = "fednova", "fedexp", "qffl", "scaffnew"
+    refuses = "fednova", "fedexp", "qffl", "scaffnew", "ifca"
     assert bool(method.not_private) == (method.name in refuses or described(method)[4] == "own")
 
 

@@ -43,7 +43,7 @@ def table() -> str:
 def example(make: Callable[..., Algorithm]) -> Algorithm:
     """A method with some values of what it needs."""
     needed = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty]
-    special: dict[str, Any] = {"optimizer": optax.sgd, "parts": ["head"]}
+    special: dict[str, Any] = {"optimizer": optax.sgd, "parts": ["head"], "k": 2}
     return make(**{name: special.get(name, 0.5) for name in needed})
 
 

@@ -20,6 +20,7 @@ from fedprox.algorithms.fedrep import fedrep
 from fedprox.algorithms.fedsam import fedsam
 from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
+from fedprox.algorithms.ifca import ifca
 from fedprox.algorithms.mime import mime
 from fedprox.algorithms.moon import moon
 from fedprox.algorithms.parts import fedper, personal_parts
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedgkd": fedgkd,
     "fedper": fedper,
     "fedrep": fedrep,
+    "ifca": ifca,
     "centralised": centralised,
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "fedsam",
     "fedsgd",
     "fedsplit",
+    "ifca",
     "mime",
     "moon",
     "personal_parts",

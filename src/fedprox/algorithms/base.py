@@ -81,6 +81,7 @@ class ClientContext(NamedTuple):
             `Algorithm.own_labels`; else None.
         rank: Rank of the client's adapters, an int32 scalar, if clients have different ones; else
             None.
+        probed: :math:`F_k` of each model of `Algorithm.probe`, shape (models,); None without.
     """
 
     gradient: Params | None
@@ -93,6 +94,7 @@ class ClientContext(NamedTuple):
     key: jax.Array | None = None
     labels: jax.Array | None = None
     rank: jax.Array | None = None
+    probed: jax.Array | None = None
 
 
 class Batch(NamedTuple):
@@ -246,7 +248,7 @@ class Personal(NamedTuple):
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
             which is solved before the other from its own start, with the same steps and
             mini-batches; None if there is one problem. In its context `gradient`, `loss`,
-            `labels` and `memory` are None.
+            `labels`, `probed` and `memory` are None.
         objective: The objective of that problem in place of F_k, as `Algorithm.objective`.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
@@ -334,12 +336,18 @@ class Algorithm(NamedTuple):
         settings: Settings of the solver that this method overrides; see `with_solver`.
         pooled: Whether one client holds all rows and takes as many steps as the cohort together
             would: the centralised baseline.
-        init: (params) -> the server's first state.
+        init: (params) -> the server's first state. With several `starts`, "params" are all of these
+            models, leaves (starts, ...).
+        starts: Initial models: that of the run's seed, and others that the model draws from further
+            streams of the seed.
         client_state: (params) -> the first state of every client; None for clients without state.
         own_gradient: Whether a round computes :math:`\nabla F_k(w^t)` for each client's context.
         own_loss: Whether a round computes :math:`F_k(w^t)` for each client's context.
         own_labels: Whether a round counts the labels of each client's rows for its context. It
             needs an objective.
+        probe: (state) -> some models, leaves (models, ...), of which a round computes
+            :math:`F_k` for each client's context: `ClientContext.probed`. None for no models. A
+            method that has it has `received`, which may choose among them.
         objective: (model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, a
             :class:`fedprox.algorithms.base.Batch`, whose gradient local steps take in place of that
             of :math:`F_k`. None for :math:`F_k`.
@@ -356,6 +364,7 @@ class Algorithm(NamedTuple):
         update: (state, weighted mean of the messages, hparams) -> the server's next state.
         params: (state) -> the parameters that the server sends.
         received: (state, context) -> the parameters that a client received; None if `params` says.
+            With a probe, evaluations measure them as the client's own model.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
         exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over a first cohort, hparams) ->
             state; None for a method without exchange. It needs `own_gradient`.
@@ -397,10 +406,12 @@ class Algorithm(NamedTuple):
     settings: Mapping[str, Any] = {}
     pooled: bool = False
     init: Callable[[Params], State] = same_params
+    starts: int = 1
     client_state: Callable[[Params], ClientState] | None = None
     own_gradient: bool = False
     own_loss: bool = False
     own_labels: bool = False
+    probe: Callable[[State], Params] | None = None
     objective: Objective | None = None
     whole_batches: bool = False
     message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
@@ -430,7 +441,28 @@ class Algorithm(NamedTuple):
     @property
     def reads_first(self) -> bool:
         """Whether a round reads all of its clients' rows before the local work."""
-        return self.measures_first or self.own_labels
+        return self.measures_first or self.own_labels or self.probe is not None
+
+    def initial(self, *starts: Params) -> State:
+        """The server's first state.
+
+        Args:
+            starts: The initial models.
+        """
+        if self.starts == 1:
+            return self.init(*starts)
+        return self.init(jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts))
+
+    def state_like(self, params: Params) -> State:
+        """The server's state, in shape, for a model's shapes and types."""
+        return jax.eval_shape(self.initial, *[params] * self.starts)
+
+    def probed(self, params: Params) -> int:
+        """How many models a round's clients measure, for a model's shapes and types."""
+        if self.probe is None:
+            return 0
+        models = jax.eval_shape(self.probe, self.state_like(params))
+        return len(jax.tree.leaves(models)[0])
 
     def begun(self, state: State, context: ClientContext) -> ClientContext:
         """What a client knows before its first step: the context with its memory, if any.

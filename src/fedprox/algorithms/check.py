@@ -29,7 +29,7 @@ from fedprox.algorithms.base import (
     Stragglers,
     add,
 )
-from fedprox.errors import InputError, require, require_one_of
+from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, classes_of, dotted, rows_like
 from fedprox.precision import real_type, require_for_all_threads
@@ -109,7 +109,7 @@ def check_objective(algorithm: Algorithm, model: Model, federation: Federation) 
 def _known(algorithm: Algorithm, params: Params, classes: int) -> Any:
     """What a client's local problem is made of, in shape: the state, hparams and its context."""
     hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
-    state, own = jax.eval_shape(algorithm.init, params), None
+    state, own = algorithm.state_like(params), None
     if algorithm.client_state is not None:
         own = jax.eval_shape(algorithm.client_state, params)
     context = context_shape(algorithm, params, own, classes)
@@ -173,12 +173,18 @@ def _check_attributes(algorithm: Algorithm) -> None:
         algorithm.objective is not None or not algorithm.own_labels,
         f"{name}: own_labels needs an objective, which reads them",
     )
+    require(
+        algorithm.probe is None or algorithm.received is not None,
+        f"{name}: probe: received must say which model a client has",
+    )
 
 
 def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> State:
     """The server's state, in shape, after checking the functions that read it alone."""
     name = algorithm.name
-    state = shapes_of(f"{name}: init(params)", algorithm.init, params)
+    require_whole(f"{name}: starts", algorithm.starts)
+    starts = [params] * algorithm.starts
+    state = shapes_of(f"{name}: init(params)", algorithm.initial, *starts)
     sent = shapes_of(f"{name}: params(state)", algorithm.params, state)
     _require_like(f"{name}: its params give", sent, "the model", params)
     if algorithm.evaluated is not None:
@@ -188,6 +194,10 @@ def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> Sta
         exchange = f"{name}: exchange(state, mean, hparams)"
         after = shapes_of(exchange, algorithm.exchange, state, params, hparams)
         _require_like(f"{name}: its exchange gives", after, "the state before", state)
+    if algorithm.probe is not None:
+        models = shapes_of(f"{name}: probe(state)", algorithm.probe, state)
+        one = jax.eval_shape(partial(jax.tree.map, lambda a: a[0]), models)
+        _require_like(f"{name}: its probe gives, of which each is", one, "the model", params)
     return state
 
 
@@ -197,12 +207,14 @@ def context_shape(
     """What a client knows, in shape, for a number of classes."""
     gradient = params if algorithm.own_gradient else None
     counts: Any = jax.ShapeDtypeStruct((classes,), real_type())
+    probed: Any = jax.ShapeDtypeStruct((algorithm.probed(params),), real_type())
     return ClientContext(
         gradient,
         client_state,
         relative_size=scalar(),
         loss=scalar() if algorithm.own_loss else None,
         labels=counts if algorithm.own_labels else None,
+        probed=None if algorithm.probe is None else probed,
     )
 
 
@@ -251,7 +263,7 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     if algorithm.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
-        given = state, hparams, context._replace(gradient=None, loss=None, memory=None)
+        given = state, hparams, context._replace(gradient=None, loss=None, probed=None, memory=None)
         _check_personal(name, algorithm.personal, params, *given)
     return message
 

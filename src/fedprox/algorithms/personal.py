@@ -47,6 +47,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         own_loss=False,
         exchange=None,
         own_labels=False,
+        probe=None,
         objective=personal.objective,
         whole_batches=False,
         memory=None,
@@ -55,7 +56,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
 
 
 def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
-    """Local steps on F_k from the server's model, with the hyperparameters of another method.
+    """Local steps on F_k from the model in a client's state, with another method's hyperparameters.
 
     Args:
         algorithm: The method, whose clients' solver takes the steps.
@@ -63,8 +64,8 @@ def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
     """
 
     def own_loss(state: Any, hparams: HParams, context: ClientContext) -> Subproblem:
-        del hparams, context
-        return Subproblem(state)
+        del state, hparams
+        return Subproblem(context.state.model)
 
     def message(
         state: Any, hparams: HParams, context: ClientContext, solution: Solution

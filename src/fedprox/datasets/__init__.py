@@ -11,6 +11,7 @@ from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mapped import mapped, write_mapped
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.posts import posts
+from fedprox.datasets.rotated import rotated
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
@@ -33,6 +34,7 @@ __all__ = [
     "mapped",
     "mnist",
     "posts",
+    "rotated",
     "sent140",
     "shakespeare",
     "synthetic",

@@ -84,6 +84,11 @@ def check_deployable(experiment: Experiment) -> None:
             f"{method.name} needs every client in every round; leave it out in a deployment, where "
             "nodes may be missing",
         )
+        require(
+            method.probe is None,
+            f"{method.name}: its clients measure several models; leave it out in a deployment, "
+            "whose nodes measure one",
+        )
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
         ("aggregation.ranks", experiment.aggregation.ranks, "all messages have one shape"),

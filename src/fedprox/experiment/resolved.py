@@ -355,8 +355,7 @@ def method_of(
     """The algorithm that a `[[method]]` names, and the section with every default."""
     own = table.get("solver", {})
     others = {key: value for key, value in table.items() if key != "solver"}
-    build, shown = named(others, ALGORITHMS, where, Algorithm)
-    algorithm: Algorithm = build()
+    algorithm, shown = method_named(others, where)
     where = f"{where}.solver"
     require(isinstance(own, dict), f"{where} = {own!r}; it must be a table")
     if own:
@@ -369,6 +368,28 @@ def method_of(
             raise InputError(f"{where}: {error}") from None
         shown["solver"] = own | own_table
     return algorithm, shown
+
+
+LOCAL = "local"
+"""The parameter, and the key, of what another method does, such as IFCA inside a cluster."""
+
+
+def method_named(table: Mapping[str, Any], where: str) -> tuple[Algorithm, Table]:
+    """The algorithm that a table names, which may hold another in `local`, and the whole table."""
+    catalogued = ALGORITHMS.get(table.get("name", ""))
+    if (
+        LOCAL not in table
+        or catalogued is None
+        or LOCAL not in inspect.signature(catalogued).parameters
+    ):
+        build, shown = named(table, ALGORITHMS, where, Algorithm)
+        return build(), shown
+    own = table[LOCAL]
+    require(isinstance(own, dict), f"{where}.{LOCAL} = {own!r}; it must be a table")
+    local, local_table = method_named(own, f"{where}.{LOCAL}")
+    others = {key: value for key, value in table.items() if key != LOCAL}
+    build, shown = named(others, ALGORITHMS, where, Algorithm)
+    return build(local=local), shown | {LOCAL: local_table}
 
 
 def _solver(section: Table, where: str) -> tuple[Table, Table]:

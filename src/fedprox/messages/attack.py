@@ -79,6 +79,8 @@ class Attack:
             if algorithm.pooled
             else "an attack would leave out the gradients that its clients send before"
             if algorithm.exchange is not None
+            else "an attack would also change which model a message is for"
+            if algorithm.probe is not None
             else ""
         )
         require(

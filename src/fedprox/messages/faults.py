@@ -93,6 +93,11 @@ class Faults:
             not algorithm.everyone or self.policy == "fail",
             f'{algorithm.name} needs every client in every round: faults.policy must be "fail"',
         )
+        require(
+            algorithm.probe is None or self.policy != "clip",
+            f"{algorithm.name}: its clients send updates of different models, which are not "
+            'scaled down: faults.policy must not be "clip"',
+        )
 
 
 def sound(*trees: Any) -> jax.Array:

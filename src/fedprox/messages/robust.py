@@ -136,6 +136,8 @@ class Aggregation:
             if algorithm.pooled
             else "its clients send gradients before, of which the mean is taken"
             if algorithm.exchange is not None
+            else "its clients send updates of different models"
+            if algorithm.probe is not None
             else ""
         )
         require(

@@ -11,8 +11,7 @@ import optax
 import pytest
 
 import fedprox as fp
-from fedprox.algorithms import ALGORITHMS
-from fedprox.experiment.named import named
+from fedprox.experiment.resolved import method_named
 from fedprox.simulation.devices import programs
 from fedprox.simulation.devices.programs import by_value
 from tests.catalogue import VARIANTS
@@ -77,8 +76,8 @@ def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
 
 def test_methods_and_models_that_are_built_anew_are_equal() -> None:
     for variant in VARIANTS.values():
-        build, _ = named(variant.keys, ALGORITHMS, "method.0", fp.Algorithm)
-        assert by_value(build()) == by_value(build())
+        built = [method_named(variant.keys, "method.0")[0] for _ in range(2)]
+        assert by_value(built[0]) == by_value(built[1])
     keys = [by_value(each.method._replace(hparams={}, settings={})) for each in VARIANTS.values()]
     assert len(set(keys)) == len(keys)
     few, more = (fp.datasets.synthetic(clients=clients) for clients in (2, 3))

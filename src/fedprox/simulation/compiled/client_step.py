@@ -178,6 +178,7 @@ def contexts_of(
         relative_size=at_points(jobs.relative_size),
         loss=own.value,
         labels=own.labels,
+        probed=own.probed,
         staleness=at_points(jobs.staleness),
         rate=at_points(jobs.rate),
         rank=at_points(jobs.rank),

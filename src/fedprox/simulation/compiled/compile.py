@@ -88,7 +88,8 @@ class Compiler:
     def _compile(self, layout: Layout) -> Programs:
         """Compile the programs of a layout in parallel."""
         begin = time.perf_counter()
-        state = self.method.initial_state(self._params, self.mesh)
+        starts = [self._params] * self.method.algorithm.starts
+        state = self.method.initial_state(starts, self.mesh)
         requests = {"rounds": self._rounds(layout, state)}
         inputs: Any = None
         # measure in full precision, even if an accelerator trains in a lower one
@@ -101,6 +102,7 @@ class Compiler:
             # and to F_k, which not all methods solve
             algorithm = self.method.algorithm
             solves = algorithm.objective is None and not algorithm.own_parts
+            one_model = one_model and algorithm.probe is None
             if protocol.evaluation.gradients and one_model and solves:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}
@@ -209,5 +211,5 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Params:
-    """The algorithm's evaluated model, from the server's state."""
-    return (algorithm.evaluated or algorithm.params)(state)
+    """The algorithm's evaluated model at all sweep points, from the server's state at all."""
+    return jax.vmap(algorithm.evaluated or algorithm.params)(state)

@@ -54,11 +54,13 @@ class LocalLoss(NamedTuple):
         gradient: grad F_k, leaves (..., points, ...).
         value: F_k, shape (..., points).
         labels: How many labels of each class its rows have, (..., points, classes).
+        probed: F_k of the models of `Algorithm.probe`, (..., points, models).
     """
 
     gradient: Params | None
     value: jax.Array | None
     labels: jax.Array | None = None
+    probed: jax.Array | None = None
 
 
 def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
@@ -113,13 +115,37 @@ def summed_losses(
     return over(points, (None if shared else 0, 0, 0, 0))
 
 
-def measured_like(params: Params, *, gradient: bool, loss: bool, classes: int) -> LocalLoss:
+def with_probe(
+    losses_of: Callable[..., LocalLoss], model: Model, models: Params | None
+) -> Callable[..., LocalLoss]:
+    """The same function of each lane's slice, which also sums the losses of other models.
+
+    Args:
+        losses_of: Of `summed_losses`.
+        model: The model.
+        models: Parameters of the others, leaves (points, models, ...); None for none.
+    """
+    if models is None:
+        return losses_of
+    of_models = jax.vmap(partial(weighted_loss, model), in_axes=(0, None, None, None))
+    probed = over(over(of_models, (0, None, None, None)), (None, 0, 0, 0))
+
+    def both(params: Params, *rows: jax.Array) -> LocalLoss:
+        return losses_of(params, *rows)._replace(probed=probed(models, *rows))
+
+    return both
+
+
+def measured_like(
+    params: Params, *, gradient: bool, loss: bool, classes: int, probes: int = 0
+) -> LocalLoss:
     """Zeros, or parameters, of the shapes of what clients compute, leaves (points, ...)."""
     points = len(jax.tree.leaves(params)[0])
     return LocalLoss(
         params if gradient else None,
         jnp.zeros(points) if loss else None,
         jnp.zeros((points, classes)) if classes else None,
+        jnp.zeros((points, probes)) if probes else None,
     )
 
 
@@ -179,6 +205,7 @@ def exchange_gradients(
     gradient: bool = True,
     loss: bool = False,
     classes: int = 0,
+    probes: int = 0,
     clock: Clock | None = None,
 ) -> Callable[..., Exchanged]:
     """The first exchange of one round, inside the rounds' program.
@@ -193,13 +220,15 @@ def exchange_gradients(
         gradient: Whether gradients are computed. A first cohort needs them.
         loss: Whether the losses of the clients about to work are computed.
         classes: Number of classes of which their labels are counted; 0 for none.
+        probes: Number of other models whose losses they compute; 0 for none.
         clock: The clock by which jobs stop; None if all are computed. Jobs of the first cohort that
             stop have no weight; they need screening.
 
     Returns:
-        (w^t, x, y, exchange, until, received) -> what is computed. `until` is None without a clock;
-        `received` is (slots of the lanes' jobs) -> each lane's parameters, leaves (lanes, points,
-        ...), or None if all clients have w^t.
+        (w^t, x, y, exchange, until, received, models) -> what is computed. `until` is None without
+        a clock; `received` is (slots of the lanes' jobs) -> each lane's parameters, leaves (lanes,
+        points, ...), or None if all clients have w^t; `models` are those of the probe, leaves
+        (points, models, ...), or None.
     """
     slots, lanes = layout.room.slots, layout.lanes
     read = reader(layout.width)
@@ -213,10 +242,12 @@ def exchange_gradients(
         exchange: Exchange,
         until: Until | None,
         received: Callable[[jax.Array], Params] | None = None,
+        models: Params | None = None,
     ) -> Exchanged:
-        losses_of = summed(shared=received is None)
+        losses_of = with_probe(summed(shared=received is None), model, models)
         room = slots if faults is None else len(exchange.jobs.weight)
-        like = measured_like(params, gradient=gradient, loss=loss, classes=classes)
+        counted = {"classes": classes, "probes": probes}
+        like = measured_like(params, gradient=gradient, loss=loss, **counted)
         watch = None if clock is None else begin_watch(clock, ())
 
         def zeros(like: Any, *shape: int) -> Any:

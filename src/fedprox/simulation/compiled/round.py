@@ -269,6 +269,7 @@ class RoundsProgram:
             "gradient": self.algorithm.own_gradient,
             "loss": self.algorithm.own_loss,
             "classes": method.protocol.classes if self.algorithm.own_labels else 0,
+            "probes": self.algorithm.probed(model.shapes),
         }
         screened = self.faults if self.algorithm.exchange else None
         self.exchange_gradients = exchange_gradients(
@@ -399,9 +400,11 @@ class Round:
     def read_first(self, exchange: Exchange) -> None:
         """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
         algorithm, state = self.program.algorithm, self.before.state
-        received = None if algorithm.received is None else self.received
+        received = self.received if algorithm.received and algorithm.measures_first else None
+        models = None if algorithm.probe is None else jax.vmap(algorithm.probe)(state)
         read = self.program.exchange_gradients(
-            jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until, received
+            *(jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until),
+            *(received, models),
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
         if algorithm.exchange is not None:
@@ -622,6 +625,7 @@ def idle_context(
         relative_size=jnp.ones((lanes, points)),
         loss=None if own.value is None else zeros(own.value, points),
         labels=None if own.labels is None else zeros(own.labels, *own.labels.shape),
+        probed=None if own.probed is None else zeros(own.probed, *own.probed.shape),
     )
 
 

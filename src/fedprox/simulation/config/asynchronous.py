@@ -120,6 +120,8 @@ class Asynchronous:
             if algorithm.client_state is not None
             else "its clients need the gradients of one model"
             if algorithm.exchange is not None
+            else "its clients measure several models of one round"
+            if algorithm.probe is not None
             else "its clients remember from one model on"
             if algorithm.memory is not None
             else "its mu follows the loss of each round"

@@ -138,7 +138,9 @@ class Method:
     def has_own_models(self) -> bool:
         """Whether evaluations measure models that clients have for themselves."""
         tuned = self.protocol.evaluation.fine_tune is not None
-        return (tuned or self.algorithm.personal is not None) and not self.algorithm.pooled
+        algorithm = self.algorithm
+        several = algorithm.personal is not None or algorithm.probe is not None
+        return (tuned or several) and not algorithm.pooled
 
     @cached_property
     def mechanism(self) -> Mechanism | None:
@@ -157,9 +159,14 @@ class Method:
         hparams: HParams = replicate(mesh, values)
         return hparams
 
-    def initial_state(self, params: Params, mesh: Mesh) -> State:
-        """The server's state before round 0, equal at all sweep points."""
-        return replicate(mesh, self._at_points(self.algorithm.init(params)))
+    def initial_state(self, starts: Sequence[Params], mesh: Mesh) -> State:
+        """The server's state before round 0, equal at all sweep points.
+
+        Args:
+            starts: The initial models, as many as `Algorithm.starts`.
+            mesh: The devices.
+        """
+        return replicate(mesh, self._at_points(self.algorithm.initial(*starts)))
 
     def initial_client_state(self, params: Params) -> ClientState:
         """The state of each client before round 0, equal at all sweep points."""

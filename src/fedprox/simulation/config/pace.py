@@ -26,8 +26,8 @@ class Legs(NamedTuple):
     solves: int
 
 
-def legs_of(algorithm: Algorithm) -> Legs:
-    """What a client does in a round of a method.
+def legs_of(algorithm: Algorithm, probes: int = 0) -> Legs:
+    """What a client does in a round of a method, whose probe has so many models.
 
     >>> from fedprox.algorithms import fedavg, feddane, scaffold
     >>> legs_of(fedavg()).models, legs_of(scaffold()).models, legs_of(feddane(mu=0.1)).models
@@ -39,7 +39,7 @@ def legs_of(algorithm: Algorithm) -> Legs:
     personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
     return Legs(
         models=algorithm.communication / exchanges,
-        passes=int(algorithm.measures_first and not knows),
+        passes=int(algorithm.measures_first and not knows) + probes,
         solves=1 + personal,
     )
 

@@ -417,6 +417,27 @@ class Protocol:
         """The initial parameters w^0 of a seed."""
         return initial_params(self.model, seed) if self.initial is None else self.initial
 
+    def starts(self, algorithm: Algorithm, seed: int, first: Params) -> list[Params]:
+        """The initial models of a method: w^0, and others that the model draws.
+
+        Args:
+            algorithm: The method.
+            seed: The seed.
+            first: w^0.
+
+        Raises:
+            InputError: If the model draws the same model each time.
+        """
+        more = [initial_params(self.model, seed, start) for start in range(1, algorithm.starts)]
+        for other in more:
+            pairs = zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
+            require(
+                any(bool((a != b).any()) for a, b in pairs),
+                f"{algorithm.name}: it begins with {algorithm.starts} random models, and the "
+                "initial parameters of this model are not random",
+            )
+        return [first, *more]
+
     def reported(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm as it is trained: compressed, with `evaluation.model`, late or private.
 
@@ -476,6 +497,15 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         self._check_noise(algorithm, solver)
+        require(
+            algorithm.starts == 1 or self.initial is None,
+            f"{algorithm.name}: it begins with {algorithm.starts} random models; leave out initial",
+        )
+        require(
+            algorithm.probe is None or solver.gamma is None,
+            f"{algorithm.name}: solver.gamma is relative to the server's model, and clients start "
+            "from several; leave it out",
+        )
         whole = solver.gamma is not None or solver.searches_line
         require(
             algorithm.objective is None or not whole,
@@ -549,7 +579,8 @@ class Protocol:
             f"{algorithm.name} has all rows in one place, and there are {processes} processes; it "
             "must be run by one",
         )
-        own = algorithm.personal is not None or self.evaluation.fine_tune is not None
+        fine_tune = self.evaluation.fine_tune is not None
+        own = fine_tune or not (algorithm.personal is None and algorithm.probe is None)
         require(
             not own or processes == 1,
             f"{algorithm.name}: clients' own models are measured by one process, and there are "
@@ -583,7 +614,8 @@ def pace_of(
     if compression is not None and not algorithm.pooled:
         received = compression.download_bits(model.shapes) / 8
         sent = compression.update_bits(model.shapes) / 8
-    return population.pace(seed, legs_of(algorithm), received, steps, sent)
+    legs = legs_of(algorithm, algorithm.probed(model.shapes))
+    return population.pace(seed, legs, received, steps, sent)
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:
@@ -630,9 +662,9 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
     return {name: text}
 
 
-def initial_params(model: Model, seed: int) -> Params:
-    """The model's initial parameters for a seed."""
-    key = jax.random.key(int(generator(seed, Purpose.MODEL).integers(2**31)))
+def initial_params(model: Model, seed: int, start: int = 0) -> Params:
+    """The model's initial parameters for a seed; those of another start if a method has several."""
+    key = jax.random.key(int(generator(seed, Purpose.MODEL, start).integers(2**31)))
     # one program instead of many small ones, but not with given values as its constants
     init = jit_once(model.init) if model.base is None else model.init
     params = init(key)

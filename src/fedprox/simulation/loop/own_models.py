@@ -1,7 +1,8 @@
 """The evaluation of clients' own models: those that they keep, and those after fine-tuning."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +11,10 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import HParams, Own, own_or
+from fedprox.algorithms.base import ClientContext, HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
-from fedprox.model import Model, Params, with_base
+from fedprox.federation import Rows
+from fedprox.model import Model, Params, weighted_loss, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.evaluation import row_sums
@@ -96,7 +98,7 @@ class OwnModels:
         loss, correct = np.full(shape, np.nan), np.zeros(shape)
         trained = np.zeros(shape, bool)
         for block in self._blocks():
-            at, own = self._models(block, params, hparams, store, seed, done)
+            at, own = self._models(block, state, params, hparams, store, seed, done)
             rows = np.array([self.at[k] if k >= 0 else -1 for k in at.tolist()])
             here = rows >= 0
             summed, met = (np.asarray(a)[here] for a in self._tested(own.model, rows))
@@ -119,6 +121,7 @@ class OwnModels:
     def _models(
         self,
         block: NDArray[np.int64],
+        state: Any,
         params: Params,
         hparams: HParams,
         store: Store | None,
@@ -126,20 +129,41 @@ class OwnModels:
         done: int,
     ) -> tuple[NDArray[np.int64], Own]:
         """The client at each place, -1 for none, and its own model."""
-        tuned: Any = params
+        algorithm, points = self.method.algorithm, len(self.method.points)
+
+        def first(at: NDArray[np.int64]) -> Params:
+            """The server's model, or that of the client at each place, (places, points, ...)."""
+            if algorithm.probe is not None:
+                return self._received(at, state)
+            return jax.tree.map(lambda a: np.broadcast_to(a, (len(at), *a.shape)), params)
+
         if self.tuning is None:
             places = bucket(-(-len(block) // self.mesh.devices.size)) * self.mesh.devices.size
             at = np.full(places, -1)
             at[: len(block)] = block
+            tuned = params if algorithm.probe is None else first(at)
         else:
-            at, tuned = self.tuning(block, params, hparams, seed, done)
-        personal = self.method.algorithm.personal
+            at, tuned = self.tuning(block, params, first, hparams, seed, done)
+        personal = algorithm.personal
         if personal is None or store is None:
-            return at, Own(tuned, jax.numpy.ones((len(at), len(self.method.points)), bool))
+            return at, Own(tuned, jax.numpy.ones((len(at), points), bool))
         own = jax.vmap(jax.vmap(personal.own), in_axes=(0, None))(store.read(at), params)
         # after fine-tuning each client has its own parameters, else all have the server's
         others = None if self.tuning is None else 0
         return at, own._replace(model=jax.vmap(jax.vmap(own_or), (0, others))(own, tuned))
+
+    def _received(self, at: NDArray[np.int64], state: Any) -> Params:
+        """The model of the client at each place by its losses, leaves (places, points, ...)."""
+        algorithm, protocol = self.method.algorithm, self.method.protocol
+        assert algorithm.probe is not None
+        assert algorithm.received is not None
+        train = protocol.federation.train
+        losses = losses_of_clients(protocol.model, jax.vmap(algorithm.probe)(state), train, at)
+        size = np.where(at >= 0, train.sizes[at], 0) / train.sizes.mean()
+        sizes = np.broadcast_to(size[:, None].astype(real_type()), losses.shape[:2])
+        context = ClientContext(None, None, relative_size=sizes, probed=losses)  # type: ignore[arg-type]
+        received: Params = jax.vmap(jax.vmap(algorithm.received), (None, 0))(state, context)
+        return received
 
     def _tested(self, models: Params, rows: NDArray[np.int64]) -> tuple[jax.Array, jax.Array]:
         """Losses and correct labels of the models at some places on their clients' test rows.
@@ -147,18 +171,66 @@ class OwnModels:
         They are sums over the rows of the client in `rows`, -1 for none, shape (places, points).
         """
         sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
-        longest = bucket(int(sizes.max(initial=1)))
-        inside = np.arange(longest) < sizes[:, None]
-        at = np.where(inside, self.test.offsets[np.maximum(rows, 0)][:, None], 0)
-        at = (at + np.where(inside, np.arange(longest), 0)).ravel()
-        x, y = np.asarray(self.test.x[at]), np.asarray(self.test.y[at])
-        x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+        read = rows_of_clients(self.test, rows, 0, bucket(int(sizes.max(initial=1))))
         model = self.method.protocol.model
-        arguments = (model.base, models, x, y, inside.astype(real_type()))
+        arguments = (model.base, models, *read)
         request = Request(lambda: tests_program(model), arguments, ("own models", model))
         with jax.default_matmul_precision("highest"):  # as in evaluations
             loss, correct = compiled(request)(*arguments)
         return loss, correct
+
+
+def rows_of_clients(
+    rows: Rows, clients: NDArray[np.int64], first: int, count: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Some rows of each client: x and y (clients, count, ...), and 1 where there is a row, else 0.
+
+    Args:
+        rows: All clients' rows.
+        clients: The clients, -1 for none.
+        first: The first row of each client.
+        count: How many.
+    """
+    sizes, within = np.where(clients >= 0, rows.sizes[clients], 0), first + np.arange(count)
+    inside = within < sizes[:, None]
+    at = np.where(inside, rows.offsets[np.maximum(clients, 0)][:, None] + within, 0).ravel()
+    x, y = np.asarray(rows.x[at]), np.asarray(rows.y[at])
+    x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+    return x, y, inside.astype(real_type())
+
+
+def losses_of_clients(
+    model: Model, models: Params, rows: Rows, clients: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """F_k of some models, shape (clients, points, models).
+
+    Args:
+        model: The model.
+        models: Their parameters, leaves (points, models, ...).
+        rows: All clients' rows.
+        clients: The clients, -1 for none, whose losses are 0.
+    """
+    sizes = np.where(clients >= 0, rows.sizes[clients], 0)
+    longest = int(sizes.max(initial=1))
+    count = min(bucket(longest), max(1, BLOCK_ROWS // len(clients)))
+    sums: Any = 0.0
+    for first in range(0, longest, count):
+        arguments = (model.base, models, *rows_of_clients(rows, clients, first, count))
+        request = Request(lambda: probe_program(model), arguments, ("probe", model))
+        with jax.default_matmul_precision("highest"):  # as in evaluations
+            sums = sums + np.asarray(compiled(request)(*arguments))
+    return sums / np.maximum(sizes, 1).astype(sums.dtype)[:, None, None]
+
+
+def probe_program(model: Model) -> Wrapped:
+    """(base, models, x, y, weights) -> sums of losses (places, points, models)."""
+
+    def probe(base: Any, models: Params, *rows: Any) -> Any:
+        one = partial(weighted_loss, with_base(model, base))
+        of_models = jax.vmap(jax.vmap(one, (0, None, None, None)), (0, None, None, None))
+        return jax.vmap(of_models, (None, 0, 0, 0))(models, *rows)
+
+    return jax.jit(probe)
 
 
 def tests_program(model: Model) -> Wrapped:
@@ -177,7 +249,7 @@ def tests_program(model: Model) -> Wrapped:
 
 
 class FineTuning:
-    """Local steps of clients from the server's model, by the compiled program of rounds.
+    """Local steps of clients from given models, by the compiled program of rounds.
 
     Args:
         method: The method, whose solver takes the steps.
@@ -206,9 +278,24 @@ class FineTuning:
         self.programs: dict[Any, Any] = {}
 
     def __call__(
-        self, block: NDArray[np.int64], params: Params, hparams: HParams, seed: int, done: int
+        self,
+        block: NDArray[np.int64],
+        params: Params,
+        first: Callable[[NDArray[np.int64]], Params],
+        hparams: HParams,
+        seed: int,
+        done: int,
     ) -> tuple[NDArray[np.int64], Params]:
-        """The client at each place, -1 for none, and its model, leaves (places, points, ...)."""
+        """The client at each place, -1 for none, and its model, leaves (places, points, ...).
+
+        Args:
+            block: The clients.
+            params: The server's model, leaves (points, ...).
+            first: (clients at the places) -> the models from which they start.
+            hparams: The hyperparameters, arrays (points,).
+            seed: Seed of the run.
+            done: Number of rounds done.
+        """
         method, train = self.method, self.method.protocol.federation.train
         solver, t = method.solver, max(0, done - 1)
         ones = np.ones(len(block))
@@ -229,10 +316,8 @@ class FineTuning:
         call = plan_call(method, self.rows, self.layout, seed, t, [work])
         assert call.held is not None  # its clients keep their models
         at, (x, y) = call.held.clients, call.rows
-        state = Own(
-            jax.tree.map(lambda a: np.zeros((len(at), *a.shape), a.dtype), params),
-            jax.numpy.zeros((len(at), len(method.points)), bool),
-        )
+        models = jax.tree.map(np.asarray, first(at))
+        state = Own(models, jax.numpy.zeros((len(at), len(method.points)), bool))
         inputs = Inputs(dict(hparams), x, y, call.plan, None, np.int32(1))
         server = Server(replicate(self.mesh, params), shard(self.mesh, state))
         if call.layout not in self.programs:

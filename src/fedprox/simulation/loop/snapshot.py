@@ -265,7 +265,7 @@ def _shapes_of(method: Method) -> Any:
     def shape(*shape: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.dtype(dtype or real_type()))
 
-    at_one = jax.eval_shape(algorithm.init, protocol.model.shapes)
+    at_one = algorithm.state_like(protocol.model.shapes)
     state = jax.tree.map(lambda a: shape(points, *a.shape, dtype=a.dtype), at_one)
     hparams = dict.fromkeys(method.points[0], shape(points))
     if protocol.privacy is not None:

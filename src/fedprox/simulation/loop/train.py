@@ -272,7 +272,8 @@ class SeedRun:
 
     def _begin(self) -> None:
         """The state before round 0, and its evaluation."""
-        state = self.method.initial_state(self.start.params, self.session.engine.mesh)
+        starts = self.protocol.starts(self.method.algorithm, self.start.seed, self.start.params)
+        state = self.method.initial_state(starts, self.session.engine.mesh)
         self.best = self.copy(state)
         now = RunState(0, state, self.hparams, best=self.best)
         measuring = self.execution.evaluate(state)
@@ -456,7 +457,11 @@ def _set_params(
 ) -> None:
     """Set the final parameters of a seed's runs."""
     last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
+    models = None
+    if algorithm.probe is not None:
+        models = jax.tree.map(np.asarray, jax.vmap(algorithm.probe)(end.state))
     for i, run in enumerate(runs):
+        run.models = jax.tree.map(lambda a, i=i: a[i], models)
         run.model_round = run.final.round if best is None else protocol.best(run.history).round
         chosen = last if run.model_round == run.final.round else best
         run.params = jax.tree.map(lambda a, i=i: a[i], chosen)

@@ -25,6 +25,8 @@ class Run:
             comparison.
         history: One record for each evaluated round, beginning with the initial model.
         params: The final parameters, as NumPy arrays.
+        models: The models among which clients choose after the last round, such as IFCA's, as NumPy
+            arrays with a leading axis of models; None for a method with one model.
         compile_seconds: Seconds to compile the programs, shared by the points of a sweep.
         run_seconds: Seconds of the rounds and evaluations, shared by the points of a sweep.
         sweep_points: Number of sweep points that share these seconds.
@@ -54,6 +56,7 @@ class Run:
     label: str
     history: list[Record] = field(default_factory=list)
     params: Params = None
+    models: Params = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     sweep_points: int = 1

@@ -1,0 +1,190 @@
+"""IFCA (Ghosh et al. 2020): clusters of clients, each of which trains a model of its own.
+
+The local method runs inside a cluster as it would run alone: each cluster has a state of that
+method, a client reads that of its cluster, and its message is added to that of the same cluster.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Solution,
+    State,
+)
+from fedprox.algorithms.fedavg import fedavg
+from fedprox.errors import require, require_whole, shown
+from fedprox.model import Params
+from fedprox.subproblem import Subproblem
+
+
+class Clusters(NamedTuple):
+    """The clusters.
+
+    Attributes:
+        states: The local method's state in each cluster, leaves (k, ...).
+        share: Each cluster's share of the last round's weight, shape (k,).
+    """
+
+    states: State
+    share: jax.Array
+
+
+class Sent(NamedTuple):
+    """What a client sends, or the mean of it.
+
+    Attributes:
+        message: The local method's message at the client's cluster, 0 at others, leaves (k, ...).
+        share: 1 at the client's cluster, 0 at others, shape (k,).
+    """
+
+    message: Any
+    share: jax.Array
+
+
+def nearest(context: ClientContext) -> jax.Array:
+    """The cluster whose model has the lowest loss on the client's rows; the first on ties."""
+    assert context.probed is not None
+    return jnp.argmin(jnp.where(jnp.isnan(context.probed), jnp.inf, context.probed))
+
+
+def state_of(clusters: Clusters, cluster: jax.Array) -> State:
+    """The local method's state in a cluster."""
+    return jax.tree.map(lambda a: a[cluster], clusters.states)
+
+
+def check_local(name: str, local: Algorithm) -> None:
+    """Raise `InputError` unless a method can run inside a cluster.
+
+    Args:
+        name: What messages call it.
+        local: The method.
+    """
+    require(
+        isinstance(local, Algorithm),
+        f"{name} = {shown(local)}; it must be a method, such as fedprox.fedavg()",
+    )
+    why = (
+        "has all rows in one place"
+        if local.pooled
+        else "measures the model of one server"
+        if local.measures_first or local.adapt is not None
+        else "has several models already"
+        if local.probe is not None
+        else "has models of the clients' own"
+        if local.personal is not None
+        else "remembers from one model on"
+        if local.memory is not None
+        else "needs every client in every round"
+        if local.everyone
+        else "evaluates another model than it sends"
+        if local.evaluated is not None
+        else ""
+    )
+    require(
+        not why,
+        f"{name}: {local.name} {why}; it must be a method such as fedavg, fedprox or feddyn",
+    )
+
+
+def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
+    r"""IFCA: each client trains the one of k models that fits its rows best.
+
+    The server sends :math:`w_1^t, \dots, w_k^t`. Client :math:`i` of the cohort measures them on
+    its training rows, chooses
+
+    .. math:: j_i = \arg\min_j F_i(w_j^t),
+
+    and does what the local method does from :math:`w_{j_i}^t`. Each model is updated by the clients
+    that chose it, as the local method's server does; a model that nobody chose stays as it is. The
+    first models are the model's initial parameters for k streams of the run's seed, so they must be
+    random.
+
+    Evaluations measure, as `personal_loss` and `personal_accuracy`, each client on its test rows
+    with the model that fits its training rows best. All other measures are those of the model that
+    had the largest part of the last round.
+
+    Args:
+        k: Number of models, at least 1. With 1 this is the local method.
+        local: What happens inside a cluster: FedAvg, or another method that sends a message once
+            and measures nothing first, such as FedProx, FedDyn, FedOpt or SCAFFOLD. What a client
+            keeps stays with it when it changes the cluster, and `participation` is that of the
+            round.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`. `Run.models` are the k models at the end.
+
+    Raises:
+        InputError: If k is not a whole number above 0, or the local method does not fit.
+
+    Example:
+        >>> import fedprox as fp
+        >>> method = fp.ifca(4, local=fp.fedprox(mu=[0.0, 0.1]))
+        >>> method.variant, method.hparams
+        ('k=4 fedprox', {'mu': (0.0, 0.1)})
+
+    References:
+        Ghosh, Chung, Yin, Ramchandran, `An Efficient Framework for Clustered Federated Learning
+        <https://arxiv.org/abs/2006.04088>`_, NeurIPS 2020, Algorithm 1, option II with any local
+        method.
+    """
+    require_whole("ifca: k", k)
+    inner = fedavg() if local is None else local
+    check_local("ifca: local", inner)
+    count = int(k)
+    shown_name = "" if inner.name == "fedavg" else inner.name
+
+    def init(starts: Params) -> Clusters:
+        if count == 1:
+            starts = jax.tree.map(lambda w: jnp.asarray(w)[None], starts)
+        return Clusters(jax.vmap(inner.init)(starts), jnp.zeros(count))
+
+    def subproblem(state: Clusters, hparams: HParams, context: ClientContext) -> Subproblem:
+        """F_k(w) and the local method's terms, from the w_j^t of the client's cluster."""
+        return inner.subproblem(state_of(state, nearest(context)), hparams, context)
+
+    def message(
+        state: Clusters, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Sent, ClientState]:
+        cluster = nearest(context)
+        sent, own = inner.message(state_of(state, cluster), hparams, context, solution)
+        chosen = jax.nn.one_hot(cluster, count)
+        placed = jax.tree.map(lambda m: jax.vmap(lambda c: c.astype(m.dtype) * m)(chosen), sent)
+        return Sent(placed, chosen), own
+
+    def size(sent: Sent) -> jax.Array:
+        return inner.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
+
+    def update(state: Clusters, mean: Sent, hparams: HParams) -> Clusters:
+        def one(before: State, message: Any, share: jax.Array) -> State:
+            some = share > 0
+            own = jax.tree.map(lambda m: m / jnp.where(some, share, 1).astype(m.dtype), message)
+            after = inner.update(before, own, hparams)
+            return jax.tree.map(lambda a, b: jnp.where(some, a, b), after, before)
+
+        return Clusters(jax.vmap(one)(state.states, *mean), mean.share)
+
+    def models(state: Clusters) -> Params:
+        return jax.vmap(inner.params)(state.states)
+
+    return inner._replace(
+        name="ifca",
+        variant=" ".join(part for part in (f"k={count}", shown_name, inner.variant) if part),
+        init=init,
+        starts=count,
+        subproblem=subproblem,
+        message=message,
+        size=size,
+        possible=None,
+        update=update,
+        probe=models,
+        params=lambda state: inner.params(state_of(state, jnp.argmax(state.share))),
+        received=lambda state, context: inner.params(state_of(state, nearest(context))),
+        communication=inner.communication * (count + 1) / 2,
+        not_private="what it adds up is how many clients chose each model, beside their updates",
+    )
