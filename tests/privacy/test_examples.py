@@ -536,6 +536,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "fedsam": (lambda: fp.fedsam(rho=0.1), {}, "its objective needs whole mini-batches"),
     "adapt": (lambda: fp.fedprox(mu=0.1, adapt=True), {}, "its mu follows the clients' losses"),
     "ditto": (lambda: fp.ditto(lam=0.1), {}, "a second model on the same rows"),
+    "ifca": (lambda: fp.ifca(2), {}, "losses of several models over all of their rows"),
     "gamma": (
         fp.fedavg,
         {"solver": fp.Solver(0.1, "all", epochs=2, gamma=0.5), "evaluation": fp.Evaluation()},

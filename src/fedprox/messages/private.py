@@ -146,6 +146,9 @@ def check_private_steps(algorithm: Algorithm, solver: Solver) -> None:
         ),
         "its clients compute a loss over all of their rows, without noise": algorithm.own_loss,
         "its clients count the labels of their rows, without noise": algorithm.own_labels,
+        "its clients compute losses of several models over all of their rows, without noise": (
+            algorithm.probe is not None
+        ),
         "its objective needs whole mini-batches, so no gradient belongs to one example": (
             algorithm.whole_batches
         ),
