@@ -34,6 +34,7 @@ from fedprox.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
 from fedprox.diagnostics.clusters import nearest_models
 from fedprox.diagnostics.fairness import Fairness, fairness
+from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
@@ -105,6 +106,7 @@ __all__ = [
     "LogNormal",
     "Metric",
     "Model",
+    "Newcomers",
     "Population",
     "Prepared",
     "Privacy",
@@ -159,6 +161,7 @@ __all__ = [
     "models",
     "moon",
     "nearest_models",
+    "newcomers",
     "personal_parts",
     "pfedme",
     "qffl",

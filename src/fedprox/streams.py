@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     ZONE = 21
     ARRIVALS = 22
     ATTACK = 23
+    REFERENCES = 24
+    NEWCOMERS = 25
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
