@@ -30,6 +30,7 @@ from fedprox.algorithms import (
     scaffnew,
     scaffold,
 )
+from fedprox.clustering import Clustering, cfl
 from fedprox.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
 from fedprox.diagnostics.clusters import nearest_models
@@ -90,6 +91,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "ClientRecord",
+    "Clustering",
     "Cohort",
     "Compression",
     "DayNight",
@@ -126,6 +128,7 @@ __all__ = [
     "Vectors",
     "Windows",
     "centralised",
+    "cfl",
     "datasets",
     "diagnose",
     "diagnostics",
