@@ -30,10 +30,12 @@ from fedprox.algorithms import (
     scaffnew,
     scaffold,
 )
+from fedprox.clustering import Clustering, cfl
 from fedprox.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
 from fedprox.diagnostics.clusters import nearest_models
 from fedprox.diagnostics.fairness import Fairness, fairness
+from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
@@ -90,6 +92,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "ClientRecord",
+    "Clustering",
     "Cohort",
     "Compression",
     "DayNight",
@@ -106,6 +109,7 @@ __all__ = [
     "LogNormal",
     "Metric",
     "Model",
+    "Newcomers",
     "Population",
     "Prepared",
     "Privacy",
@@ -125,6 +129,7 @@ __all__ = [
     "Vectors",
     "Windows",
     "centralised",
+    "cfl",
     "datasets",
     "diagnose",
     "diagnostics",
@@ -161,6 +166,7 @@ __all__ = [
     "models",
     "moon",
     "nearest_models",
+    "newcomers",
     "personal_parts",
     "pfedme",
     "qffl",

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.algorithms import fedprox
-from fedprox.diagnostics import Constants, Curvature, convex_case, curvature, mu_needed
+from fedprox.diagnostics import (
+    Constants,
+    Curvature,
+    Grouping,
+    convex_case,
+    curvature,
+    grouping,
+    mu_needed,
+)
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, fitted_params
@@ -78,6 +86,7 @@ class Diagnosis:
         classes: Number of classes.
         clients_per_round: Clients K of a round.
         curvature: Extreme eigenvalues of the clients' Hessians at the initial model.
+        grouping: Whether the clients form clusters, by their gradients at the initial model.
         rounds: The evaluated rounds of the short sweep, 0 first.
         dissimilarity: B(w) at these rounds with the suggested mu, shape (seeds, evaluations).
         gradient_variance: E_k ||grad F_k - grad f||^2 at these rounds with the suggested mu, mean
@@ -95,6 +104,7 @@ class Diagnosis:
     classes: int
     clients_per_round: int
     curvature: Curvature
+    grouping: Grouping
     rounds: tuple[int, ...]
     dissimilarity: Floats
     gradient_variance: Floats
@@ -137,6 +147,7 @@ class Diagnosis:
         return [
             *self._data_facts(),
             *self._gradient_facts(),
+            self._clusters(),
             *self._theory_facts(),
             self._suggestion(),
         ]
@@ -201,6 +212,21 @@ class Diagnosis:
                 f"mean of the local solves of these rounds; {_number(self.gamma_max)} at most",
             ),
         ]
+
+    def _clusters(self) -> tuple[str, str, str]:
+        found = self.grouping
+        if math.isnan(found.p):
+            return ("clusters", "-", f"of {len(self.sizes)} clients; they are told of 8 or more")
+        chance = f"by the clients' gradients at the initial model; p = {found.p:.2g}"
+        if found.clusters == 1:
+            return ("clusters", "none", f"{chance}, where below 0.05 is a sign of clusters")
+        sizes = ", ".join(map(str, np.sort(np.bincount(found.labels))[::-1]))
+        return (
+            "clusters",
+            str(found.clusters),
+            f"of {sizes} clients, {chance}: a model for each may fit better than one for all, such "
+            f"as those of ifca(k={found.clusters})",
+        )
 
     def _theory_facts(self) -> list[tuple[str, str, str]]:
         constants, b, k = self._constants, self.largest_dissimilarity, self.clients_per_round
@@ -269,6 +295,11 @@ class Diagnosis:
             ],
             "suggested_mu": self.suggested_mu,
             "theory_mu": self.theory_mu,
+            "clusters": {
+                "count": self.grouping.clusters,
+                "p": _finite([self.grouping.p])[0],
+                "labels": self.grouping.labels.tolist(),
+            },
         }
 
 
@@ -396,6 +427,7 @@ def diagnose(
         classes=federation.classes,
         clients_per_round=cohort.clients_per_round,
         curvature=curvature(federation, model, first, seed=seed),
+        grouping=grouping(model, first, federation, seed=seed),
         rounds=tuple(evaluated),
         dissimilarity=of_suggested("dissimilarity"),
         gradient_variance=of_suggested("gradient_variance").mean(axis=0),

@@ -98,6 +98,34 @@ class Rows:
         rows = slice(self.offsets[k], self.offsets[k + 1])
         return self.x[rows], self.y[rows]
 
+    def padded(
+        self, clients: NDArray[np.int64], first: int, count: int
+    ) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """Some rows of each client, beside each other.
+
+        Args:
+            clients: Indices of the clients, -1 for none.
+            first: The first row of each client.
+            count: How many.
+
+        Returns:
+            x and y (clients, count, ...), and whether there is such a row, bool (clients, count);
+            where there is none, x and y are those of another row.
+
+        Example:
+            >>> import fedprox as fp
+            >>> rows = fp.Rows(np.arange(3.0), np.arange(3), np.array([0, 1, 3]))
+            >>> x, _, inside = rows.padded(np.array([1, 0]), 0, 2)
+            >>> x[0].tolist(), inside.tolist()
+            ([1.0, 2.0], [[True, True], [True, False]])
+        """
+        sizes, within = np.where(clients >= 0, self.sizes[clients], 0), first + np.arange(count)
+        inside = within < sizes[:, None]
+        at = np.where(inside, self.offsets[np.maximum(clients, 0)][:, None] + within, 0).ravel()
+        x, y = np.asarray(self.x[at]), np.asarray(self.y[at])
+        x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+        return x, y, inside
+
     def sample(self, most: int, *, seed: int, salt: int = 0) -> "Rows":
         """At most `most` rows of each client, drawn at random, in their order.
 

@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     ARRIVALS = 22
     ATTACK = 23
     ROWS = 24
+    REFERENCES = 25
+    NEWCOMERS = 26
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -347,8 +347,10 @@ def test_the_document_has_the_agreed_form(folder: Path) -> None:
     }
     found = json.loads((out / "diagnosis.json").read_text())
     assert set(found) == {
-        *("facts", "sizes", "classes", "path", "sweep", "suggested_mu", "theory_mu")
+        *("facts", "sizes", "classes", "path", "sweep", "suggested_mu", "theory_mu"),
+        "clusters",
     }
+    assert found["clusters"] == {"count": 1, "p": None, "labels": [0] * 6}  # of few clients
     assert all(set(fact) == {"what", "value", "note"} for fact in found["facts"])
     assert all(isinstance(text, str) for fact in found["facts"] for text in fact.values())
     assert len(found["sizes"]) == len(found["classes"]) == 6

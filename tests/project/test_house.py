@@ -23,7 +23,7 @@ FLOORS = [
     {"algorithms"},
     {"messages"},
     {"simulation"},
-    {"diagnosis"},
+    {"diagnosis", "clustering"},
     {"report"},
     {"studies"},
     {"logs"},

@@ -1,6 +1,7 @@
 """Measures of a federation's heterogeneity, and the bounds that theory derives from them."""
 
 from fedprox.diagnostics.curvature import Curvature, curvature
+from fedprox.diagnostics.grouping import Grouping, grouping
 from fedprox.diagnostics.theory import (
     Constants,
     ConvexRate,
@@ -21,6 +22,7 @@ __all__ = [
     "ConvexRate",
     "Curvature",
     "FedDynBound",
+    "Grouping",
     "convex_case",
     "convex_rate",
     "curvature",
@@ -28,6 +30,7 @@ __all__ = [
     "feddyn_convex",
     "feddyn_nonconvex",
     "feddyn_strongly_convex",
+    "grouping",
     "mu_needed",
     "rho",
     "rounds_needed",

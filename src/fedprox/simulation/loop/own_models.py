@@ -171,32 +171,13 @@ class OwnModels:
         They are sums over the rows of the client in `rows`, -1 for none, shape (places, points).
         """
         sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
-        read = rows_of_clients(self.test, rows, 0, bucket(int(sizes.max(initial=1))))
+        x, y, inside = self.test.padded(rows, 0, bucket(int(sizes.max(initial=1))))
         model = self.method.protocol.model
-        arguments = (model.base, models, *read)
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
         request = Request(lambda: tests_program(model), arguments, ("own models", model))
         with jax.default_matmul_precision("highest"):  # as in evaluations
             loss, correct = compiled(request)(*arguments)
         return loss, correct
-
-
-def rows_of_clients(
-    rows: Rows, clients: NDArray[np.int64], first: int, count: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Some rows of each client: x and y (clients, count, ...), and 1 where there is a row, else 0.
-
-    Args:
-        rows: All clients' rows.
-        clients: The clients, -1 for none.
-        first: The first row of each client.
-        count: How many.
-    """
-    sizes, within = np.where(clients >= 0, rows.sizes[clients], 0), first + np.arange(count)
-    inside = within < sizes[:, None]
-    at = np.where(inside, rows.offsets[np.maximum(clients, 0)][:, None] + within, 0).ravel()
-    x, y = np.asarray(rows.x[at]), np.asarray(rows.y[at])
-    x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
-    return x, y, inside.astype(real_type())
 
 
 def losses_of_clients(
@@ -215,7 +196,8 @@ def losses_of_clients(
     count = min(bucket(longest), max(1, BLOCK_ROWS // len(clients)))
     sums: Any = 0.0
     for first in range(0, longest, count):
-        arguments = (model.base, models, *rows_of_clients(rows, clients, first, count))
+        x, y, inside = rows.padded(clients, first, count)
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
         request = Request(lambda: probe_program(model), arguments, ("probe", model))
         with jax.default_matmul_precision("highest"):  # as in evaluations
             sums = sums + np.asarray(compiled(request)(*arguments))

@@ -1,0 +1,298 @@
+"""Cold start: how well each way of beginning serves a client that has never taken part."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedprox.diagnostics.clients import client_measures
+from fedprox.diagnostics.clusters import models_of
+from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.federation import Federation, Rows
+from fedprox.model import (
+    Model,
+    Params,
+    check_model,
+    check_params,
+    labels_met,
+    losses_of,
+    weighted_loss,
+    with_base,
+)
+from fedprox.precision import real_type
+from fedprox.streams import Purpose, Streams
+from fedprox.subproblem import Subproblem
+
+Floats = NDArray[np.float64]
+
+BYTES = 2**26
+"""Bytes of models that are trained together."""
+
+
+class Newcomers(NamedTuple):
+    """How each way of beginning serves newcomers; see `newcomers`.
+
+    Attributes:
+        rows: The numbers of rows that newcomers have.
+        accuracy: For each way, the share of all newcomers' test labels that are met, float64
+            (numbers of rows,); NaN for a model without accuracy.
+        loss: For each way, the mean loss of all newcomers' test rows, float64 (numbers of rows,).
+        by_client: For each way, each newcomer's test accuracy, float64 (numbers of rows, clients);
+            NaN without test rows.
+        nearest: The model that has the lowest loss on each newcomer's rows, int64 (numbers of rows,
+            clients), -1 without rows; None without `models`.
+
+    Example:
+        >>> from fedprox.diagnostics.newcomers import Newcomers
+        >>> found = Newcomers((0, 5), {"global": np.array([0.5, 0.5])}, {}, {}, None)
+        >>> found.accuracy["global"].tolist()
+        [0.5, 0.5]
+    """
+
+    rows: tuple[int, ...]
+    accuracy: dict[str, Floats]
+    loss: dict[str, Floats]
+    by_client: dict[str, Floats]
+    nearest: NDArray[np.int64] | None
+
+
+def newcomers(
+    model: Model,
+    params: Params,
+    federation: Federation,
+    *,
+    models: Params = None,
+    alone: Params = None,
+    rows: Sequence[int] = (0, 5, 10, 20, 50),
+    steps: int = 20,
+    learning_rate: float = 0.1,
+    lam: float = 1.0,
+    seed: int = 0,
+) -> Newcomers:
+    r"""Evaluate what clients that have never taken part get on their first day.
+
+    A newcomer with :math:`r` rows, drawn at random from its training rows, can begin in several
+    ways. Each is measured on its test rows:
+
+    * "global": the server's model :math:`w`, as it is.
+    * "fine-tuned": :math:`s` steps of gradient descent on the mean loss of the :math:`r` rows, from
+      :math:`w`.
+    * "ditto": the same with :math:`\frac{\lambda}{2} \|v - w\|^2` added, as Ditto starts.
+    * "cluster": with `models`, the one with the lowest loss on the :math:`r` rows; :math:`w`
+      without rows.
+    * "cluster, fine-tuned": the same, fine-tuned.
+    * "alone": with `alone`, as fine-tuned, from these parameters, so that nothing is learned from
+      others.
+
+    Args:
+        model: The model.
+        params: Its parameters, such as `Run.params`.
+        federation: The newcomers, such as `Federation.of_clients` of those that were left out of
+            the run. Each needs at least as many training rows as the largest of `rows`.
+        models: Several models, such as `Run.models` of :func:`fedprox.ifca`.
+        alone: Initial parameters, from which a newcomer would train without the others.
+        rows: Numbers of rows :math:`r`, at least 0.
+        steps: Steps :math:`s`.
+        learning_rate: The steps' learning rate.
+        lam: Ditto's :math:`\lambda`, at least 0.
+        seed: Seed of the rows that are drawn. Fewer rows are a part of more.
+
+    Returns:
+        Accuracy and loss for each way and number of rows.
+
+    Raises:
+        InputError: If parameters do not fit the model, there are no test rows, a newcomer has too
+            few rows, or an argument is out of range.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=6)
+        >>> model = fp.models.logistic(federation)
+        >>> params = model.init(jax.random.key(0))
+        >>> few = federation.of_clients(np.arange(2))
+        >>> found = fp.newcomers(model, params, few, rows=[0, 10])
+        >>> sorted(found.accuracy), bool(found.loss["fine-tuned"][1] < found.loss["global"][1])
+        (['ditto', 'fine-tuned', 'global'], True)
+
+    References:
+        Li et al., `Ditto: Fair and Robust Federated Learning Through Personalization
+        <https://arxiv.org/abs/2012.04221>`_, ICML 2021; Ghosh et al., `An Efficient Framework for
+        Clustered Federated Learning <https://arxiv.org/abs/2006.04088>`_, NeurIPS 2020.
+    """
+    check_model(model, federation)
+    check_params("params", params, model.shapes)
+    several = [] if models is None else models_of(models)
+    for each in several:
+        check_params("models", each, model.shapes)
+    if alone is not None:
+        check_params("alone", alone, model.shapes)
+    numbers = _checked(rows, federation)
+    require_whole("steps", steps)
+    require_number("learning_rate", learning_rate, positive=True)
+    require_number("lam", lam)
+    x, y = _drawn(federation.train, max(1, *numbers, 1), seed)
+    descend = partial(_descended, _program(model, steps), x, y, learning_rate, model.base)
+    count = len(federation)
+    everyone, first = (_repeated(each, count) for each in (params, alone))
+    found: dict[str, list[tuple[Floats, Floats]]] = {}
+    nearest = np.full((len(numbers), count), -1)
+    for i, r in enumerate(numbers):
+        ways = {"global": everyone}
+        ways["fine-tuned"] = descend(everyone, r, 0.0)
+        ways["ditto"] = descend(everyone, r, lam)
+        if several:
+            ways["cluster"] = everyone
+            if r:
+                nearest[i] = _nearest(model, several, x[:, :r], y[:, :r])
+                ways["cluster"] = jax.tree.map(lambda a, i=i: np.asarray(a)[nearest[i]], models)
+            ways["cluster, fine-tuned"] = descend(ways["cluster"], r, 0.0)
+        if alone is not None:
+            ways["alone"] = descend(first, r, 0.0)
+        for way, starts in ways.items():
+            found.setdefault(way, []).append(_tested(model, starts, federation.test))
+    by_way = {way: tuple(map(np.stack, zip(*each, strict=True))) for way, each in found.items()}
+    labels, tested = federation.test.labels, federation.test.sizes
+    unknown = model.correct is None
+    return Newcomers(
+        numbers,
+        {
+            way: np.full(len(numbers), np.nan) if unknown else met.sum(axis=1) / labels.sum()
+            for way, (_, met) in by_way.items()
+        },
+        {way: loss.sum(axis=1) / tested.sum() for way, (loss, _) in by_way.items()},
+        {
+            way: np.where((labels > 0) & (not unknown), met / np.maximum(labels, 1), np.nan)
+            for way, (_, met) in by_way.items()
+        },
+        nearest if several else None,
+    )
+
+
+def _checked(rows: Sequence[int], federation: Federation) -> tuple[int, ...]:
+    """The numbers of rows, which each newcomer must have."""
+    require(
+        len(rows) > 0 and all(isinstance(r, int | np.integer) and r >= 0 for r in rows),
+        f"rows = {shown(rows)}; it must be one or several whole numbers of at least 0",
+    )
+    most, fewest = max(rows), int(federation.train.sizes.argmin())
+    require(
+        federation.train.sizes[fewest] >= most,
+        f"client {federation.names[fewest]!r}: {federation.train.sizes[fewest]} training rows; "
+        f"newcomers need {most}, the largest of rows",
+    )
+    require(len(federation.test) > 0, "federation: no test rows; newcomers are measured on theirs")
+    return tuple(map(int, rows))
+
+
+def _drawn(rows: Rows, most: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Features and labels of `most` random rows of each client, (clients, most, ...)."""
+    streams = Streams(seed, Purpose.NEWCOMERS)
+    at = np.stack(
+        [
+            first + streams.at(0, k).permutation(int(size))[:most]
+            for k, (first, size) in enumerate(zip(rows.offsets, rows.sizes, strict=False))
+        ]
+    )
+    x, y = np.asarray(rows.x[at.ravel()]), np.asarray(rows.y[at.ravel()])
+    return x.reshape(*at.shape, *x.shape[1:]), y.reshape(*at.shape, *y.shape[1:])
+
+
+def _repeated(params: Params, count: int) -> Params:
+    """The same model for each client, leaves (clients, ...)."""
+    return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (count, *np.shape(a))), params)
+
+
+def _blocks(models: Params) -> list[slice]:
+    """The clients whose models, leaves (clients, ...), are in memory together."""
+    leaves = jax.tree.leaves(models)
+    count, size = len(leaves[0]), sum(leaf[0].nbytes for leaf in leaves)
+    together = max(1, min(count, BYTES // max(size, 1)))
+    return [slice(first, first + together) for first in range(0, count, together)]
+
+
+def _program(model: Model, steps: int) -> Any:
+    """(base, starts, x, y, weights, rate, lam) -> models after the steps, leaves (clients, ...)."""
+
+    @jax.jit
+    def descend(base: Any, starts: Params, x: Any, y: Any, *numbers: Any) -> Params:
+        gradient, (weights, rate, lam) = jax.grad(weighted_loss, argnums=1), numbers
+        whole = with_base(model, base)
+
+        def one(start: Params, x: Any, y: Any) -> Params:
+            problem = Subproblem(start, lam, start)
+
+            def step(_: Any, w: Params) -> Params:
+                of_h = problem.gradient(w, gradient(whole, w, x, y, weights))
+                return jax.tree.map(lambda a, g: a - rate * g, w, of_h)
+
+            return jax.lax.fori_loop(0, steps, step, start)
+
+        return jax.vmap(one)(starts, x, y)
+
+    return descend
+
+
+def _descended(
+    program: Any,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    rate: float,
+    base: Any,
+    starts: Params,
+    r: int,
+    lam: float,
+) -> Params:
+    """The models after gradient descent on the first r rows of each client."""
+    if r == 0:
+        return starts
+    weights = (np.arange(x.shape[1]) < r) / np.asarray(r, real_type())
+    numbers = (weights.astype(real_type()), *(np.asarray(a, real_type()) for a in (rate, lam)))
+    parts = []
+    for block in _blocks(starts):
+        own = jax.tree.map(lambda a, block=block: a[block], starts)
+        parts.append(jax.tree.map(np.asarray, program(base, own, x[block], y[block], *numbers)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _nearest(
+    model: Model, models: list[Params], x: NDArray[Any], y: NDArray[Any]
+) -> NDArray[np.int64]:
+    """The model with the lowest loss on each client's rows, (clients,)."""
+    clients, count = x.shape[:2]
+    offsets = np.arange(clients + 1) * count
+    rows = Rows(x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), offsets)
+    federation = Federation(rows, rows, 0, tuple(map(str, range(clients))))
+    each = (client_measures(federation, model, params)["test_loss"] for params in models)
+    losses = np.stack(list(each))
+    return np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
+
+
+def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
+    """The summed loss and the labels met of each client's model on its test rows, (clients,)."""
+
+    @jax.jit
+    def sums(base: Any, models: Params, x: Any, y: Any, inside: Any) -> Any:
+        whole = with_base(model, base)
+
+        def one(params: Params, x: Any, y: Any, inside: Any) -> Any:
+            outputs = whole.apply(params, x)
+            loss = jnp.where(inside, losses_of(whole, outputs, y), 0).sum()
+            if whole.correct is None:
+                return loss, jnp.zeros(())
+            met = labels_met(whole, outputs, y)
+            return loss, (met & inside.reshape((-1,) + (1,) * (met.ndim - 1))).sum()
+
+        return jax.vmap(one)(models, x, y, inside)
+
+    longest = int(test.sizes.max())
+    parts = []
+    for block in _blocks(models):
+        own = jax.tree.map(lambda a, block=block: a[block], models)
+        rows = test.padded(np.arange(len(test.sizes))[block], 0, longest)
+        parts.append([np.asarray(a, np.float64) for a in sums(model.base, own, *rows)])
+    loss, met = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return loss, met
