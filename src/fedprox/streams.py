@@ -41,8 +41,8 @@ class Purpose(IntEnum):
     ZONE = 21
     ARRIVALS = 22
     ATTACK = 23
-    REFERENCES = 24
-    NEWCOMERS = 25
+    REFERENCES = 25
+    NEWCOMERS = 26
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
