@@ -23,7 +23,7 @@ from fedprox.report.exports import csv_text, latex, latex_table
 from fedprox.report.lines import Line, curves, explained
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import records, value_of
-from fedprox.report.table import by_label, metrics_on_test_rows, spread, table
+from fedprox.report.table import by_label, spread, table
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
@@ -276,7 +276,9 @@ def _conclusions(archive: Archive) -> list[str]:
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
     costs = ("round", "time", "communication", "bits_up", "total_steps")
-    names = [name for name in (*MEASURES, *metrics_on_test_rows(runs)) if name not in costs]
+    metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
+    held_out = [name for name in metrics if not name.startswith("train_")]
+    names = [name for name in (*MEASURES, *held_out) if name not in costs]
     return [("round", name) for name in names]
 
 
