@@ -102,7 +102,12 @@ def write_report(
     looks = styles(run.label for archive in archives for run in archive.runs)
     shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
     live = any(not archive.finished and holder(archive.path) for archive in archives)
-    page = render([section(archive, looks) for archive in archives], shared, live=live)
+    sections = [section(archive, looks) for archive in archives]
+    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
+    if summary is not None:  # it says who won
+        title = out.resolve().parent.name
+        sections = [each._replace(conclusions=[]) for each in sections]
+    page = render(title, sections, shared, live=live)
     write_whole(out, page.encode(errors="replace"))
 
 
@@ -143,7 +148,9 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     )
 
 
-def render(sections: Sequence[Section], shared: Group | None = None, *, live: bool = False) -> str:
+def render(
+    title: str, sections: Sequence[Section], shared: Group | None = None, *, live: bool = False
+) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
 
@@ -155,7 +162,6 @@ def render(sections: Sequence[Section], shared: Group | None = None, *, live: bo
         resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
         for name in ("page.html.jinja", "figures.js")
     )
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
     template = environment.from_string(source)
     return template.render(
         title=title, sections=sections, shared=shared, live=live, drawing=drawing
