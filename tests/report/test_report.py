@@ -619,6 +619,19 @@ def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: P
         assert line.y == [0.1 * i, pytest.approx(0.1 * i + 1)]
 
 
+def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> None:
+    values = {"test_loss": 2.0, "validation_loss": 3.0}
+    metrics = {"train_f1": 0.5, "test_f1": 0.4, "validation_f1": 0.3}
+    run = make_run()
+    run.history = [record(round=t, **values, metrics=metrics) for t in range(2)]
+    archive = read_archive(write_run(tmp_path / "run", [run]))
+    against, _ = section(archive, styles(["fedavg"])).groups
+    drawn = {chart.title: chart.curves[0].y for chart in against.charts}
+    assert {"Test loss", "Validation loss", "Test f1", "Validation f1"} <= drawn.keys()
+    assert drawn["Validation f1"] == [0.3, 0.3]
+    assert "Train f1" not in drawn
+
+
 def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     history = [record(round=t, hparams={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])

@@ -149,6 +149,15 @@ class Groups(NamedTuple):
     factors: Sequence[str]
     runs: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]]
 
+    def at(self, levels: tuple[str, ...]) -> str:
+        """Levels of the other factors in words.
+
+        >>> Groups(["data", "stragglers"], {}).at(("mnist", "90 %"))
+        'data mnist, stragglers 90 %'
+        """
+        pairs = zip(self.factors, levels, strict=True)
+        return ", ".join(f"{factor} {level}" for factor, level in pairs)
+
 
 def differences_of(groups: Groups, reading: Reading, against: str | None) -> list[Difference]:
     """The differences of each method to `against`, or of all pairs of methods.
@@ -219,7 +228,7 @@ def conclusions_of(groups: Groups, reading: Reading, against: str | None) -> lis
         if not others:
             continue
         other = against if against is not None and best != against else others[0]
-        sentences.append(sentence_of(differences, at, best, other, reading))
+        sentences.append(sentence_of(differences, at, best, other, reading, groups.at(levels)))
     return sentences
 
 
@@ -229,6 +238,7 @@ def sentence_of(
     best: str,
     other: str,
     reading: Reading,
+    where: str = "",
 ) -> str:
     """By how much and how surely the best method leads another one."""
     (found,) = (
@@ -236,7 +246,6 @@ def sentence_of(
         for each in differences
         if each.levels == levels and {each.method, each.other} == {best, other}
     )
-    where = ", ".join(f"{factor} {level}" for factor, level in levels.items())
     return _sentence(found, f" at {where}" * bool(where), reading)
 
 

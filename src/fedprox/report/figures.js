@@ -4,7 +4,7 @@ const figures = (() => {
   const DASHES = { solid: null, dash: "7 4", dot: "2 4", dashdot: "8 4 2 4" };
   const INK = "#1c2430", GREY = "#e6e9ed", EDGE = "#9aa3ad", PAPER = "#ffffff";
   const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
-  const TOP = 10, RIGHT = 14, BOTTOM = 42;
+  const TOP = 10, RIGHT = 20, BOTTOM = 42;
   const MOST_NAMED = 12;  // lines in the box of values
   const LEAST_DRAG = 6;  // pixels of a zoom
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });

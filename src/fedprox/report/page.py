@@ -23,7 +23,7 @@ from fedprox.report.exports import csv_text, latex, latex_table
 from fedprox.report.lines import Line, curves, explained
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import records, value_of
-from fedprox.report.table import by_label, metrics_on_test_rows, spread, table
+from fedprox.report.table import by_label, spread, table
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
@@ -102,7 +102,12 @@ def write_report(
     looks = styles(run.label for archive in archives for run in archive.runs)
     shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
     live = any(not archive.finished and holder(archive.path) for archive in archives)
-    page = render([section(archive, looks) for archive in archives], shared, live=live)
+    sections = [section(archive, looks) for archive in archives]
+    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
+    if summary is not None:  # it says who won
+        title = out.resolve().parent.name
+        sections = [each._replace(conclusions=[]) for each in sections]
+    page = render(title, sections, shared, live=live)
     write_whole(out, page.encode(errors="replace"))
 
 
@@ -143,7 +148,9 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     )
 
 
-def render(sections: Sequence[Section], shared: Group | None = None, *, live: bool = False) -> str:
+def render(
+    title: str, sections: Sequence[Section], shared: Group | None = None, *, live: bool = False
+) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
 
@@ -155,7 +162,6 @@ def render(sections: Sequence[Section], shared: Group | None = None, *, live: bo
         resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
         for name in ("page.html.jinja", "figures.js")
     )
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
     template = environment.from_string(source)
     return template.render(
         title=title, sections=sections, shared=shared, live=live, drawing=drawing
@@ -276,7 +282,9 @@ def _conclusions(archive: Archive) -> list[str]:
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
     costs = ("round", "time", "communication", "bits_up", "total_steps")
-    names = [name for name in (*MEASURES, *metrics_on_test_rows(runs)) if name not in costs]
+    metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
+    held_out = [name for name in metrics if not name.startswith("train_")]
+    names = [name for name in (*MEASURES, *held_out) if name not in costs]
     return [("round", name) for name in names]
 
 

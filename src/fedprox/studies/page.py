@@ -1,13 +1,13 @@
 """The report of a study: its table and conclusions above the sections of its run directories."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedprox.measures import measure_of
 from fedprox.report.charts import chart, styles
+from fedprox.report.compare import Groups
 from fedprox.report.lines import curves
 from fedprox.report.page import Group, Table, write_report
-from fedprox.simulation.results.run import Run
 from fedprox.studies.figure import axis_of
 from fedprox.studies.table import StudyTable
 
@@ -16,18 +16,18 @@ def write_page(
     table: StudyTable,
     records: str,
     conclusions: Sequence[str],
-    groups: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]],
+    groups: Groups,
     measure: str,
     folders: Sequence[Path],
     out: Path,
 ) -> None:
     """Write `report.html` into a study's folder; `records` are its runs as CSV."""
-    looks = styles(name for methods in groups.values() for name in methods)
-    runs = [run for methods in groups.values() for group in methods.values() for run in group]
+    looks = styles(name for methods in groups.runs.values() for name in methods)
+    runs = [run for methods in groups.runs.values() for group in methods.values() for run in group]
     x, y = axis_of(runs, None), measure_of(measure)
     charts = [
-        chart(", ".join(levels) or y.title, y.note, lines, looks, measure_of(x), y)
-        for levels, methods in groups.items()
+        chart(groups.at(levels) or y.title, y.note, lines, looks, measure_of(x), y)
+        for levels, methods in groups.runs.items()
         if (lines := curves(methods, x, measure))
     ]
     rows = table.lines("{} *")

@@ -346,7 +346,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
     write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
     folders = [out / folder for o in study.outcomes for folder in o.folders]
     conclusions = study._sentences()
-    write_page(table, records_csv, conclusions, study._groups().runs, study.measure, folders, out)
+    write_page(table, records_csv, conclusions, study._groups(), study.measure, folders, out)
 
 
 def check_folder(out: Path) -> None:
