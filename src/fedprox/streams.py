@@ -44,8 +44,6 @@ class Purpose(IntEnum):
     ROWS = 24
     REFERENCES = 25
     NEWCOMERS = 26
-    REFERENCES = 25
-    NEWCOMERS = 26
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
