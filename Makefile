@@ -74,6 +74,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.clients
 	$(VENV)/bin/python -m benchmarks.solvers
 	$(VENV)/bin/python -m benchmarks.models
+	$(VENV)/bin/python -m benchmarks.flax_layers
 	$(VENV)/bin/python -m benchmarks.sweeps
 	$(VENV)/bin/python -m benchmarks.client_state
 	$(VENV)/bin/python -m benchmarks.scheduler

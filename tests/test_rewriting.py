@@ -223,6 +223,29 @@ def test_a_models_convolutions_have_the_layout_that_is_fast_in_loops() -> None:
     assert set(layouts) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}
 
 
+def test_functions_of_ones_own_have_them_wherever_they_are() -> None:
+    kernel = point()[1]
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return conv(x, params)
+
+    def train(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        return conv(x * jax.random.bernoulli(key, 0.5, x.shape), params)
+
+    def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean(conv(outputs, kernel), (1, 2, 3)) - y
+
+    x, y = jnp.ones((2, 5, 6, 4)), jnp.ones(2)
+    for model, key in (
+        (fp.Model(lambda _: kernel, apply, loss), None),
+        (fp.Model(lambda _: kernel, apply, loss, train=train), jax.random.key(0)),
+    ):
+        slope = jax.grad(partial(weighted_loss, model))
+        program = str(jax.make_jaxpr(slope)(kernel, x, y, y, key))
+        assert SLOW not in program
+        assert program.count(FAST) >= 4  # in the loss as in the outputs, forwards and backwards
+
+
 def test_a_model_without_convolutions_is_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fp.Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
     x = jnp.zeros((5, 4))

@@ -27,8 +27,11 @@ from jax.interpreters import ad, batching, mlir
 
 OUTPUT, INPUT, KERNEL = "output", "input", "kernel"
 
-SMALL_IMAGE = 16
-"""Positions of an output up to which patches times a matrix is faster than XLA's convolution."""
+FEW_WINDOWS = {OUTPUT: 8, INPUT: 16, KERNEL: 8}
+"""Windows up to which patches times a matrix are faster than XLA's convolution."""
+
+FEW_ON_A_LINE = 16
+"""Likewise with one axis of positions, for each product."""
 
 FEW = 10
 """Examples at a time in a kernel's gradient."""
@@ -254,9 +257,10 @@ _IN_LAYOUT: dict[str, Callable[[Convolution, jax.Array, jax.Array], jax.Array]] 
 def _computed(a: jax.Array, b: jax.Array, *, role: str, shape: Convolution) -> jax.Array:
     """A product in the formulation that is fast at its size."""
     if math.prod(shape.sizes) <= SMALL_KERNEL:
-        if 1 < shape.groups == _channels(role, shape, a, b):
+        if 1 < shape.groups == _channels(role, shape, a, b) and a.dtype.itemsize > 2:
             return _by(_shifts, role, shape, a, b)
-        if math.prod(shape.windows) <= SMALL_IMAGE and shape.groups == 1:
+        few = FEW_ON_A_LINE if len(shape.sizes) == 1 else FEW_WINDOWS[role]
+        if math.prod(shape.windows) <= few and shape.groups == 1:
             return _by(_patches, role, shape, a, b)
     return _IN_LAYOUT[role](shape, a, b)
 
