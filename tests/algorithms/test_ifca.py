@@ -301,6 +301,20 @@ def test_first_models_that_are_equal_are_refused() -> None:
         )
 
 
+def test_a_model_that_begins_from_given_values_is_refused() -> None:
+    frozen = fp.freeze(MODEL, starts(0, 1)[0], ["body"])
+    with pytest.raises(fp.InputError, match="ifca: it begins with 2 random models, and the"):
+        fp.simulate(
+            objectives.federation(),
+            frozen,
+            fp.ifca(2),
+            solver=SOLVER,
+            cohort=SOME,
+            rounds=1,
+            progress=False,
+        )
+
+
 def of(**changes: Any) -> fp.Algorithm:
     return fp.ifca(2)._replace(**changes)
 

@@ -344,6 +344,10 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
             {"method": [{"name": "scaffnew", "p": 0.5}]},
             "^scaffnew needs every client in every round; leave it out in a deployment, where",
         ),
+        (
+            {"method": [{"name": "ifca", "k": 2}]},
+            "^ifca: its clients measure several models; leave it out in a deployment, whose",
+        ),
     ],
 )
 def test_settings_that_no_deployment_has(sections: Any, line: str) -> None:

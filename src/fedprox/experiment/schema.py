@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
+from fedprox.algorithms import Algorithm
 from fedprox.errors import InputError, reason, require
 from fedprox.experiment.messages import KINDS, Section, Table
 from fedprox.experiment.optimizers import OPTIMIZERS, is_optimizer, options_key
@@ -67,6 +68,8 @@ def schema_of(
         default = ... if needed else parameter.default
         if is_optimizer(parameter.annotation):
             fields |= _optimizer(key, default)
+        elif parameter.annotation == Algorithm | None:  # a method's table
+            fields[key] = Table | None, Field(default, description=described.get(key, ""))
         elif (kind := types.get(key, toml_type(parameter.annotation))) is not None:
             fields[key] = kind, Field(default, description=described.get(key, ""))
         elif needed:
