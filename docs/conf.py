@@ -78,7 +78,6 @@ sphinx_gallery_conf = {
     "image_scrapers": ("matplotlib", "fedprox_docs.gallery.figures"),
     "abort_on_example_error": True,
     "capture_repr": (),
-    "plot_gallery": True,
     "download_all_examples": False,
     "show_signature": False,
     "write_computation_times": False,  # a page that loads scripts of another host

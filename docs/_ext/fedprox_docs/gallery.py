@@ -13,7 +13,7 @@ ORDER = (
     "server_optimizers",
     "devices_and_time",
     "asynchronous",
-    "compression",
+    "compressed_messages",
     "robust_aggregation",
     "client_privacy",
     "personal_models",
