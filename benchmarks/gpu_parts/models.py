@@ -4,7 +4,8 @@ float32 is full single precision; TF32 rounds the factors of products to 10 bits
 default on GPUs that have it; bfloat16 casts parameters and features of a step, and keeps the
 parameters that are averaged in float32. torch's loop runs in the same precision, where the
 measurement has one. The share is that of the rate of a product of two large matrices in the same
-precision. Models are measured in TF32 first, the others if time is left.
+precision. Models are measured in TF32 first, the others if time is left. MiniLM's step is also
+measured with adapters, beside that in full.
 """
 
 import dataclasses
@@ -45,6 +46,9 @@ ORDER = (
 )
 """The models, in the order in which they are measured."""
 
+ADAPTED = {"MiniLM": ["*.query.weight", "*.value.weight"], "logistic": ["*.weight"]}
+"""By model, which of its matrices get adapters; the second is for rehearsals."""
+
 PRECISIONS = ("TF32", "bfloat16", "float32")
 
 MATMUL = {"TF32": None, "bfloat16": None, "float32": "highest"}
@@ -61,6 +65,15 @@ def in_bfloat16(model: fp.Model) -> fp.Model:
         return model.apply(jax.tree.map(low, params), low(x)).astype(jnp.float32)
 
     return dataclasses.replace(model, apply=apply)
+
+
+def with_adapters(name: str) -> Convert:
+    """The change of a model of `ADAPTED` to one whose adapters are trained."""
+
+    def convert(model: fp.Model) -> fp.Model:
+        return fp.lora(model, model.init(jax.random.key(0)), rank=8, targets=ADAPTED[name])
+
+    return convert
 
 
 @contextmanager
@@ -109,6 +122,39 @@ def main(part: Part) -> None:
         for name in ("logistic",) if part.tiny else ORDER:
             for clients in (4,) if part.tiny else (10, 50) if which == "TF32" else (50,):
                 compare(part, row_named(name), clients, which, rates[which])
+        if which == "TF32":
+            name = "logistic" if part.tiny else "MiniLM"
+            for clients in (4,) if part.tiny else (10, 50):
+                adapt(part, name, clients)
+
+
+def adapt(part: Part, name: str, clients: int) -> None:
+    """Measure steps of a model in full and with adapters, beside each other."""
+    for what, convert in (("all", unchanged), ("adapters", with_adapters(name))):
+        key = {"model": name, "trained": what, "B": row_named(name).batch, "clients": clients}
+        try:
+            timing = measure(
+                row_named(name),
+                clients,
+                repeats=2 if part.tiny else 3,
+                seconds=0.02 if part.tiny else 0.4,
+                torch=False,
+                convert=convert,
+            )
+        except Exception as error:  # such as too little memory
+            part.write("Models that failed", **key, error=f"{type(error).__name__}: {error}"[:300])
+            continue
+        part.write(
+            "Steps in full and with adapters",
+            **key,
+            **{
+                "parameters": timing.parameters,
+                "step ms": 1e3 * timing.step,
+                "in a round ms": 1e3 * timing.in_round,
+                "compile s": timing.compile_seconds,
+                "memory MiB": timing.memory / 2**20,
+            },
+        )
 
 
 def compare(part: Part, row: Row, clients: int, name: str, best: float) -> None:

