@@ -84,6 +84,7 @@ bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumP
 	$(VENV)/bin/python -m benchmarks.asynchronous
 	$(VENV)/bin/python -m benchmarks.by_client
 	$(VENV)/bin/python -m benchmarks.privacy
+	$(VENV)/bin/python -m benchmarks.privacy_examples
 	$(VENV)/bin/python -m benchmarks.methods
 	$(VENV)/bin/python -m benchmarks.bases
 	$(VENV)/bin/python -m benchmarks.precision

@@ -73,6 +73,12 @@ def test_methods_that_privacy_does_not_fit_are_refused(name: str, tmp_path: Path
         deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
 
 
+def test_privacy_of_examples_is_refused(tmp_path: Path) -> None:
+    table = private_table(privacy={"unit": "example"})
+    with pytest.raises(InputError, match=r"^privacy.unit = \"example\": nodes do not have it yet"):
+        deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+
+
 def test_the_norm_adapts_as_in_the_private_simulation(tmp_path: Path, nodes: list[Site]) -> None:
     adaptive = {"quantile": 0.8, "rate": 0.5}
     table = private_table(privacy={"noise_multiplier": 0.0, "adaptive_clip": adaptive})

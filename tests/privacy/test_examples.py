@@ -188,7 +188,7 @@ def test_each_row_is_drawn_on_its_own_with_the_same_probability() -> None:
 @pytest.mark.parametrize("largest", [5, 600])
 def test_ticks_are_no_wider_than_rows_or_memory(batch: Any, largest: int) -> None:
     solver = fp.Solver(0.1, batch, epochs=1)
-    assert 1 <= poisson_width(solver, largest, 4000) <= min(128, largest)
+    assert 1 <= poisson_width(solver, largest, 4000) <= min(512, largest)
     assert poisson_width(solver, largest, 2**27) <= 2
     assert poisson_width(solver, largest, 2**30) == 1
 

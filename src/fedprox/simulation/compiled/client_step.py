@@ -395,13 +395,20 @@ class ClientStep:
             normals = standard_normals(jax.random.key_data(key), EXAMPLES, gradient)
             return jax.tree.map(lambda g, n: g + scale * n, gradient, normals)
 
-        def all_added(gradients: Params) -> Params:
-            words = broadcast.hparams["noise_words"]
-            every = over(over(added, (0, 0, None, None)), (0, None, 0, 0))
-            noisy: Params = every(gradients, words, deviation, noise)
-            return noisy
+        every = over(added, (0, 0, None, None))
+        words = broadcast.hparams["noise_words"]
 
-        return jax.lax.cond(last.any(), all_added, lambda same: same, gradients)
+        def of_lane(given: Any) -> Params:
+            gradient, scale, noise, last = given
+            return jax.lax.cond(
+                last, lambda g: every(g, words, scale, noise), lambda same: same, gradient
+            )
+
+        lanes = gradients, deviation, noise, last
+        if jax.default_backend() == "cpu":  # numbers for a lane that needs none would cost as much
+            noisy: Params = jax.lax.map(of_lane, lanes)
+            return noisy
+        return jax.vmap(of_lane)(lanes)
 
     def tick(
         self,

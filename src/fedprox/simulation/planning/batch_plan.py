@@ -18,12 +18,17 @@ from fedprox.federation import offsets_of
 from fedprox.precision import real_type
 from fedprox.simulation.planning.jobs import Jobs, Slots, in_slots
 from fedprox.simulation.planning.packing import Array, Segments, job_places, pack, segments
-from fedprox.simulation.planning.poisson import WIDEST_TICK, PoissonTicks, range_of
+from fedprox.simulation.planning.poisson import PoissonTicks, range_of
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 
 ROWS_TOGETHER = 2**15
 """Rows that are planned together: few enough to stay in a core's cache."""
+
+
+WIDEST_TICK = 128
+"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
+different sizes need little padding."""
 
 
 def tick_width(solver: Solver, largest: int) -> int:

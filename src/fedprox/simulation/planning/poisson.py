@@ -13,9 +13,8 @@ from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
 
-WIDEST_TICK = 128
-"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
-different sizes need little padding."""
+WIDEST_SAMPLE = 512
+"""Most rows of a tick of a Poisson mini-batch, whose usual size is known."""
 
 EXAMPLE_BYTES = 2**28
 """Most bytes of the gradients of a tick's examples, if each has one of its own."""
@@ -35,7 +34,7 @@ def poisson_width(solver: Solver, largest: int, parameter_bytes: int) -> int:
     """
     mean = solver.batch_of(largest)
     usual = min(largest, mean + math.ceil(2 * math.sqrt(mean)))
-    most = max(1, min(WIDEST_TICK, EXAMPLE_BYTES // parameter_bytes))
+    most = max(1, min(WIDEST_SAMPLE, EXAMPLE_BYTES // parameter_bytes))
     return -(-usual // -(-usual // most))
 
 
