@@ -47,8 +47,8 @@ MOST = 8
 REFERENCES = 99
 """Simulated references, so that the smallest p is 1 / 100."""
 
-STARTS, STEPS = 2, 12
-"""Starts of k-means, and its steps."""
+STARTS, STEPS = 5, 12
+"""Starts of k-means, and its steps. Of two starts, both miss in one of twenty cases."""
 
 FEWEST = 8
 """Fewest clients of whom clusters can be told."""

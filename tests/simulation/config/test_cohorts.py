@@ -285,6 +285,9 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "ZONE": 21,
         "ARRIVALS": 22,
         "ATTACK": 23,
+        "ROWS": 24,
+        "REFERENCES": 25,
+        "NEWCOMERS": 26,
     }
 
 
