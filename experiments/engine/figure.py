@@ -33,7 +33,7 @@ def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Seri
             group = pick(measured[run], label)
             shown = label.removeprefix(VALIDATED)
             if len(panel.runs) > 1:
-                shown = f"{shown}, {run}"
+                shown = f"{shown}, {run.removesuffix(f', {panel.title}')}"
             found.append((run, shown, group))
     return found
 
