@@ -16,7 +16,7 @@ from rich.table import Table
 
 import fedprox as fp
 
-MODELS = {"logistic": (0.03, 100), "2NN": (0.03, 100), "mnist-cnn": (0.05, 20)}
+MODELS = {"logistic": (0.03, 100), "2NN": (0.03, 40), "mnist-cnn": (0.05, 4)}
 """Learning rate and rounds of each model."""
 
 
