@@ -45,7 +45,7 @@ from fedprox.simulation.planning.batch_plan import (
     plan_rounds,
     tick_width,
 )
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.simulation.planning.jobs import Jobs, jobs_with
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
@@ -117,22 +117,17 @@ def draw(
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
     home = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = Jobs(
+    jobs = jobs_with(
         drawn.clients,
-        first,
-        rows,
-        work.steps,
-        weight,
-        none,
-        none,
-        none,
-        home,
-        first,
-        home * 0,
-        none,
-        home * 0,
-        home * 0,
-        home * 0,
+        first_row=first,
+        size=rows,
+        steps=work.steps,
+        weight=weight,
+        gamma=none,
+        participation=none,
+        relative_size=none,
+        owner=home,
+        device_row=first,
     )
     ticks, counting = timed(lambda: job_ticks(solver, jobs, tick_width(solver, MOST)))
     return Drawn(jobs, ticks, seconds, working, counting)

@@ -27,7 +27,7 @@ from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.batch_plan import Capacity, Shape, plan_rounds
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.simulation.planning.jobs import jobs_with
 from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow
 
@@ -141,22 +141,17 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     sizes = np.array(SIZES, np.int64)
     steps = np.array([solver.steps_for(int(n)) for n in sizes])
     ones = np.ones(4)
-    jobs = Jobs(
+    jobs = jobs_with(
         np.arange(4),
-        OFFSETS[:-1],
-        sizes,
-        steps,
-        ones,
-        ones,
-        ones,
-        ones,
-        np.zeros(4, int),
-        OFFSETS[:-1],
-        np.zeros(4, int),
-        ones,
-        np.zeros(4, int),
-        np.zeros(4, int),
-        np.zeros(4, int),
+        first_row=OFFSETS[:-1],
+        size=sizes,
+        steps=steps,
+        weight=ones,
+        gamma=ones,
+        participation=ones,
+        relative_size=ones,
+        owner=np.zeros(4, int),
+        device_row=OFFSETS[:-1],
     )
 
     def keys(seed: int, round_: int, devices: int, lanes: int) -> dict[int, set[tuple[int, ...]]]:

@@ -53,7 +53,7 @@ from fedprox.simulation.devices.mesh import accept_host_arrays, shard
 from fedprox.simulation.devices.programs import Request, compiled
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity
-from fedprox.simulation.planning.jobs import Jobs, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, jobs_with, no_jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
@@ -145,8 +145,8 @@ class Parts:
         ):
             require(0 <= steps <= most, f"client {name!r}: {steps} steps; the solver takes {most}")
         count = max(len(own), 1)
-        return Jobs(
-            client=np.array(work.client, np.int64),
+        return jobs_with(
+            np.array(work.client, np.int64),
             first_row=first,
             size=size,
             steps=np.array(work.steps, np.int64),
@@ -156,11 +156,6 @@ class Parts:
             relative_size=np.array(work.relative_size, np.float64),
             owner=np.zeros(len(own), np.int64),
             device_row=first,
-            staleness=np.zeros(len(own), np.int64),
-            rate=np.ones(len(own)),
-            attacks=np.zeros(len(own), np.int64),
-            rank=np.zeros(len(own), np.int64),
-            ticks=np.zeros(len(own), np.int64),
         )
 
     def train(
@@ -415,7 +410,7 @@ def methods_of(
     )
     given = by_products(algorithm) if setup.products else algorithm
     if compression is not None:
-        given = compression.received(algorithm, model.shapes)
+        given = compression.received(given, model.shapes)
     part = reporting(given, protocol.evaluation.model)
     if hiding is not None:
         part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)

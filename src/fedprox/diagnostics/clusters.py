@@ -1,5 +1,7 @@
 """Which clients belong together: which of several models fits each."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from numpy.typing import NDArray
@@ -49,4 +51,13 @@ def nearest_models(model: Model, models: Params, federation: Federation) -> NDAr
     """
     each = (evaluate(model, params, federation) for params in models_of(models))
     losses = np.stack([result.by_client["train_loss"] for result in each])
+    return lowest(losses)
+
+
+def lowest(losses: NDArray[Any]) -> NDArray[np.int64]:
+    """Each client's model with the lowest of its losses (models, clients), the first on ties.
+
+    >>> lowest(np.array([[np.nan, 1.0], [2.0, 1.0]])).tolist()
+    [1, 0]
+    """
     return np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.diagnostics.clients import client_measures
-from fedprox.diagnostics.clusters import models_of
+from fedprox.diagnostics.clusters import lowest, models_of
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
@@ -134,10 +134,11 @@ def newcomers(
     require_whole("steps", steps)
     require_number("learning_rate", learning_rate, positive=True)
     require_number("lam", lam)
-    x, y = _drawn(federation.train, max(1, *numbers, 1), seed)
+    x, y = _drawn(federation.train, max(1, *numbers), seed)
     descend = partial(_descended, _program(model, steps), x, y, learning_rate, model.base)
     count = len(federation)
     everyone, first = (_repeated(each, count) for each in (params, alone))
+    of_global = _tested(model, everyone, federation.test)
     found: dict[str, list[tuple[Floats, Floats]]] = {}
     nearest = np.full((len(numbers), count), -1)
     for i, r in enumerate(numbers):
@@ -152,10 +153,11 @@ def newcomers(
             ways["cluster, fine-tuned"] = descend(ways["cluster"], r, 0.0)
         if alone is not None:
             ways["alone"] = descend(first, r, 0.0)
-        for way, starts in ways.items():
-            found.setdefault(way, []).append(_tested(model, starts, federation.test))
+        for way, own in ways.items():
+            tested = of_global if own is everyone else _tested(model, own, federation.test)
+            found.setdefault(way, []).append(tested)
     by_way = {way: tuple(map(np.stack, zip(*each, strict=True))) for way, each in found.items()}
-    labels, tested = federation.test.labels, federation.test.sizes
+    labels, sizes = federation.test.labels, federation.test.sizes
     unknown = model.correct is None
     return Newcomers(
         numbers,
@@ -163,7 +165,7 @@ def newcomers(
             way: np.full(len(numbers), np.nan) if unknown else met.sum(axis=1) / labels.sum()
             for way, (_, met) in by_way.items()
         },
-        {way: loss.sum(axis=1) / tested.sum() for way, (loss, _) in by_way.items()},
+        {way: loss.sum(axis=1) / sizes.sum() for way, (loss, _) in by_way.items()},
         {
             way: np.where((labels > 0) & (not unknown), met / np.maximum(labels, 1), np.nan)
             for way, (_, met) in by_way.items()
@@ -267,8 +269,7 @@ def _nearest(
     rows = Rows(x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), offsets)
     federation = Federation(rows, rows, 0, tuple(map(str, range(clients))))
     each = (client_measures(federation, model, params)["test_loss"] for params in models)
-    losses = np.stack(list(each))
-    return np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
+    return lowest(np.stack(list(each)))
 
 
 def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:

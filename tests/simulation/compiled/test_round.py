@@ -32,7 +32,7 @@ from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.devices import programs
 from fedprox.simulation.planning import batch_plan
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.simulation.planning.jobs import jobs_with
 from fedprox.simulation.planning.packing import pack
 from tests import oracle
 from tests.quadratics import one_run
@@ -295,8 +295,8 @@ def test_a_plan_reads_every_row_once_an_epoch(
 ) -> None:
     solver = Solver(0.1, batch_size=batch, epochs=epochs)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    jobs = Jobs(
-        client=np.arange(len(sizes)),
+    jobs = jobs_with(
+        np.arange(len(sizes)),
         first_row=offsets[:-1],
         size=np.array(sizes),
         steps=np.array([solver.steps_for(n) for n in sizes]),
@@ -306,11 +306,6 @@ def test_a_plan_reads_every_row_once_an_epoch(
         relative_size=np.ones(len(sizes)),
         owner=np.zeros(len(sizes), np.int64),
         device_row=offsets[:-1],
-        staleness=np.zeros(len(sizes), np.int64),
-        rate=np.ones(len(sizes)),
-        attacks=np.zeros(len(sizes), np.int64),
-        rank=np.zeros(len(sizes), np.int64),
-        ticks=np.zeros(len(sizes), np.int64),
     )
     width = batch_plan.tick_width(solver, max(sizes))
     packing = pack(batch_plan.job_ticks(solver, jobs, width), 2 * lanes)

@@ -21,7 +21,7 @@ from fedprox.simulation.planning.batch_plan import (
     plan_bytes,
     plan_rounds,
 )
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.simulation.planning.jobs import jobs_with
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 from fedprox.streams import Purpose, Streams, generator
 
@@ -127,9 +127,18 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     owner = np.array([chance.randint(0, processes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
     first = offsets_of(n)[:-1]
-    none = 0 * n
-    numbers = (steps, ones, ones, ones, ones, owner, first, none, ones, none, none, none)
-    jobs = Jobs(client, first, n, *numbers)
+    jobs = jobs_with(
+        client,
+        first_row=first,
+        size=n,
+        steps=steps,
+        weight=ones,
+        gamma=ones,
+        participation=ones,
+        relative_size=ones,
+        owner=owner,
+        device_row=first,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_plan, "WIDEST_TICK", widest)
         patch.setattr(batch_plan, "ROWS_TOGETHER", together)

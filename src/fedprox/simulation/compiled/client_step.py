@@ -329,41 +329,25 @@ class ClientStep:
         what = DERIVED
         if self.algorithm.objective is not None:
             what = f"{self.algorithm.name}: jax.grad of its objective"
-        if self.hiding is not None:
-            return call(what, self._clipped, params, given, x, y, weights, key)
-        return call(what, jax.grad(self._loss), params, given, x, y, weights, key)
+        gradient = jax.grad(self._loss) if self.hiding is None else self._clipped
+        return call(what, gradient, params, given, Batch(x, y, weights, key))
 
-    def _loss(
-        self,
-        params: Params,
-        given: Any,
-        x: jax.Array,
-        y: jax.Array,
-        weights: jax.Array,
-        key: jax.Array | None,
-    ) -> jax.Array:
+    def _loss(self, params: Params, given: Any, batch: Batch) -> jax.Array:
         """The loss of a tick's rows."""
         if self.algorithm.objective is None:
-            return weighted_loss(self.model, params, x, y, weights, key)
-        return self.algorithm.objective(self.model, params, Batch(x, y, weights, key), given)
+            return weighted_loss(self.model, params, *batch)
+        return self.algorithm.objective(self.model, params, batch, given)
 
-    def _clipped(
-        self,
-        params: Params,
-        given: Any,
-        x: jax.Array,
-        y: jax.Array,
-        weights: jax.Array,
-        key: jax.Array | None,
-    ) -> Params:
+    def _clipped(self, params: Params, given: Any, batch: Batch) -> Params:
         """As the gradient of `_loss`, with the gradient of each row clipped."""
         assert self.hiding is not None
+        x, y, weights, key = batch
         one = jnp.ones(1, weights.dtype)
         keys = None if key is None else jax.random.key_data(jax.random.split(key, len(x)))
 
         def loss(params: Params, x: jax.Array, y: jax.Array, words: jax.Array | None) -> jax.Array:
             own = None if words is None else random_key(words)
-            return self._loss(params, given, x[None], y[None], one, own)
+            return self._loss(params, given, Batch(x[None], y[None], one, own))
 
         total = clipped_sum(loss, self.hiding.clip, params, x, y, keys)(weights > 0)
         return jax.tree.map(lambda a: weights.max() * a, total)

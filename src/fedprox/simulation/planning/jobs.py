@@ -63,6 +63,24 @@ def no_jobs() -> Jobs:
     return Jobs(*(np.zeros(0, kind) for kind in kinds))
 
 
+def jobs_with(client: NDArray[np.int64], **columns: NDArray[Any]) -> Jobs:
+    """Jobs of clients.
+
+    Args:
+        client: Indices of the clients, shape (jobs,).
+        columns: The other fields of `Jobs`; those of asynchronous rounds, attacks, adapters and
+            Poisson mini-batches may be left out.
+    """
+    usual = {
+        "staleness": np.zeros_like(client),
+        "rate": np.ones(len(client)),
+        "attacks": np.zeros_like(client),
+        "rank": np.zeros_like(client),
+        "ticks": np.zeros_like(client),
+    }
+    return Jobs(client=client, **usual | columns)
+
+
 def jobs_of(
     train: Rows, ownership: Ownership, client: NDArray[np.int64], **columns: NDArray[Any]
 ) -> Jobs:
@@ -72,24 +90,16 @@ def jobs_of(
         train: The training rows of all clients.
         ownership: Which process owns which clients.
         client: Indices of the clients, shape (jobs,).
-        columns: The other fields of `Jobs`, but those that say where rows are; those of
-            asynchronous rounds, attacks, adapters and Poisson mini-batches may be left out.
+        columns: As in `jobs_with`, but those that say where rows are.
     """
     first = train.offsets[client]
-    return Jobs(
-        client=client,
+    return jobs_with(
+        client,
         first_row=first,
         size=train.offsets[client + 1] - first,
         owner=ownership.of(client),
         device_row=first,
-        **{
-            "staleness": np.zeros_like(client),
-            "rate": np.ones(len(client)),
-            "attacks": np.zeros_like(client),
-            "rank": np.zeros_like(client),
-            "ticks": np.zeros_like(client),
-            **columns,
-        },
+        **columns,
     )
 
 

@@ -74,7 +74,8 @@ class PoissonTicks:
 
     def count(self, jobs: Jobs, t: int) -> NDArray[np.int64]:
         """Ticks of each job of round t, shape (jobs,)."""
-        return np.array([len(self.of(job, t)[1]) for job in range_of(jobs)], np.int64)
+        each = [self._drawn(job, t)[2].sum() for job in range_of(jobs)]
+        return np.array(each, np.int64)
 
     def of(self, job: Jobs, t: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """The ticks of a job of round t, given with scalars for arrays.
@@ -83,12 +84,8 @@ class PoissonTicks:
             Its rows, int32 (ticks, width), and whether a tick completes its mini-batch, bool
             (ticks,); as in `fedprox.simulation.planning.batch_plan.Ticks`.
         """
-        size, steps = int(job.size), int(job.steps)
-        stream = self.streams.at(int(t - job.staleness), int(job.client))
-        places = poisson_places(stream, size, self.solver.batch_of(size), steps)
-        step, row = np.divmod(places, size)
-        drawn = np.bincount(step, minlength=steps)
-        ticks = np.maximum(1, -(-drawn // self.width))
+        places, drawn, ticks = self._drawn(job, t)
+        step, row = np.divmod(places, int(job.size))
         ends = np.cumsum(ticks)
         last = np.zeros(int(ticks.sum()), bool)
         last[ends - 1] = True
@@ -97,6 +94,14 @@ class PoissonTicks:
         number = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
         rows.reshape(-1)[(ends - ticks)[step] * self.width + number] = first + row
         return rows, last
+
+    def _drawn(self, job: Jobs, t: int) -> tuple[NDArray[np.int64], ...]:
+        """Which rows are drawn in which steps, how many in each, and the ticks of each step."""
+        size, steps = int(job.size), int(job.steps)
+        stream = self.streams.at(int(t - job.staleness), int(job.client))
+        places = poisson_places(stream, size, self.solver.batch_of(size), steps)
+        drawn = np.bincount(places // size, minlength=steps)
+        return places, drawn, np.maximum(1, -(-drawn // self.width))
 
 
 def range_of(jobs: Jobs) -> list[Jobs]:

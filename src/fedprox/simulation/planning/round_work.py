@@ -12,7 +12,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.events import Events, Step, server_steps
-from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, jobs_of, jobs_with, no_jobs
 from fedprox.simulation.planning.poisson import PoissonTicks, poisson_width
 from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
@@ -166,8 +166,8 @@ def round_work(
         return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
     if algorithm.pooled:
         one = np.ones(1, np.int64)
-        jobs = Jobs(  # one client with all rows
-            client=one * len(protocol.federation),
+        jobs = jobs_with(  # one client with all rows
+            one * len(protocol.federation),
             first_row=one * 0,
             size=one * len(train),
             steps=one * work.steps.sum(),
@@ -177,11 +177,6 @@ def round_work(
             relative_size=np.ones(1),
             owner=one * 0,
             device_row=one * 0,
-            staleness=one * 0,
-            rate=np.ones(1),
-            attacks=one * 0,
-            rank=one * 0,
-            ticks=one * 0,
         )
         return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
