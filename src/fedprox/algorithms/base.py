@@ -443,6 +443,11 @@ class Algorithm(NamedTuple):
         """Whether a round reads all of its clients' rows before the local work."""
         return self.measures_first or self.own_labels or self.probe is not None
 
+    @property
+    def several_models(self) -> bool:
+        """Whether clients have models of their own, or choose among several."""
+        return self.personal is not None or self.probe is not None
+
     def initial(self, *starts: Params) -> State:
         """The server's first state.
 

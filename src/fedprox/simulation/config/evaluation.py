@@ -93,7 +93,7 @@ class Evaluation:
             'evaluation.model must be "server"',
         )
         require(
-            (algorithm.personal is None and algorithm.probe is None) or self.model == "server",
+            not algorithm.several_models or self.model == "server",
             f'{algorithm.name}: evaluation.model = "{self.model}"; for a method whose clients have '
             'models of their own it must be "server"',
         )

@@ -138,9 +138,7 @@ class Method:
     def has_own_models(self) -> bool:
         """Whether evaluations measure models that clients have for themselves."""
         tuned = self.protocol.evaluation.fine_tune is not None
-        algorithm = self.algorithm
-        several = algorithm.personal is not None or algorithm.probe is not None
-        return (tuned or several) and not algorithm.pooled
+        return (tuned or self.algorithm.several_models) and not self.algorithm.pooled
 
     @cached_property
     def mechanism(self) -> Mechanism | None:

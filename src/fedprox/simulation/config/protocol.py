@@ -580,7 +580,7 @@ class Protocol:
             "must be run by one",
         )
         fine_tune = self.evaluation.fine_tune is not None
-        own = fine_tune or not (algorithm.personal is None and algorithm.probe is None)
+        own = fine_tune or algorithm.several_models
         require(
             not own or processes == 1,
             f"{algorithm.name}: clients' own models are measured by one process, and there are "
