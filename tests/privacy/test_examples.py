@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.messages.private import EXAMPLES, standard_normals
+from fedprox.messages.normals import standard_normals
+from fedprox.messages.private import EXAMPLES
 from fedprox.privacy.accounting import Steps, epsilon_of, worst_steps
 from fedprox.simulation.compiled.client_step import EXAMPLES_KEY
 from fedprox.simulation.compiled.clipped import clipped_sum

@@ -29,6 +29,7 @@ from fedprox.algorithms.base import (
     inner_memory,
 )
 from fedprox.errors import require
+from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.privacy.setting import Privacy
@@ -73,21 +74,6 @@ def possible(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
     """The mean of numbers that are 1/2 or -1/2 is between them."""
     del hparams, steps
     return ~(jnp.abs(0.0 if mean.within is None else mean.within) > 0.5 * (1 + ROUNDING))
-
-
-def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
-    """Independent standard normal numbers, one for each number of a tree.
-
-    Args:
-        words: Random key of the round, two words.
-        purpose: Separates the noises of a round.
-        tree: The tree.
-    """
-    key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), purpose)
-    leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    normals = [jax.random.normal(k, a.shape, a.dtype) for a, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, normals)
 
 
 MESSAGES, GRADIENTS, EXAMPLES = range(3)

@@ -18,7 +18,8 @@ from fedprox.algorithms.base import (
     State,
 )
 from fedprox.features import Features
-from fedprox.messages.private import EXAMPLES, standard_normals
+from fedprox.messages.normals import standard_normals
+from fedprox.messages.private import EXAMPLES
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.clipped import clipped_sum
