@@ -36,9 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
-    node, superlink, experiment, private, policy, secure, peers, hidden = blocks(
-        "deploy.md", "toml"
-    )
+    page = blocks("deploy.md", "toml")
+    node, superlink, experiment, private, policy, rows, of_rows, secure, peers, hidden = page
     names = ["hospital-a", "hospital-b"]
     file = folder / "file.toml"
 
@@ -60,12 +59,14 @@ def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
     assert read.model["name"] in held.policy.models
 
     data = {"data": {"name": DEPLOYED}}
-    assert parse("page", {**parse_toml(experiment), **data, **parse_toml(private)}).privacy
-
     without_policy = node.replace("[policy]", "[rest]").split("[rest]")[0]
-    file.write_text(without_policy + policy)
-    policy_read = read_node_file(file).policy
-    assert policy_read.privacy is not None
+    for of_run, of_node, unit in ((private, policy, "client"), (rows, of_rows, "example")):
+        read = parse("page", {**parse_toml(experiment), **data, **parse_toml(of_run)})
+        assert dict(read.privacy).get("unit", "client") == unit
+        file.write_text(without_policy + of_node)
+        policy_read = read_node_file(file).policy
+        assert policy_read.privacy is not None
+        assert policy_read.privacy.unit == unit
 
     securing = parse("page", {**parse_toml(experiment), **data, **parse_toml(secure)}).deployment
     both = parse("page", {**parse_toml(experiment), **data, **parse_toml(hidden)})

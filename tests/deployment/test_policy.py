@@ -303,8 +303,8 @@ def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_pat
     assert "gradients" in node.reports
     node.policy = Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5))
     assert node.reports == ["loss", "accuracy", "metrics"]
-    for values in ({"epsilon": 0.0, "delta": 0.1}, {"epsilon": 1.0, "delta": 2.0}):
-        policy = Policy(privacy=PrivacyPolicy(**values))
+    for epsilon, delta in ((0.0, 0.1), (1.0, 2.0)):
+        policy = Policy(privacy=PrivacyPolicy(epsilon=epsilon, delta=delta))
         with pytest.raises(InputError, match=r"^policy\.privacy\.\w+ = .*; it must be "):
             Node(node.name, node.federation, node.folder, policy)
 

@@ -20,6 +20,7 @@ RELEASED = Mechanism(100, 10, "bernoulli", None, 2.0, 1, 0.1, "rdp")
 
 EPSILON = epsilon_together(((RELEASED, 3),), 1e-5)
 EXACT = Policy(privacy=PrivacyPolicy(epsilon=EPSILON, delta=1e-5))
+OF_ROWS = Policy(privacy=PrivacyPolicy(unit="example", epsilon=EPSILON, delta=1e-5))
 """It allows three rounds, to the last bit."""
 
 SECURE = Policy(secure=SecurePolicy(threshold=4, peers={}))
@@ -34,12 +35,14 @@ def setup(
     solver: Any = None,
     options: Any = None,
     privacy: Any = None,
+    private_steps: Any = None,
     secure: Any = None,
     compression: Any = None,
 ) -> Any:
     """What a policy reads of a run."""
     table = {"name": method, **(options or {})}
-    asked = {"solver": solver or {}, "privacy": privacy, "secure": secure}
+    asked = {"solver": solver or {}, "secure": secure}
+    asked |= {"privacy": privacy, "private_steps": private_steps}
     return Given(method=table, model={"name": model}, compression=compression, **asked)
 
 
@@ -141,6 +144,10 @@ ROWS = np.array([5, 20, 35])
         (Policy(), "check", [setup(privacy=PRIVATE)], ""),
         (EXACT, "check", [setup(privacy=PRIVATE)], ""),
         (EXACT, "check", [setup()], "a run without [privacy]; at most epsilon = "),
+        (EXACT, "check", [setup(private_steps=PRIVATE)], 'a run whose privacy.unit is not "client'),
+        (OF_ROWS, "check", [setup(private_steps=PRIVATE)], ""),
+        (OF_ROWS, "check", [setup(privacy=PRIVATE)], 'a run whose privacy.unit is not "example"; '),
+        (OF_ROWS, "check", [setup()], "a run without [privacy]; at most epsilon = "),
         (Policy(), "check_rounds", [10**9, 10**9], ""),
         (Policy(most_rounds=5), "check_rounds", [3, 2], ""),
         (Policy(most_rounds=5), "check_rounds", [4, 2], "2 more rounds; the node has answered 4, "),
@@ -150,6 +157,15 @@ ROWS = np.array([5, 20, 35])
         (EXACT, "check_privacy", [hiding(1), [(RELEASED, 1), (RELEASED, 1)]], ""),
         (EXACT, "check_privacy", [hiding(4), ()], "privacy: epsilon = "),
         (EXACT, "check_privacy", [hiding(1), [(RELEASED, 3)]], "privacy: epsilon = "),
+        (Policy(), "check_steps", [{"a": [(RELEASED, 10**6)]}], ""),
+        (OF_ROWS, "check_steps", [{}], ""),
+        (OF_ROWS, "check_steps", [{"a": [(RELEASED, 3)]}], ""),
+        (
+            OF_ROWS,
+            "check_steps",
+            [{"a": [(RELEASED, 3)], "b": [(RELEASED, 4)]}],
+            "privacy: epsilon",
+        ),
         (Policy(report=[]), "check_measures", [sends(), gamma(None)], ""),
         (Policy(), "check_measures", [sends(), gamma(0.5)], ""),
         (THREE, "check_measures", [sends(own_gradient=True, own_loss=True), gamma(None)], ""),

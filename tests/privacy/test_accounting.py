@@ -19,6 +19,7 @@ from fedprox.privacy.accounting import (
     epsilon_together,
     epsilons,
     mechanism_of,
+    quick_epsilon,
     rounded_up,
     statement,
 )
@@ -57,6 +58,41 @@ def test_rounds_of_everybody_are_one_gaussian_with_less_noise() -> None:
     for sampling in ("bernoulli", "uniform"):
         same = epsilon(GAUSSIAN, 1, noise_multiplier=8 / math.sqrt(12))
         assert epsilon(everybody, 12, sampling=sampling) == pytest.approx(same, abs=1e-6)
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 3000), st.integers(1, 200), st.floats(0.7, 5.0)),
+        min_size=1,
+        max_size=3,
+    ),
+    count=st.integers(1, 400),
+)
+@settings(max_examples=25)
+def test_the_quick_epsilon_is_a_bound(runs: list[tuple[int, int, float]], count: int) -> None:
+    spent = tuple(
+        (Mechanism(rows, min(batch, rows), "bernoulli", None, z, 1, 1e-3, "pld"), count)
+        for rows, batch, z in runs
+    )
+    assert epsilon_together(spent, 1e-5) <= quick_epsilon(spent, 1e-5) * (1 + 1e-9)
+
+
+def test_the_quick_epsilon_is_of_few_numbers_of_rows() -> None:
+    found = {quick_epsilon(((SMALL._replace(clients=rows), 50),), 1e-5) for rows in range(400, 440)}
+    assert len(found) <= 2
+    assert quick_epsilon((), 1e-5) == 0
+    exact = epsilon(SMALL, 50, clients=400, accountant="rdp")
+    assert exact <= max(found) < 1.2 * exact
+
+
+def test_rdp_of_several_runs_is_that_of_the_library() -> None:
+    accountant = rdp.RdpAccountant()
+    runs = ((EMNIST, 70), (EMNIST._replace(noise_multiplier=2.0, clients=900), 30))
+    for mechanism, count in runs:
+        rate = mechanism.clients_per_round / mechanism.clients
+        noise = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, noise), count)
+    assert epsilon_together(runs, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-12)
 
 
 def test_the_epsilon_of_several_runs() -> None:

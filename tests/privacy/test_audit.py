@@ -17,6 +17,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.messages import private as module
+from fedprox.messages.normals import standard_normals
 from tests.variants import mostly_slow
 
 CANARIES, DIMENSION, ROUNDS = 1000, 20_000, 2
@@ -88,10 +89,8 @@ def test_the_audit_stays_below_the_claim_and_comes_near(name: str, vectors: Vect
 def test_the_audit_finds_noise_that_is_half_of_what_is_claimed(
     monkeypatch: pytest.MonkeyPatch, vectors: Vectors
 ) -> None:
-    normals = module.standard_normals
-
     def halved(words: jax.Array, purpose: int, tree: Any) -> Any:
-        return jax.tree.map(lambda a: a / 2, normals(words, purpose, tree))
+        return jax.tree.map(lambda a: a / 2, standard_normals(words, purpose, tree))
 
     monkeypatch.setattr(module, "standard_normals", halved)
     bound, claimed = audited(METHODS["fedavg"], vectors)

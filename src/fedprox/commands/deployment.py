@@ -29,6 +29,7 @@ from fedprox.commands.shared import (
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
+from fedprox.deployment.coordinator import methods_of
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
@@ -41,11 +42,9 @@ from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.logs import loggers_of
-from fedprox.messages.private import releases
-from fedprox.privacy.accounting import statement
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.network import network_line
-from fedprox.report.privacy import Plan
+from fedprox.report.privacy import guarantee
 from fedprox.signals import answering
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
@@ -177,12 +176,10 @@ def _network(
 
 def _guarantee(deployment: Deployment) -> list[str]:
     """The statement of the run's privacy; empty without privacy."""
-    resolved, rounds = deployment.resolved, deployment.experiment.rounds
-    if resolved.privacy is None:
+    if deployment.resolved.privacy is None:
         return []
-    (method,) = resolved.methods
-    plan = Plan(resolved.privacy, resolved.cohort, len(resolved.federation), rounds)
-    return statement(plan.mechanism(releases(method)), rounds)
+    (method,) = methods_of(deployment)
+    return guarantee(method)
 
 
 def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:

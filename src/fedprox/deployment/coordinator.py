@@ -7,7 +7,7 @@ from fedprox.deployment.remote import Nodes
 from fedprox.deployment.server import Deployment, Server
 from fedprox.experiment.resolved import described_by
 from fedprox.precision import require_single
-from fedprox.simulation.config.method import checked_methods
+from fedprox.simulation.config.method import Method, checked_methods
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.train import Follow, train
 from fedprox.simulation.results.run import Run
@@ -29,6 +29,19 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
             a method.
     """
     require_single("a deployment")
+    methods = methods_of(deployment)
+    protocol = methods[0].protocol
+    server = Server(conversation, deployment, protocol, methods)
+    follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
+    return train(protocol, methods, Nodes(server), follow)
+
+
+def methods_of(deployment: Deployment) -> list[Method]:
+    """The methods of a deployment under its protocol.
+
+    Raises:
+        InputError: If a setting is not allowed.
+    """
     experiment, resolved = deployment.experiment, deployment.resolved
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     protocol = Protocol(
@@ -52,7 +65,4 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
         compression=resolved.compression,
         aggregation=resolved.aggregation,
     )
-    methods = checked_methods(protocol, resolved.methods)
-    server = Server(conversation, deployment, protocol, methods)
-    follow = follow._replace(callbacks=[described_by(resolved), *follow.callbacks])
-    return train(protocol, methods, Nodes(server), follow)
+    return checked_methods(protocol, resolved.methods)

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import require
-from fedprox.messages.private import releases
+from fedprox.messages.private import check_private_steps, releases
 from fedprox.simulation.planning.jobs import Jobs
+from fedprox.solver import Solver
 
 ROUNDING = 1e-5
 """Relative error of numbers that were computed in single precision."""
+
+BOTH = "privacy hides clients or rows; a run has one of both"
 
 DEVIATIONS = 10
 """Standard deviations of noise that are never exceeded."""
@@ -32,6 +35,7 @@ def check_declaration(setup: Setup, hiding: Hiding, algorithm: Algorithm, points
         algorithm: The method, as the library has it.
         points: Its sweep points.
     """
+    require(setup.private_steps is None, BOTH)
     mechanism, cohort = hiding.mechanism, (setup.clients, setup.clients_per_round)
     declared = mechanism.clients, mechanism.clients_per_round
     require(declared == cohort, f"cohorts of {cohort} clients; privacy is for {declared}")
@@ -44,13 +48,31 @@ def check_declaration(setup: Setup, hiding: Hiding, algorithm: Algorithm, points
         hiding.rounds >= setup.rounds,
         f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
     )
-    require(points == 1, f"{points} sweep points; a private run has one")
+    _require_one_point(points)
     why = algorithm.not_private or ("its mu follows losses without noise" * bool(algorithm.adapt))
     require(not why, f"{algorithm.name}: {why}, so privacy does not fit")
     require(
         hiding.adaptive_clip is None or algorithm.exchange is None,
         f"{algorithm.name}: privacy.adaptive_clip does not fit a method with a first exchange",
     )
+
+
+def check_steps(setup: Setup, algorithm: Algorithm, solver: Solver, points: int) -> None:
+    """Raise `InputError` if clipping and noise in local steps do not hide the rows of a method.
+
+    Args:
+        setup: The run, whose local steps hide rows.
+        algorithm: The method, as the library has it.
+        solver: Its local solver.
+        points: Its sweep points.
+    """
+    require(setup.privacy is None, BOTH)
+    _require_one_point(points)
+    check_private_steps(algorithm, solver)
+
+
+def _require_one_point(points: int) -> None:
+    require(points == 1, f"{points} sweep points; a private run has one")
 
 
 def check_jobs(setup: Setup, hiding: Hiding, jobs: Jobs, participation: float) -> None:

@@ -23,9 +23,10 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.privacy.accounting import Mechanism, check_mechanism
+from fedprox.privacy.accounting import MOST_NOISE, Mechanism, check_mechanism
+from fedprox.privacy.setting import Accountant
 
-VERSION = 7
+VERSION = 8
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -156,6 +157,27 @@ class Hiding(Message):
         return Privacy(self.clip, noise_multiplier=0.0, adaptive_clip=self.adaptive_clip)
 
 
+class PrivateSteps(Message):
+    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example".
+
+    Attributes:
+        clip: Largest norm of the gradient of a row.
+        noise_multiplier: Standard deviation of a step's noise over `clip`.
+        delta: Delta of the run's guarantee.
+        accountant: How steps are composed.
+    """
+
+    clip: Annotated[float, Field(gt=0, le=SINGLE[1])]
+    noise_multiplier: Annotated[float, Field(ge=0, le=MOST_NOISE)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    accountant: Accountant
+
+    @property
+    def setting(self) -> Privacy:
+        """The same as a setting."""
+        return Privacy(**self.model_dump(), unit="example")
+
+
 class Securing(Message):
     """How the messages of a run are summed in secret.
 
@@ -266,6 +288,7 @@ class Setup(Message):
         deadline: Seconds that a node works on a round, which the round's requests share; None for
             no limit.
         privacy: What hides the clients; None for nothing.
+        private_steps: How local steps hide rows; None if they do not.
         secure: How messages are summed in secret; None if the coordinator sees each node's.
         compression: `[compression]` of the experiment, by which each client's message travels by
             itself; None for sums of messages in full.
@@ -289,6 +312,7 @@ class Setup(Message):
     gradients: bool
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
+    private_steps: PrivateSteps | None
     secure: Securing | None
     compression: Table | None
     products: bool
@@ -333,6 +357,8 @@ class Request(Message):
         round: Round t.
         participation: Share of the weight of all clients that the cohort has.
         work: The jobs, for "train" and "gradients", and before them for "advertise".
+        planned: Local steps of each of the node's clients in the whole run, for "prepare" of a run
+            whose steps hide rows; clients without steps are left out.
         initial: Whether w^0 is among the arrays, from which clients make their first state.
         seconds: Seconds that the node may work on it, for "train" and "gradients" with a deadline.
         arrays: Digests of the arrays that the request needs, in order.
@@ -346,6 +372,7 @@ class Request(Message):
     round: Count = 0
     participation: Finite = 0.0
     work: Work | None = None
+    planned: dict[str, Count] = {}
     initial: bool = False
     seconds: Finite | None = None
     arrays: list[str] = []

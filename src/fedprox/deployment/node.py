@@ -21,7 +21,7 @@ import numpy as np
 
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import filled
-from fedprox.deployment.declared import check_clip, check_declaration, check_jobs
+from fedprox.deployment.declared import check_clip, check_declaration, check_jobs, check_steps
 from fedprox.deployment.messages import (
     Answer,
     Array,
@@ -48,6 +48,7 @@ from fedprox.errors import LARGEST, InputError, printable, reason, require, requ
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, with_base
 from fedprox.precision import require_single
+from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh, replicate
 from fedprox.simulation.devices.processes import Ownership, find_ownership
@@ -209,7 +210,10 @@ class Node:
         if setup.privacy is not None:
             check_declaration(setup, setup.privacy, parts.given, parts.points)
             self.policy.check_privacy(setup.privacy, self.spent.others(setup))
+        if setup.private_steps is not None:
+            check_steps(setup, parts.given, parts.solver, parts.points)
         if request.kind == "prepare":
+            self._check_planned(request, setup, parts)
             left = setup.rounds - 1 - self.spent.of(setup).round
             self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)
@@ -256,13 +260,28 @@ class Node:
             self.policy.check_clients(jobs)
         return jobs
 
+    def _check_planned(self, request: Request, setup: Setup, parts: Parts) -> None:
+        """Raise `InputError` if the steps that a run has planned cost more than is left.
+
+        That is a courtesy, since whatever was planned, each request is checked by itself.
+        """
+        taken, planned = self.spent.of(setup).steps, request.planned
+        unknown = sorted(set(planned) - set(parts.index))
+        require(not unknown, f"planned: clients {', '.join(unknown)} are not on this node")
+        left = {name: max(0, steps - taken.get(name, 0)) for name, steps in planned.items()}
+        self.policy.check_steps(self.spent.with_steps(parts.releases(left)))
+
     def _pay(self, asked: Asked) -> None:
         """Count a request on disk, before anything is computed from data.
 
         Raises:
             InputError: If it is more than the policy allows, or than the run has declared.
         """
-        after = self.spent.paid(asked.request, asked.parts.points, asked.digest)
+        work, steps = asked.request.work, dict[str, tuple[Mechanism, int]]()
+        if work is not None:
+            steps = asked.parts.releases(dict(zip(work.names, work.steps, strict=True)))
+        after = self.spent.paid(asked.request, asked.parts.points, asked.digest, steps)
+        self.policy.check_steps({name: after.steps[name] for name in steps})
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(asked.setup), asked.setup.privacy
         require(

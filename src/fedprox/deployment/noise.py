@@ -1,7 +1,8 @@
-"""Noise from the system's entropy, which nobody can repeat."""
+"""Noise and random keys from the system's entropy, which nobody can repeat."""
 
 import math
 import os
+import secrets
 from typing import Any
 
 import jax
@@ -25,6 +26,20 @@ def system_normals(like: Any) -> Any:
     True
     """
     return jax.tree.map(lambda a: _single(math.prod(a.shape)).reshape(a.shape), like)
+
+
+def own_entropy(points: int) -> tuple[int, NDArray[np.uint32]]:
+    """A seed for the streams of local steps, and the words of the noise at each sweep point.
+
+    Args:
+        points: Number of sweep points.
+
+    Returns:
+        63 random bits, and random words (points, 2), so that the key of a step's noise has all bits
+        that a key of Threefry has.
+    """
+    words = np.frombuffer(os.urandom(8 * points), np.uint32)
+    return secrets.randbits(63), words.reshape(points, 2)
 
 
 def _single(count: int) -> NDArray[np.float32]:

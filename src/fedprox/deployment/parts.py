@@ -20,6 +20,7 @@ from fedprox.deployment.coded import Coded
 from fedprox.deployment.deadline import due, passes_until, planned_rows
 from fedprox.deployment.measured import Shapes, evaluation_shapes
 from fedprox.deployment.messages import Setup, Work
+from fedprox.deployment.noise import own_entropy
 from fedprox.deployment.round_part import RoundPart
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
@@ -32,6 +33,7 @@ from fedprox.messages.private import private
 from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, digest
+from fedprox.privacy.accounting import Mechanism, Steps
 from fedprox.report.saved import load_model
 from fedprox.simulation.compiled.call_inputs import exchanges
 from fedprox.simulation.compiled.clock import Clock, Until
@@ -55,6 +57,7 @@ from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Jobs, jobs_with, no_jobs
 from fedprox.simulation.planning.packing import Segments
+from fedprox.simulation.planning.poisson import PoissonTicks
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
@@ -158,6 +161,26 @@ class Parts:
             device_row=first,
         )
 
+    def releases(self, steps: Mapping[str, int]) -> dict[str, tuple[Mechanism, int]]:
+        """What the private local steps of clients release; empty if steps hide no rows.
+
+        Args:
+            steps: The steps of each client, by name.
+
+        Returns:
+            By client, what each step releases, and their number.
+        """
+        hiding = self.setup.private_steps
+        if hiding is None:
+            return {}
+        released = {}
+        for name, count in steps.items():
+            rows = int(self.federation.train.sizes[self.index[name]])
+            taken = Steps(rows, self.solver.batch_of(rows), count)
+            mechanism = taken.mechanism(hiding.setting, hiding.noise_multiplier)
+            released[name] = mechanism, count
+        return released
+
     def train(
         self,
         jobs: Jobs,
@@ -169,6 +192,8 @@ class Parts:
         seconds: float | None = None,
     ) -> tuple[RoundPart, ClientState]:
         """Train clients for a round.
+
+        Private local steps have rows and noise of the system's entropy, other ones each time.
 
         Args:
             jobs: The jobs.
@@ -185,6 +210,12 @@ class Parts:
             (jobs, points, ...); None for a method without client state.
         """
         self._check_seconds(seconds)
+        given: dict[str, NDArray[Any]] = dict(hparams)
+        if self.method.protocol.hides_examples:
+            seed, words = own_entropy(self.points)
+            ticks = PoissonTicks(self.solver, self.base.shape.width, seed)
+            jobs = jobs._replace(ticks=ticks.count(jobs, round_))
+            given["noise_words"] = words
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
         keyed = self.method.protocol.codes_randomly
@@ -199,7 +230,7 @@ class Parts:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
             plan = plan._replace(due=_due(plan.ends, layout.room.slots))
         exchange = _with_due(exchange, until)
-        inputs = Inputs(hparams, x, y, plan, exchange, np.int32(1), until=until)
+        inputs = Inputs(given, x, y, plan, exchange, np.int32(1), until=until)
         arguments = (self.model.base, Server(state, stacked), inputs)
         program = self._compiled(self._parts, layout, arguments, (x, y), self._part)
         part: Part = self._timed(program, *arguments)
@@ -378,7 +409,11 @@ def methods_of(
         raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
-    hiding, compression = setup.privacy, None
+    hiding, compression, privacy = setup.privacy, None, None
+    if hiding is not None:
+        privacy = hiding.clipping
+    elif setup.private_steps is not None:
+        privacy = setup.private_steps.setting
     if setup.compression is not None:
         try:
             CompressionSection.model_validate(setup.compression)
@@ -404,7 +439,7 @@ def methods_of(
         seeds=(0,),  # shapes depend on it, and a restarted node must have the same
         target=None,
         stop_at_target="never",
-        privacy=None if hiding is None else hiding.clipping,
+        privacy=privacy,
         compression=compression,
         aggregation=Aggregation("product" if setup.products else "mean"),
     )

@@ -14,7 +14,8 @@ from fedprox.deployment.secure.setting import require_threshold
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import Mechanism, epsilon_together, rounded_up
+from fedprox.privacy.accounting import Mechanism, epsilon_together, quick_epsilon, rounded_up
+from fedprox.privacy.setting import Unit
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
 
@@ -27,6 +28,12 @@ REPORTS: tuple[Report, ...] = get_args(Report)
 class PrivacyPolicy(Section):
     """`[policy.privacy]`: the weakest guarantee of differential privacy that a node accepts."""
 
+    unit: Unit = Field(
+        default="client",
+        description='What it hides: "client" for a client with all of its rows, "example" for a '
+        "row. Runs that hide the other are refused.",
+        examples=["example"],
+    )
     epsilon: float = Field(
         description="Largest epsilon of all runs together; the node counts what it has answered.",
         examples=[4.0],
@@ -138,8 +145,12 @@ class Policy(Section):
         weakest = self.privacy
         if weakest is not None:
             most = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g}"
+            given = {"client": setup.privacy, "example": setup.private_steps}
+            require(any(given.values()), f"a run without [privacy]; at most {most} is allowed")
             require(
-                setup.privacy is not None, f"a run without [privacy]; at most {most} is allowed"
+                given[weakest.unit] is not None,
+                f'a run whose privacy.unit is not "{weakest.unit}"; at most {most} is allowed for '
+                f"each {weakest.unit}",
             )
         self._check_secure(setup.secure)
 
@@ -204,6 +215,26 @@ class Policy(Section):
             f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for this run "
             f"and all before it together; at most epsilon = {weakest.epsilon:g} is allowed",
         )
+
+    def check_steps(self, clients: Mapping[str, Sequence[tuple[Mechanism, int]]]) -> None:
+        """Raise `InputError` if the private steps of a client cost more epsilon than is left.
+
+        Args:
+            clients: By client, what its steps of all runs release, and their numbers.
+        """
+        weakest = self.privacy
+        if weakest is None:
+            return
+        for name, steps in clients.items():
+            if quick_epsilon(steps, weakest.delta) <= weakest.epsilon:
+                continue
+            epsilon = epsilon_together(tuple(steps), weakest.delta)
+            require(
+                epsilon <= weakest.epsilon,
+                f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for each "
+                f"row of client {name!r}, of this run and all before it together; at most epsilon "
+                f"= {weakest.epsilon:g} is allowed",
+            )
 
     def check_measures(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method's clients send measures that the node does not report."""

@@ -1,8 +1,9 @@
 """Rounds on nodes: the requests of a round, and the state after it.
 
-With privacy, nodes clip what their clients send, and the coordinator adds noise from the system's
-entropy, also in a round without answers. Cohorts and stragglers come from the system's entropy too,
-since whoever knows the seed would know who takes part.
+With privacy of clients, nodes clip what their clients send, and the coordinator adds noise from the
+system's entropy, also in a round without answers. Cohorts and stragglers come from the system's
+entropy too, since whoever knows the seed would know who takes part. With privacy of examples nodes
+do it all, and the coordinator counts.
 """
 
 import logging
@@ -66,7 +67,7 @@ from fedprox.simulation.loop.execution import (
 )
 from fedprox.simulation.loop.progress import Report
 from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.round_work import RoundWork, works
+from fedprox.simulation.planning.round_work import RoundWork, drawn_works
 
 
 class Nodes:
@@ -83,8 +84,10 @@ class Nodes:
     def execution(self, method: Method, start: Start, report: Report) -> Iterator["RemoteMethod"]:
         """The execution of a method, whose first seed begins at `start`."""
         del report
-        if method.private:  # which has one run
-            self.server.repeated = self.server.deployment.ledger.released - start.round
+        if method.protocol.privacy is not None:  # which has one run
+            ledger = self.server.deployment.ledger
+            ledger.begin(start.round)
+            self.server.repeated = tuple(ledger.repeated)
         yield RemoteMethod(self.server, method)
 
 
@@ -138,8 +141,12 @@ class RemoteMethod:
             InputError: If a node refuses, or none answers.
         """
         server = self.server
-        setup = server.setup(self.method, self.method.protocol.seeds[0])
-        requests = {i: server.request("prepare", setup) for i in range(len(server.nodes))}
+        seed = self.method.protocol.seeds[0]
+        setup, planned = server.setup(self.method, seed), server.planned(self.method, seed)
+        requests = {
+            i: server.request("prepare", setup, planned=planned.get(i, {}))
+            for i in range(len(server.nodes))
+        }
         answers = server.answers(server.begin(requests))
         for index in range(len(server.nodes)):
             if index in answers:
@@ -189,7 +196,8 @@ class RemoteSeed:
         protocol, algorithm = self.server.protocol, self.method.algorithm
         self.training = None if protocol.asynchronous is None else self._training()
         if self.training is None:
-            self.works = works(protocol, algorithm, self.method.solver, drawn_by, start.round)
+            solver = self.method.solver
+            self.works = drawn_works(protocol, algorithm, solver, drawn_by, start.round)
         else:
             self.works = works_at_nodes(self.training, self.seed, start.round)
 
@@ -217,7 +225,7 @@ class RemoteSeed:
         valid, deadline = np.ones(self.used.shape[1], bool), self.setup.deadline
         nodes = range(len(self.server.nodes))
         seconds = {} if deadline is None else dict.fromkeys(nodes, deadline)
-        if self.private:
+        if self.method.protocol.privacy is not None:
             self.server.deployment.ledger.release()
         if exchange is not None and (len(jobs.client) or self.adds_noise):
             gradient, valid, cost = self._mean_gradient(t, call, state, seconds)

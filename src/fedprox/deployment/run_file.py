@@ -23,14 +23,23 @@ class Ledger:
     Attributes:
         folder: The run directory; None to keep nothing.
         run: Identifier of the run, under which nodes store client state.
-        released: Rounds that have been released.
+        released: Round up to which the rounds have been released.
+        repeated: Rounds that were released, and after an interruption once more, each time.
         clients: The training rows of each client, by node and client, in their order.
     """
 
     folder: Path | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     released: int = 0
+    repeated: list[range] = field(default_factory=list)
     clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def begin(self, first: int) -> None:
+        """Begin or go on with a round; what was released from it on is repeated."""
+        if first < self.released:
+            self.repeated.append(range(first, self.released))
+            self.released = first
+            self.write()
 
     def release(self) -> None:
         """Count a round, on disk."""
@@ -40,7 +49,12 @@ class Ledger:
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
-            content = {"run": self.run, "released": self.released, "clients": self.clients}
+            content = {
+                "run": self.run,
+                "released": self.released,
+                "repeated": [[rounds.start, rounds.stop] for rounds in self.repeated],
+                "clients": self.clients,
+            }
             write_whole(self.folder / DEPLOYMENT, json.dumps(content).encode())
 
 
@@ -57,7 +71,8 @@ def read_ledger(folder: Path) -> Ledger:
             node: {client: int(rows) for client, rows in each.items()}
             for node, each in content["clients"].items()
         }
-        return Ledger(folder, str(content["run"]), int(content["released"]), clients)
+        repeated = [range(int(first), int(end)) for first, end in content["repeated"]]
+        return Ledger(folder, str(content["run"]), int(content["released"]), repeated, clients)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: missing or damaged; this run cannot be resumed") from None
 

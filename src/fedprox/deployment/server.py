@@ -20,6 +20,7 @@ from fedprox.deployment.messages import (
     Array,
     Hiding,
     Kind,
+    PrivateSteps,
     Request,
     Securing,
     Setup,
@@ -37,6 +38,7 @@ from fedprox.model import digest
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.planning.epsilon import LocalSteps, noise_of
 
 FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
@@ -116,14 +118,16 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
+    unit = None if resolved.privacy is None else resolved.privacy.unit
     require(
-        resolved.privacy is None or resolved.privacy.unit == "client",
-        'privacy.unit = "example": nodes do not have it yet; in a deployment it must be "client"',
-    )
-    require(
-        resolved.privacy is None or resolved.population is None,
+        unit != "client" or resolved.population is None,
         "population: a private deployment draws its rounds from the system's entropy, so a resumed "
         "run could not tell the time; leave the section out",
+    )
+    require(
+        unit != "example" or resolved.asynchronous is None,
+        'privacy.unit = "example": without a barrier the clock decides how many steps a client '
+        "takes, and noise is for a number that is known before; leave [asynchronous] out",
     )
     if resolved.compression is not None:
         require(
@@ -187,7 +191,7 @@ class Server:
 
     Attributes:
         repeated: Rounds of a private run that were released before an interruption and are repeated
-            after it.
+            after it, each time.
     """
 
     def __init__(
@@ -204,7 +208,7 @@ class Server:
         self.mesh = lane_mesh(1)
         self.session = secrets.token_hex(4)
         self.asked = 0
-        self.repeated = 0
+        self.repeated: Sequence[range] = ()
         sizes = protocol.federation.train.sizes
         self.sampled = deployment.experiment.evaluation.rows is not None
         base = protocol.model.base
@@ -234,6 +238,7 @@ class Server:
             gradients=protocol.evaluation.gradients,
             deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),
+            private_steps=self._private_steps(method),
             secure=deployment.secure,
             compression=None if protocol.compression is None else asdict(protocol.compression),
             products=protocol.aggregation.rule == "product",
@@ -257,13 +262,35 @@ class Server:
         privacy, mechanism = self.protocol.privacy, method.mechanism
         if privacy is None or mechanism is None:
             return None
-        rounds = self.protocol.rounds + self.repeated
+        rounds = self.protocol.rounds + sum(map(len, self.repeated))
         return Hiding(
             clip=privacy.clip,
             adaptive_clip=privacy.adaptive_clip,
             mechanism=mechanism,
             rounds=rounds,
         )
+
+    def _private_steps(self, method: Method) -> PrivateSteps | None:
+        """How a method's local steps hide rows."""
+        privacy, noise = self.protocol.privacy, noise_of(method)
+        if privacy is None or noise is None or not self.protocol.hides_examples:
+            return None
+        return PrivateSteps(
+            clip=privacy.clip,
+            noise_multiplier=noise,
+            delta=privacy.delta,
+            accountant=privacy.accountant or "pld",
+        )
+
+    def planned(self, method: Method, seed: int) -> dict[int, dict[str, int]]:
+        """The private local steps of each node's clients in the whole run, by node and name."""
+        if not self.protocol.hides_examples:
+            return {}
+        counted = LocalSteps(method, seed, self.repeated).counted(self.protocol.rounds)
+        names, planned = self.protocol.federation.names, dict[int, dict[str, int]]()
+        for k in np.flatnonzero(counted).tolist():
+            planned.setdefault(int(self.owner[k]), {})[names[k]] = int(counted[k])
+        return planned
 
     def request(self, kind: Kind, setup: Setup, **others: Any) -> Request:
         """A request, which is not sent; the others are fields of `Request`."""

@@ -10,10 +10,15 @@ that is repeated has the same answer and pays nothing.
 The releases of a private run are counted likewise, from what is released alone: evaluations have no
 noise, and are outside the guarantee. Rounds after the last request of a run are not known to the
 node, and so are not counted.
+
+Private local steps are counted for each client. The same request has other rows and other noise
+once it is computed anew, and so is paid anew.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -38,6 +43,7 @@ class RunSpent(Message):
         released: The last round in which clients sent something.
         releases: Rounds of this mechanism that are counted.
         mechanism: What a round releases; None without privacy.
+        steps: Private local steps of each client.
         request: Digest of the last request.
     """
 
@@ -46,7 +52,12 @@ class RunSpent(Message):
     released: Round = NO_ROUND
     releases: Count = 0
     mechanism: Mechanism | None = None
+    steps: dict[str, Count] = Field(default_factory=dict)
     request: str = ""
+
+
+Taken = list[tuple[Mechanism, Count]]
+"""Private local steps of a client, by what they release."""
 
 
 class Spent(Message):
@@ -55,11 +66,13 @@ class Spent(Message):
     Attributes:
         rounds: Rounds of all runs, counted once for each sweep point.
         private: Rounds of all private runs, by what they release.
+        steps: Private local steps of each client in all runs, by what they release.
         runs: What each of the last runs has spent, the last one at the end.
     """
 
     rounds: int = Field(default=0, ge=0)
     private: list[tuple[Mechanism, Count]] = Field(default_factory=list)
+    steps: dict[str, Taken] = Field(default_factory=dict)
     runs: dict[str, RunSpent] = Field(default_factory=dict)
 
     def of(self, setup: Setup) -> RunSpent:
@@ -71,17 +84,37 @@ class Spent(Message):
         own = self.of(setup)
         return [(each, n - own.releases * (each == own.mechanism)) for each, n in self.private]
 
-    def paid(self, request: Request, points: int, digest: str) -> "Spent":
+    def with_steps(self, steps: Mapping[str, tuple[Mechanism, int]]) -> dict[str, Taken]:
+        """The private steps of each of some clients, with some more that they take.
+
+        Args:
+            steps: By client, what each step releases, and their number.
+        """
+        after = {}
+        for name, (mechanism, more) in steps.items():
+            taken = Counter(dict(self.steps.get(name, [])))
+            taken[mechanism] += more
+            after[name] = list(taken.items())
+        return after
+
+    def paid(
+        self,
+        request: Request,
+        points: int,
+        digest: str,
+        steps: Mapping[str, tuple[Mechanism, int]] = MappingProxyType({}),
+    ) -> "Spent":
         """What is spent once a request is answered.
 
         Args:
             request: The request, for data, with its setup.
             points: Sweep points of the method.
             digest: Digest of the whole request.
+            steps: The private local steps that it asks for, as for `with_steps`.
         """
         assert request.setup is not None
         own, hiding = self.of(request.setup), request.setup.privacy
-        if own.request == digest:
+        if own.request == digest and not steps:
             return self
         kind, t, round_, answered = request.kind, request.round, own.round, own.answered
         more, released, releases = 0, own.released, 0
@@ -103,6 +136,7 @@ class Spent(Message):
             released=released,
             releases=releases + own.releases * (mechanism == own.mechanism),
             mechanism=mechanism,
+            steps=own.steps | {name: own.steps.get(name, 0) + n for name, (_, n) in steps.items()},
             request=digest,
         )
         name = _name(request.setup)
@@ -113,6 +147,7 @@ class Spent(Message):
         return Spent(
             rounds=self.rounds + more * points,
             private=list(private.items()),
+            steps=self.steps | self.with_steps(steps),
             runs=dict(list(runs.items())[-RUNS:]),
         )
 

@@ -437,15 +437,38 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
         return math.inf
 
 
+def quick_epsilon(spent: Sequence[tuple[Mechanism, int]], delta: float) -> float:
+    """An upper bound of `epsilon_together` that is found in a millisecond for most clients.
+
+    Rényi divergences are added, as if each client had at most as many rows, up to a power of
+    `ALIKE`: so that many clients have the same few divergences.
+
+    Args:
+        spent: As for `epsilon_together`, of mechanisms without a capacity.
+        delta: Delta of the guarantee.
+
+    >>> steps = Steps(600, 64, 0).mechanism(Privacy(1.0, noise_multiplier=4.0), 4.0)
+    >>> [round(f(((steps, 200),), 1e-5), 2) for f in (epsilon_together, quick_epsilon)]
+    [1.53, 1.82]
+    """
+
+    def bounding(mechanism: Mechanism) -> Mechanism:
+        fewer = int(ALIKE ** int(math.log(mechanism.clients, ALIKE)))
+        clients = max(fewer, mechanism.clients_per_round)
+        return mechanism._replace(clients=clients, accountant="rdp")
+
+    return epsilon_together(tuple((bounding(each), n) for each, n in spent), delta)
+
+
 def _composed_epsilon(runs: Mapping[Mechanism, int], delta: float) -> float:
     from dp_accounting import pld
 
     counts = {mechanism: rounds * mechanism.releases for mechanism, rounds in runs.items()}
+    if all(mechanism.accountant == "rdp" for mechanism in counts):
+        return _rdp_epsilon(counts, delta)
     total = sum(counts.values())
-    accountant = _accountant(next(iter(counts)), total)
-    if not all(mechanism.accountant == "rdp" for mechanism in counts):
-        interval = max(_interval(mechanism, total) for mechanism in counts)
-        accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    interval = max(_interval(mechanism, total) for mechanism in counts)
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
     with _quiet():
         for mechanism, count in counts.items():
             accountant.compose(_event(mechanism), count)
@@ -457,8 +480,10 @@ def _spent(mechanism: Mechanism, rounds: int) -> float:
         return 0.0
     if not mechanism.noise_multiplier:
         return math.inf
-    of = _rdp_epsilon if mechanism.accountant == "rdp" else _pld_epsilon
-    return of(mechanism, rounds * mechanism.releases)
+    count = rounds * mechanism.releases
+    if mechanism.accountant == "rdp":
+        return _rdp_epsilon({mechanism: count}, mechanism.delta)
+    return _pld_epsilon(mechanism, count)
 
 
 def _event(mechanism: Mechanism) -> Any:
@@ -515,12 +540,14 @@ def _rdp(mechanism: Mechanism) -> tuple[Any, Any]:
     return accountant.orders, accountant.rdp
 
 
-def _rdp_epsilon(mechanism: Mechanism, count: int) -> float:
+def _rdp_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
     from dp_accounting import rdp
 
-    orders, divergences = _rdp(mechanism)
+    each = [(*_rdp(mechanism), count) for mechanism, count in counts.items()]
+    orders = each[0][0]  # the same for all
     with _quiet():
-        return float(rdp.compute_epsilon(orders, count * divergences, mechanism.delta)[0])
+        divergences = sum(count * divergence for _, divergence, count in each)
+        return float(rdp.compute_epsilon(orders, divergences, delta)[0])
 
 
 def _interval(mechanism: Mechanism, count: int) -> float:

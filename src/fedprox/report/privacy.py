@@ -13,6 +13,7 @@ from fedprox.algorithms import Algorithm
 from fedprox.messages.private import releases
 from fedprox.privacy.accounting import (
     Mechanism,
+    Steps,
     epsilons,
     mechanism_of,
     rounded_up,
@@ -82,7 +83,7 @@ def examples_page(methods: Sequence[Method]) -> Group:
         assert noise is not None
         seeds = [Spent(method, seed) for seed in protocol.seeds]
         tenths = _tenths(rounds)
-        spent = [max((each.worst(t) for each in seeds), key=lambda one: one[1]) for t in tenths]
+        spent = [_worst(seeds, t) for t in tenths]
         parts.append(Text(f"{method.name}: a noised sum in each local step", style="bold"))
         worst = spent[-1][0]
         if worst is None:
@@ -105,10 +106,27 @@ def examples_page(methods: Sequence[Method]) -> Group:
             Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}"),
             shown,
             Text(),
-            *map(Text, statement_of_steps(privacy, noise, worst, rounds)),
+            *map(Text, guarantee(method)),
             Text(),
         ]
     return Group(*parts[:-1])
+
+
+def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Steps | None, float]:
+    """As `Spent.worst`, of several seeds."""
+    return max((each.worst(rounds) for each in seeds), key=lambda one: one[1])
+
+
+def guarantee(method: Method) -> list[str]:
+    """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
+    protocol, noise = method.protocol, noise_of(method)
+    privacy, rounds = protocol.privacy, protocol.rounds
+    assert privacy is not None
+    assert noise is not None
+    if method.mechanism is not None:
+        return statement(method.mechanism, rounds)
+    worst, _ = _worst([Spent(method, seed) for seed in protocol.seeds], rounds)
+    return [] if worst is None else statement_of_steps(privacy, noise, worst, rounds)
 
 
 def _tenths(rounds: int) -> list[int]:

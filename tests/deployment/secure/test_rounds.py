@@ -24,6 +24,7 @@ from fedprox.deployment.secure.ledger import read_revealed
 from fedprox.deployment.secure.masks import Whole
 from fedprox.errors import InputError
 from fedprox.messages.faults import mean_of
+from fedprox.privacy.accounting import epsilon_together
 from fedprox.simulation.results.run import Run
 from tests.deployment.federations import (
     FEDPROX,
@@ -707,6 +708,26 @@ def test_honest_is_for_privacy(fresh: Fresh, tmp_path: Path) -> None:
     secure = {"secure": {"threshold": 3, "bound": 1.0, "honest": 2}}
     line = refusal(lambda: deployed(TABLE | {"deployment": secure}, answers(fresh(tmp_path))))
     assert line == "deployment.secure.honest = 2; it is for [privacy]: leave it out"
+
+
+def test_with_privacy_of_rows_the_sum_is_as_without(fresh: Fresh, tmp_path: Path) -> None:
+    rows = {"unit": "example", "clip": 1.0, "noise_multiplier": 0.0, "delta": 1e-3}
+    whole = {"solver": PLAIN["solver"] | {"batch_size": "all"}}  # of which none is left to chance
+    table = TABLE | whole | {"privacy": rows, "rounds": 1}
+    (ours,) = deployed(table, answers(fresh(tmp_path)))
+    plain = PLAIN | whole | {"privacy": rows, "rounds": 1}
+    (theirs,) = deployed(plain, answers(fresh(tmp_path / "plain", secure=False)))
+    assert apart(theirs.params, ours.params) < 1e-5
+    noisy = TABLE | {"privacy": rows | {"noise_multiplier": 1.0}}
+    sites = fresh(tmp_path / "noisy")
+    (run,) = deployed(noisy, answers(sites))
+    costs = [
+        epsilon_together(tuple(taken), 1e-3)
+        for site in sites
+        for taken in site.node.spent.steps.values()
+    ]
+    assert len(costs) == NODES
+    assert max(costs) == pytest.approx(run.final.epsilon)
 
 
 def sampled(head: dict[str, Any]) -> None:

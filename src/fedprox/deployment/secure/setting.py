@@ -48,11 +48,11 @@ def securing_of(
         return None
     require_whole("deployment.secure.threshold", given.threshold)
     require_threshold(given.threshold, len(nodes))
-    hidden = resolved.privacy is not None
+    hidden = resolved.privacy is not None and resolved.privacy.unit == "client"
     require(
         (given.bound is None) == hidden,
-        f"deployment.secure.bound = {given.bound}; it is needed without [privacy], and follows "
-        "from privacy.clip with it",
+        f"deployment.secure.bound = {given.bound}; it is needed without [privacy] of clients, and "
+        "follows from privacy.clip with it",
     )
     if given.bound is not None:
         require_number("deployment.secure.bound", given.bound, positive=True)

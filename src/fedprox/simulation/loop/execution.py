@@ -259,7 +259,7 @@ class SeedExecution(Protocol):
         repeated: Rounds with privacy that were released before an interruption and are repeated.
     """
 
-    repeated: int
+    repeated: Sequence[range]
 
     def next(self, now: RunState) -> Computed:
         """Compute the next rounds in one call. It may reuse the memory of `now.state`."""

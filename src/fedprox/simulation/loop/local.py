@@ -1,7 +1,7 @@
 """Rounds on this machine's devices, and on those of the other processes of a run."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -153,7 +153,7 @@ class LocalSeed:
         seed: The seed.
     """
 
-    repeated = 0  # a round that is repeated has the same noise
+    repeated: Sequence[range] = ()  # a round that is repeated has the same noise
 
     def __init__(
         self, local: LocalMethod, planned: Iterator[Call], store: Store | None, seed: int

@@ -234,7 +234,7 @@ class SeedRun:
         self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
-        self.privacy = Spent(method, start.seed)
+        self.privacy = Spent(method, start.seed, self.execution.repeated)
         self.counts = Counts.of(self.protocol)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
@@ -366,7 +366,7 @@ class SeedRun:
         """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
         rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        spent = self.privacy.epsilon(oldest.round + self.execution.repeated)
+        spent = self.privacy.epsilon(oldest.round)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         for run, record, by_client in zip(self.runs, records, clients, strict=True):

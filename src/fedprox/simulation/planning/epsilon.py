@@ -4,9 +4,12 @@ For clients both follow from the settings. For examples they follow from the loc
 client takes, and the cohorts of all seeds are drawn to count them.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.privacy.accounting import (
     Steps,
@@ -15,7 +18,7 @@ from fedprox.privacy.accounting import (
     worst_steps,
 )
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.planning.round_work import drawn_works
+from fedprox.simulation.planning.round_work import RoundWork, drawn_works
 
 
 def noise_of(method: Method) -> float | None:
@@ -42,33 +45,47 @@ class LocalSteps:
     Args:
         method: The method.
         seed: The seed.
+        repeated: Rounds that are done once more each time that they are here.
     """
 
-    def __init__(self, method: Method, seed: int) -> None:
+    def __init__(self, method: Method, seed: int, repeated: Sequence[range] = ()) -> None:
         self.method, self.seed = method, seed
+        self.again = sum((self._within(rounds) for rounds in repeated), start=self._no_steps())
         self._begin()
 
     def _begin(self) -> None:
-        protocol, algorithm, solver = (
-            self.method.protocol,
-            self.method.algorithm,
-            self.method.solver,
-        )
-        self.works = drawn_works(protocol, algorithm, solver, self.seed)
-        self.rounds, self.counts = 0, np.zeros(len(protocol.federation), np.int64)
+        self.works, self.rounds, self.counts = self._works(), 0, self._no_steps()
 
-    def after(self, rounds: int) -> list[Steps]:
-        """The steps of each client that took some in the first rounds."""
+    def _no_steps(self) -> NDArray[np.int64]:
+        return np.zeros(len(self.method.protocol.federation), np.int64)
+
+    def _works(self, first: int = 0) -> Iterator[RoundWork]:
+        method = self.method
+        return drawn_works(method.protocol, method.algorithm, method.solver, self.seed, first)
+
+    def _within(self, rounds: range) -> NDArray[np.int64]:
+        """The steps of each client in some rounds."""
+        counts = self._no_steps()
+        for work in islice(self._works(rounds.start), len(rounds)):
+            counts[work.jobs.client] += work.jobs.steps
+        return counts
+
+    def counted(self, rounds: int) -> NDArray[np.int64]:
+        """The steps of each client in the first rounds and the repeated ones."""
         if rounds < self.rounds:
             self._begin()
         while self.rounds < rounds:
             jobs = next(self.works).jobs
             self.counts[jobs.client] += jobs.steps
             self.rounds += 1
+        return self.counts + self.again
+
+    def after(self, rounds: int) -> list[Steps]:
+        """As `counted`, for each client that took some."""
         sizes = self.method.protocol.federation.train.sizes
         return [
             Steps(size, self.method.solver.batch_of(size), count)
-            for size, count in zip(sizes.tolist(), self.counts.tolist(), strict=True)
+            for size, count in zip(sizes.tolist(), self.counted(rounds).tolist(), strict=True)
             if count
         ]
 
@@ -79,16 +96,18 @@ class Spent:
     Args:
         method: The method.
         seed: The seed.
+        repeated: Rounds that were released before an interruption and are repeated.
     """
 
-    def __init__(self, method: Method, seed: int) -> None:
-        self.method, self.steps = method, LocalSteps(method, seed)
+    def __init__(self, method: Method, seed: int, repeated: Sequence[range] = ()) -> None:
+        self.method, self.repeated = method, sum(map(len, repeated))
+        self.steps = LocalSteps(method, seed, repeated) if method.protocol.hides_examples else None
 
     def epsilon(self, rounds: int) -> float | None:
-        """Epsilon after some rounds; None without privacy."""
-        if not self.method.protocol.hides_examples:
+        """Epsilon after some rounds and the repeated ones; None without privacy."""
+        if self.steps is None:
             mechanism = self.method.mechanism
-            return None if mechanism is None else epsilon_of(mechanism, rounds)
+            return None if mechanism is None else epsilon_of(mechanism, rounds + self.repeated)
         return self.worst(rounds)[1]
 
     def worst(self, rounds: int) -> tuple[Steps | None, float]:
@@ -96,6 +115,7 @@ class Spent:
         privacy, noise = self.method.protocol.privacy, noise_of(self.method)
         assert privacy is not None
         assert noise is not None
+        assert self.steps is not None
         taken = self.steps.after(rounds)
         if not taken:
             return None, 0.0

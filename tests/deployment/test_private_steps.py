@@ -1,0 +1,359 @@
+"""Privacy of examples in a deployment: nodes draw rows and noise, and count the steps."""
+
+import json
+import logging
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprox.deployment import parts as module
+from fedprox.deployment.messages import unpack_answer, unpack_arrays
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.errors import InputError
+from fedprox.experiment import parse, resolve
+from fedprox.privacy.accounting import Mechanism, Steps, epsilon_of, epsilon_together, rounded_up
+from fedprox.simulation.config.method import noise_words, sweep_points
+from fedprox.simulation.loop.checkpoint import Checkpoints
+from tests.deployment.federations import (
+    Killed,
+    Site,
+    deployed,
+    nodes_of,
+    simulated,
+    table_of,
+    unreliable,
+)
+from tests.deployment.test_private import models, require_noise
+from tests.deployment.test_same_results import METHODS, check
+from tests.deployment.test_spending import edited, recorded
+from tests.variants import mostly_slow
+
+CLIP, Z, DELTA = 0.5, 1.0, 1e-3
+STEPS = {"unit": "example", "clip": CLIP, "noise_multiplier": Z, "delta": DELTA}
+SIZES = {"0": 42, "1": 50, "2": 51, "3": 41}
+"""Training rows of the clients, of which each node has two."""
+
+SAME = ("fedavg", "fedprox", "feddyn", "scaffold", "fedopt", "feddc")
+"""Methods with state of clients, of the server, and objectives of their own."""
+
+
+def steps_table(method: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """An experiment whose local steps hide rows; three of four clients take part."""
+    privacy = STEPS | sections.pop("privacy", {})
+    given = {"privacy": privacy, "evaluation": {"gradients": False}}
+    return table_of(method or METHODS["fedavg"], **(given | sections))
+
+
+ALL = {"clients_per_round": 4}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
+    """Two nodes."""
+    return [Site(each) for each in nodes_of(steps_table(), tmp_path_factory.mktemp("nodes"))]
+
+
+@pytest.fixture
+def nodes(sites: list[Site], tmp_path: Path) -> list[Site]:
+    """The same nodes, which have spent nothing."""
+    return [site.moved(tmp_path) for site in sites]
+
+
+def mechanism(rows: int, batch: int = 10) -> Mechanism:
+    """What a step of a client releases."""
+    return Mechanism(rows, min(batch, rows), "bernoulli", None, Z, 1, DELTA, "pld")
+
+
+def taken(node: Site) -> dict[str, int]:
+    """The steps that a node has counted for each client."""
+    return {name: sum(count for _, count in steps) for name, steps in node.node.spent.steps.items()}
+
+
+@pytest.mark.parametrize("name", mostly_slow(SAME, "fedavg", "scaffold"))
+def test_with_the_entropy_of_the_seed_it_is_the_private_simulation(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = steps_table(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL)
+    resolved = resolve(parse("test", table))
+    (method,) = resolved.methods
+    solver = method.solver(resolved.solver)
+    words = [noise_words(method, solver, point) for point in sweep_points(method, solver)]
+    monkeypatch.setattr(module, "own_entropy", lambda _: (0, np.stack(words)))
+    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+    theirs = simulated(table)
+    check(theirs, ours)
+    assert [r.epsilon for r in ours[0].history] == [r.epsilon for r in theirs[0].history]
+
+
+def whole(z: float) -> dict[str, Any]:
+    """One step on all rows, of which none is left to chance."""
+    solver, privacy = {"batch_size": "all", "epochs": 1}, {"noise_multiplier": z}
+    return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy)
+
+
+def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:
+    answers = [node.answer for node in nodes]
+    quiet, first, second = (deployed(whole(z), answers, ledger=Ledger())[0] for z in (0.0, Z, Z))
+    # each of four clients has noise of z C / n_k in its gradient, and a weight of n_k / n
+    deviation = 0.05 * Z * CLIP * math.sqrt(4) / sum(SIZES.values())
+    for run in (first, second):
+        require_noise(models(run) - models(quiet), deviation)
+    require_noise(models(first) - models(second), math.sqrt(2) * deviation)
+
+
+def test_the_rows_are_never_the_same(nodes: list[Site]) -> None:
+    table = steps_table(rounds=1, cohort=ALL, privacy={"noise_multiplier": 0.0})
+    answers = [node.answer for node in nodes]
+    first, second = (deployed(table, answers, ledger=Ledger())[0] for _ in range(2))
+    assert (models(first) != models(second)).any()
+
+
+@pytest.fixture(scope="module")
+def training(sites: list[Site], tmp_path_factory: pytest.TempPathFactory) -> Parcel:
+    """A request to train two clients, with its arrays."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return recorded(steps_table(cohort=ALL), [site.moved(folder) for site in sites])["train"]
+
+
+def test_a_request_that_is_computed_again_is_paid_again(
+    training: Parcel, nodes: list[Site]
+) -> None:
+    node = nodes[0]
+    first = node.answer(training)
+    assert node.answer(training) is first
+    assert taken(node) == {"0": 10, "1": 10}
+    assert node.node.spent.rounds == 1
+    node.restart()
+    again = node.answer(training)
+    arrays, others = (unpack_arrays(each.body) for each in (first, again))
+    message = next(name for name in arrays if name.startswith("message"))
+    assert (arrays[message] != others[message]).any()
+    assert taken(node) == {"0": 20, "1": 20}
+    assert node.node.spent.rounds == 2
+
+
+def limited(epsilon: float, delta: float = DELTA) -> Policy:
+    """A policy with a limit for rows."""
+    return Policy(privacy=PrivacyPolicy(unit="example", epsilon=epsilon, delta=delta))
+
+
+WORST = epsilon_of(mechanism(41), 30)
+"""Epsilon of the smallest client in a run of three rounds, in which it takes ten steps."""
+
+
+def test_a_node_accepts_what_its_policy_allows_once(nodes: list[Site]) -> None:
+    table, answers = steps_table(cohort=ALL), [node.answer for node in nodes]
+    most = WORST * (1 + 1e-9)
+    for node in nodes:
+        node.node.policy = limited(most)
+    (run,) = deployed(table, answers)
+    assert run.final.epsilon == pytest.approx(WORST)
+    assert [taken(node) for node in nodes] == [{"0": 30, "1": 30}, {"2": 36, "3": 30}]
+    twice = rounded_up(epsilon_together(((mechanism(42), 60),), DELTA))
+    line = (
+        f"fedavg: node 'node-0': it refuses: privacy: epsilon = {twice} with delta = 0.001 for "
+        "each row of client '0', of this run and all before it together; at most epsilon = "
+        f"{most:g} is allowed"
+    )
+    with pytest.raises(InputError, match=re.escape(line)):
+        deployed(table, answers, ledger=Ledger())
+
+
+def test_a_run_is_resumed_within_its_limit(nodes: list[Site]) -> None:
+    """What it has spent is a part of what it has planned."""
+    table, answers = steps_table(cohort=ALL), [node.answer for node in nodes]
+    deployed(table | {"rounds": 2}, answers)
+    for node in nodes:
+        node.node.policy = limited(epsilon_of(mechanism(41), 50) * (1 + 1e-9))
+    deployed(table, answers, ledger=Ledger(run="run1"))  # which begins again: 20 and 30 steps
+
+
+@pytest.mark.parametrize(
+    ("policy", "table", "line"),
+    [
+        (
+            limited(WORST * 0.999),
+            steps_table(cohort=ALL),
+            r"privacy: epsilon = 6.\d+ with delta = 0.001 for each row of client '3', ",
+        ),
+        (
+            limited(WORST, 1e-4),
+            steps_table(cohort=ALL),
+            r"privacy: epsilon = 7.\d+ with delta = 0.0001 for each row of client '2', ",
+        ),
+        (
+            limited(4.0),
+            table_of(METHODS["fedavg"], cohort=ALL),
+            r"a run without \[privacy\]; at most epsilon = 4 with delta = 0.001 is allowed",
+        ),
+        (
+            limited(100.0),
+            steps_table(cohort=ALL | {"sampling": "bernoulli"}, privacy={"unit": "client"}),
+            'a run whose privacy.unit is not "example"; at most epsilon = 100 .* for each example',
+        ),
+        (
+            Policy(privacy=PrivacyPolicy(epsilon=100.0, delta=DELTA)),
+            steps_table(cohort=ALL),
+            'a run whose privacy.unit is not "client"; at most epsilon = 100 .* for each client',
+        ),
+        (
+            limited(100.0),
+            steps_table(cohort=ALL, privacy={"noise_multiplier": 0.0}),
+            r"privacy: epsilon = inf with delta = 0.001 for each row of client '2', ",
+        ),
+    ],
+)
+def test_a_node_refuses_a_weaker_run(
+    policy: Policy, table: dict[str, Any], line: str, nodes: list[Site]
+) -> None:
+    nodes[1].node.policy = policy
+    with pytest.raises(InputError, match=f"fedavg: node 'node-1': it refuses: {line}"):
+        deployed(table, [node.answer for node in nodes])
+
+
+def test_whatever_was_planned_no_step_exceeds_the_limit(
+    nodes: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = nodes[1]
+    node.node.policy = limited(epsilon_of(mechanism(41), 20) * 1.001)
+
+    def silent(parcel: Parcel) -> Parcel:
+        """An operator that says nothing of what it has planned."""
+        head = json.loads(parcel.head)
+        return node.answer(edited(parcel, id=head["id"], planned={}))
+
+    with caplog.at_level(logging.WARNING, "fedprox.deployment.remote"):
+        (run,) = deployed(steps_table(cohort=ALL), [nodes[0].answer, silent])
+    assert taken(node) == {"2": 24, "3": 20}
+    assert run.final.dropped == 2
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "fedprox.deployment.remote"]
+    assert "round 3: node 'node-1': it refuses: privacy: epsilon = " in warning
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"setup__solver__gamma": 0.5}, "fedavg: solver.gamma looks at gradients without noise"),
+        (
+            {"setup__method": {"name": "feddane", "mu": 1.0}},
+            "feddane: its clients compute a gradient over all of their rows, without noise",
+        ),
+        (
+            {"setup__method": {"name": "fedprox", "mu": [0.1, 0.2]}},
+            "2 sweep points; a private run has one",
+        ),
+        ({"setup__private_steps__clip": 0.0}, "request: setup.private_steps.clip: "),
+        ({"setup__private_steps__noise_multiplier": -1.0}, "request: .*noise_multiplier: "),
+        ({"setup__private_steps__accountant": "mine"}, "request: setup.private_steps.accountant: "),
+    ],
+)
+def test_what_hides_no_row_is_refused(
+    changes: dict[str, Any], line: str, training: Parcel, nodes: list[Site]
+) -> None:
+    answer = unpack_answer(nodes[0].answer(edited(training, **changes)))
+    assert re.match(line, answer.refused)
+    assert taken(nodes[0]) == {}
+
+
+def test_clients_of_a_plan_are_on_the_node(training: Parcel, nodes: list[Site]) -> None:
+    strange = edited(training, kind="prepare", work=None, planned={"0": 1, "7": 1})
+    answer = unpack_answer(nodes[0].answer(strange))
+    assert answer.refused == "planned: clients 7 are not on this node"
+
+
+def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
+    table = steps_table(rounds=4, cohort=ALL, evaluation={"every": 1, "gradients": False})
+    trained: list[int] = []
+
+    def kill(node: int, number: int, head: dict[str, Any]) -> Any:
+        del node, number
+        trained.extend([1] * (head["kind"] == "train"))
+        if len(trained) == 5:  # the third round
+            raise Killed
+        return ""
+
+    def checkpoints(*, resume: bool) -> Checkpoints:
+        return Checkpoints(tmp_path / "checkpoint", every=1, resume=resume)
+
+    with pytest.raises(Killed):
+        deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(tmp_path))
+    ledger = read_ledger(tmp_path)
+    assert (ledger.released, ledger.repeated) == (3, [])
+    (run,) = deployed(
+        table, [node.answer for node in nodes], checkpoints(resume=True), ledger=ledger
+    )
+    ledger = read_ledger(tmp_path)
+    assert (ledger.released, ledger.repeated) == (4, [range(2, 3)])
+    spent = {record.round: record.epsilon for record in run.history}
+    expected = {t: epsilon_of(mechanism(41), 10 * n) for t, n in ((2, 2), (3, 4), (4, 5))}
+    assert {t: spent[t] for t in expected} == pytest.approx(expected)
+
+
+def test_noise_for_an_epsilon_is_that_of_the_simulation(nodes: list[Site]) -> None:
+    table = steps_table()
+    del table["privacy"]["noise_multiplier"]
+    table["privacy"]["epsilon"] = 3.0
+    (ours,), (theirs,) = deployed(table, [node.answer for node in nodes]), simulated(table)
+    assert ours.noise_multiplier == theirs.noise_multiplier
+    assert ours.final.epsilon == theirs.final.epsilon
+    assert 2.9 < (ours.final.epsilon or 0.0) <= 3.0
+    # the nodes have counted the same
+    costs = [
+        epsilon_together(tuple(steps), DELTA)
+        for node in nodes
+        for steps in node.node.spent.steps.values()
+    ]
+    assert max(costs) == pytest.approx(ours.final.epsilon)
+
+
+def test_by_a_clock_the_planned_steps_count(nodes: list[Site]) -> None:
+    table = steps_table(cohort=ALL, systems={"deadline": 1000.0})
+    (run,) = deployed(table, [node.answer for node in nodes], patience=600.0)
+    assert run.final.epsilon == pytest.approx(WORST)
+    assert run.final.total_steps == 3 * 42
+
+
+def test_what_a_node_has_counted_is_kept(training: Parcel, nodes: list[Site]) -> None:
+    node = nodes[0]
+    node.answer(training)
+    spent, again = node.node.spent, Node("again", node.node.federation, node.node.folder, Policy())
+    assert again.spent == spent
+    assert again.spent.steps["0"] == [(Steps(42, 10, 10).mechanism(_setting(), Z), 10)]
+
+
+def _setting() -> Any:
+    return resolve(parse("test", steps_table())).privacy
+
+
+def test_without_a_barrier_it_is_refused(nodes: list[Site]) -> None:
+    table = steps_table(asynchronous={"buffer": 1})
+    with pytest.raises(InputError, match=r'^privacy.unit = "example": without a barrier'):
+        deployed(table, [node.answer for node in nodes])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=1, max_size=4),
+)
+def test_a_ledger_counts_every_release(sessions: list[tuple[int, int]]) -> None:
+    """Each session goes on with a round at which it may, and releases some."""
+    ledger, released = Ledger(), Counter[int]()
+    for back, more in sessions:
+        first = max(0, ledger.released - back)
+        ledger.begin(first)
+        for t in range(first, first + more):
+            ledger.release()
+            released[t] += 1
+    counted = Counter(range(ledger.released))
+    for rounds in ledger.repeated:
+        counted.update(rounds)
+    assert counted == released
