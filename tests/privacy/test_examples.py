@@ -25,7 +25,8 @@ from fedprox.privacy.accounting import Steps, epsilon_of, worst_steps
 from fedprox.simulation.compiled.client_step import EXAMPLES_KEY
 from fedprox.simulation.compiled.clipped import clipped_sum
 from fedprox.simulation.config.method import noise_words
-from fedprox.simulation.planning.poisson import poisson_places, poisson_width
+from fedprox.simulation.planning.jobs import jobs_with
+from fedprox.simulation.planning.poisson import PoissonTicks, poisson_places, poisson_width
 from fedprox.streams import Purpose, generator
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
@@ -192,6 +193,35 @@ def test_ticks_are_no_wider_than_rows_or_memory(batch: Any, largest: int) -> Non
     assert 1 <= poisson_width(solver, largest, 4000) <= min(512, largest)
     assert poisson_width(solver, largest, 2**27) <= 2
     assert poisson_width(solver, largest, 2**30) == 1
+
+
+@given(
+    st.lists(st.integers(1, 900), min_size=1, max_size=4),
+    st.integers(1, 200),
+    st.integers(1, 120),
+    st.integers(1, 300),
+)
+@settings(max_examples=60)
+def test_ticks_are_estimated_without_rows(
+    sizes: list[int], batch: int, width: int, steps: int
+) -> None:
+    """The mean plus four standard deviations is seldom exceeded, and is not far above."""
+    count = np.zeros(len(sizes), np.int64)
+    names = ("first_row", "weight", "gamma", "participation", "relative_size", "owner")
+    jobs = jobs_with(
+        np.arange(len(sizes)),
+        size=np.array(sizes),
+        steps=count + steps,
+        device_row=count,
+        **dict.fromkeys(names, count),
+    )
+    ticks = PoissonTicks(fp.Solver(0.1, batch, epochs=1), width, 0)
+    usual, drawn = ticks.usual(jobs), ticks.count(jobs, 0)
+    each = np.minimum(batch, sizes) / np.array(sizes)
+    spread = np.sqrt(np.array(sizes) * each * (1 - each)) / width + 1
+    assert (drawn <= usual + 2 * spread * np.sqrt(steps)).all()
+    assert (usual <= drawn + 10 * spread * np.sqrt(steps) + 1).all()
+    assert (usual >= steps).all()
 
 
 # --- the method, in a loop

@@ -183,8 +183,8 @@ class Securing(Message):
 
     Attributes:
         threshold: Nodes that a sum needs.
-        bound: Largest absolute value of a number in a node's mean message; None with privacy, where
-            it follows from the clipping norm.
+        bound: Largest absolute value of a number in a node's mean message; None with privacy of
+            clients, where it follows from the clipping norm.
         bits: Bits of a number on its way.
         honest: Nodes of a sum whose noise hides a client, with privacy.
         nodes: The names of all nodes of the run.

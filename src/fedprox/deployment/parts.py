@@ -173,12 +173,11 @@ class Parts:
         hiding = self.setup.private_steps
         if hiding is None:
             return {}
-        released = {}
+        setting, released = hiding.setting, {}
         for name, count in steps.items():
             rows = int(self.federation.train.sizes[self.index[name]])
             taken = Steps(rows, self.solver.batch_of(rows), count)
-            mechanism = taken.mechanism(hiding.setting, hiding.noise_multiplier)
-            released[name] = mechanism, count
+            released[name] = taken.mechanism(setting, hiding.noise_multiplier), count
         return released
 
     def train(

@@ -120,12 +120,12 @@ class SecureSection(Section):
     up."""
     bound: float | None = None
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
-    and counted. Not with `[privacy]`, where it follows from `clip`."""
+    and counted. Not with `[privacy]` of clients, where it follows from `clip`."""
     bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""
     honest: int = 1
-    """With `[privacy]`: nodes of a sum that add their noise and keep it to themselves, at least;
+    """With `[privacy]` of clients: nodes of a sum that add their noise and keep it, at least;
     each adds its part of the noise. With 1 no node trusts another."""
 
 

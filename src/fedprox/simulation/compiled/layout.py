@@ -29,8 +29,9 @@ from fedprox.simulation.planning.batch_plan import (
 )
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import Grid, choose_lanes, pack
+from fedprox.simulation.planning.poisson import PoissonTicks
 from fedprox.simulation.planning.reads import slice_width, slices
-from fedprox.simulation.planning.round_work import RoundWork, example_width, works
+from fedprox.simulation.planning.round_work import RoundWork, drawn_works, example_width
 from fedprox.simulation.storage.training_data import TrainingRows
 from fedprox.solver import Solver
 
@@ -215,7 +216,11 @@ def _empty_layout(
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
     points = len(method.points)
-    cost = lane_cost(parameters * points, accelerator=jax.default_backend() != "cpu")
+    cost = lane_cost(
+        parameters * points,
+        accelerator=jax.default_backend() != "cpu",
+        private=protocol.hides_examples,
+    )
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
     has_places = algorithm.client_state is not None or stores_messages(method)
@@ -280,8 +285,13 @@ def sample_rounds(method: Method) -> list[RoundWork]:
     count = max(least, min(most, SAMPLE_CLIENTS // protocol.cohort.clients_per_round))
     if callable(solver.gamma):  # may be undefined after the last round, and does not matter here
         solver = replace(solver, gamma=0.0)
-    rounds = works(protocol, method.algorithm, solver, protocol.seeds[0])
-    return list(itertools.islice(rounds, count))
+    rounds = drawn_works(protocol, method.algorithm, solver, protocol.seeds[0])
+    sample = list(itertools.islice(rounds, count))
+    if not protocol.hides_examples:
+        return sample
+    # drawing the rows of so many rounds could take longer than the run
+    ticks = PoissonTicks(solver, example_width(protocol, solver), protocol.seeds[0])
+    return [work._replace(jobs=work.jobs._replace(ticks=ticks.usual(work.jobs))) for work in sample]
 
 
 class LaneCost(NamedTuple):
@@ -298,7 +308,7 @@ class LaneCost(NamedTuple):
     most: int
 
 
-def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
+def lane_cost(parameters: int, *, accelerator: bool, private: bool = False) -> LaneCost:
     """The cost of ticks on an accelerator or on a CPU.
 
     On a CPU, four tenths of a small model's step are overhead (measured with logistic regression).
@@ -309,11 +319,12 @@ def lane_cost(parameters: int, *, accelerator: bool) -> LaneCost:
     Args:
         parameters: Number of parameters of one lane, at all sweep points together.
         accelerator: Whether the backend is a GPU or TPU.
+        private: Whether steps hide examples, which is arithmetic for small models too.
     """
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
-    small = parameters <= SMALL_STEP
+    small = parameters <= SMALL_STEP and not private
     return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
 
 

@@ -59,7 +59,6 @@ from fedprox.simulation.compiled.lanes import (
     part_of_device,
     put,
     put_cohort,
-    read_rows,
     run_segments,
     take_cohort,
     where_lanes,
@@ -549,7 +548,7 @@ def features_reader(
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """A function (x, y, rows of all lanes, noise) -> augmented features and labels."""
-    read_all, look_up_all = over(read_rows, (None, 0)), over(look_up, (None, 0))
+    look_up_all = over(look_up, (None, 0))
 
     def augment_lane(noise: jax.Array, stored: jax.Array) -> jax.Array:
         assert augment is not None
@@ -560,10 +559,10 @@ def features_reader(
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        stored = read_all(index_of(x), rows)
+        stored, labels = (a.at[rows].get(mode="promise_in_bounds") for a in (index_of(x), y))
         if noise is None or augment is None:  # noise without augmentation is for the model
-            return look_up_all(x, stored), read_all(y, rows)
-        return augment_all(noise, stored), read_all(y, rows)
+            return look_up_all(x, stored), labels
+        return augment_all(noise, stored), labels
 
     return read
 

@@ -16,6 +16,9 @@ from fedprox.streams import Purpose, Streams
 WIDEST_SAMPLE = 512
 """Most rows of a tick of a Poisson mini-batch, whose usual size is known."""
 
+RARE = 1e-9
+"""Chance of more rows in a mini-batch that is left out of an estimate."""
+
 EXAMPLE_BYTES = 2**28
 """Most bytes of the gradients of a tick's examples, if each has one of its own."""
 
@@ -94,6 +97,22 @@ class PoissonTicks:
         number = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
         rows.reshape(-1)[(ends - ticks)[step] * self.width + number] = first + row
         return rows, last
+
+    def usual(self, jobs: Jobs) -> NDArray[np.int64]:
+        """Ticks that jobs seldom exceed, by four standard deviations, without drawing rows."""
+        from scipy.special import bdtrc
+
+        size, steps = jobs.size, jobs.steps
+        rate = np.array([self.solver.batch_of(n) for n in size.tolist()]) / np.maximum(size, 1)
+        most = int(size.max(initial=0)) // self.width
+        mean, square = np.ones(len(size)), np.zeros(len(size))
+        for more in range(1, most + 1):  # ticks beyond the first
+            chance = bdtrc(np.minimum(more * self.width, size), size, rate)
+            if chance.max() < RARE:
+                break
+            mean, square = mean + chance, square + (2 * more - 1) * chance
+        spread = np.sqrt(steps * (square - (mean - 1) ** 2))
+        return np.ceil(steps * mean + 4 * spread).astype(np.int64)
 
     def _drawn(self, job: Jobs, t: int) -> tuple[NDArray[np.int64], ...]:
         """Which rows are drawn in which steps, how many in each, and the ticks of each step."""
