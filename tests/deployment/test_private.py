@@ -177,27 +177,32 @@ def test_nodes_are_not_told_how_many_came(nodes: list[Site]) -> None:
     assert {weight for shares in told for weight in shares[1:]} == {0.5}  # 1 / 2
 
 
-def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
-    table, kinds = private_table(rounds=4, evaluation={"every": 1, "gradients": False}), []
+def interrupted(table: dict[str, Any], nodes: list[Site], folder: Path) -> tuple[Run, Ledger]:
+    """A run that is killed in its third round and resumed, and its ledger."""
+    kinds = []
 
     def kill(node: int, number: int, head: dict[str, Any]) -> Any:
         del node, number
         kinds.append(head["kind"])
-        if kinds.count("train") == 5:  # the third round
+        if kinds.count("train") == 5:  # of two nodes
             raise Killed
         return ""
 
     def checkpoints(*, resume: bool) -> Checkpoints:
-        return Checkpoints(tmp_path / "checkpoint", every=1, resume=resume)
+        return Checkpoints(folder / "checkpoint", every=1, resume=resume)
 
     with pytest.raises(Killed):
-        deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(tmp_path))
-    ledger = read_ledger(tmp_path)
-    assert ledger.released == 3
-    (run,) = deployed(
-        table, [node.answer for node in nodes], checkpoints(resume=True), ledger=ledger
-    )
-    ledger = read_ledger(tmp_path)
+        deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(folder))
+    ledger = read_ledger(folder)
+    assert (ledger.released, ledger.repeated) == (3, [])
+    answers = [node.answer for node in nodes]
+    (run,) = deployed(table, answers, checkpoints(resume=True), ledger=ledger)
+    return run, read_ledger(folder)
+
+
+def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
+    table = private_table(rounds=4, evaluation={"every": 1, "gradients": False})
+    run, ledger = interrupted(table, nodes, tmp_path)
     assert (ledger.released, ledger.repeated) == (4, [range(2, 3)])
     mechanism = Mechanism(4, 4, "bernoulli", None, Z, 1, DELTA, "pld")
     spent = {record.round: record.epsilon for record in run.history}

@@ -18,22 +18,19 @@ from fedprox.deployment.messages import unpack_answer, unpack_arrays
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.deployment.run_file import Ledger
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.privacy.accounting import Mechanism, Steps, epsilon_of, epsilon_together, rounded_up
 from fedprox.simulation.config.method import noise_words, sweep_points
-from fedprox.simulation.loop.checkpoint import Checkpoints
 from tests.deployment.federations import (
-    Killed,
     Site,
     deployed,
     nodes_of,
     simulated,
     table_of,
-    unreliable,
 )
-from tests.deployment.test_private import models, require_noise
+from tests.deployment.test_private import interrupted, models, require_noise
 from tests.deployment.test_same_results import METHODS, check
 from tests.deployment.test_spending import edited, recorded
 from tests.variants import mostly_slow
@@ -273,26 +270,7 @@ def test_clients_of_a_plan_are_on_the_node(training: Parcel, nodes: list[Site]) 
 
 def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
     table = steps_table(rounds=4, cohort=ALL, evaluation={"every": 1, "gradients": False})
-    trained: list[int] = []
-
-    def kill(node: int, number: int, head: dict[str, Any]) -> Any:
-        del node, number
-        trained.extend([1] * (head["kind"] == "train"))
-        if len(trained) == 5:  # the third round
-            raise Killed
-        return ""
-
-    def checkpoints(*, resume: bool) -> Checkpoints:
-        return Checkpoints(tmp_path / "checkpoint", every=1, resume=resume)
-
-    with pytest.raises(Killed):
-        deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(tmp_path))
-    ledger = read_ledger(tmp_path)
-    assert (ledger.released, ledger.repeated) == (3, [])
-    (run,) = deployed(
-        table, [node.answer for node in nodes], checkpoints(resume=True), ledger=ledger
-    )
-    ledger = read_ledger(tmp_path)
+    run, ledger = interrupted(table, nodes, tmp_path)
     assert (ledger.released, ledger.repeated) == (4, [range(2, 3)])
     spent = {record.round: record.epsilon for record in run.history}
     expected = {t: epsilon_of(mechanism(41), 10 * n) for t, n in ((2, 2), (3, 4), (4, 5))}
