@@ -111,8 +111,8 @@ class PoissonTicks:
             if chance.max() < RARE:
                 break
             mean, square = mean + chance, square + (2 * more - 1) * chance
-        spread = np.sqrt(steps * (square - (mean - 1) ** 2))
-        return np.ceil(steps * mean + 4 * spread).astype(np.int64)
+        variance = np.maximum(0, square - (mean - 1) ** 2)  # less than 0 by rounding
+        return np.ceil(steps * mean + 4 * np.sqrt(steps * variance)).astype(np.int64)
 
     def _drawn(self, job: Jobs, t: int) -> tuple[NDArray[np.int64], ...]:
         """Which rows are drawn in which steps, how many in each, and the ticks of each step."""
