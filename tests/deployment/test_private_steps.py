@@ -76,20 +76,41 @@ def taken(node: Site) -> dict[str, int]:
     return {name: sum(count for _, count in steps) for name, steps in node.node.spent.steps.items()}
 
 
-@pytest.mark.parametrize("name", mostly_slow(SAME, "fedavg", "scaffold"))
-def test_with_the_entropy_of_the_seed_it_is_the_private_simulation(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = steps_table(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL)
+def compared(table: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that nodes with the entropy of the seed are the private simulation."""
     resolved = resolve(parse("test", table))
     (method,) = resolved.methods
     solver = method.solver(resolved.solver)
     words = [noise_words(method, solver, point) for point in sweep_points(method, solver)]
     monkeypatch.setattr(module, "own_entropy", lambda _: (0, np.stack(words)))
-    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
-    theirs = simulated(table)
-    check(theirs, ours)
-    assert [r.epsilon for r in ours[0].history] == [r.epsilon for r in theirs[0].history]
+    (ours,) = deployed(table, [node.answer for node in nodes_of(table, folder)])
+    (theirs,) = simulated(table)
+    check([theirs], [ours])
+    assert [r.epsilon for r in ours.history] == [r.epsilon for r in theirs.history]
+
+
+@pytest.mark.parametrize("name", mostly_slow(SAME, "fedavg", "scaffold"))
+def test_with_the_entropy_of_the_seed_it_is_the_private_simulation(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = steps_table(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL)
+    compared(table, tmp_path, monkeypatch)
+
+
+DEVICES = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"compression": {"codec": "sign"}},
+        {"population": DEVICES, "systems": {"deadline": 6.0}},
+    ],
+)
+def test_so_it_is_with_compression_and_devices(
+    sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(steps_table(cohort=ALL, **sections), tmp_path, monkeypatch)
 
 
 def whole(z: float) -> dict[str, Any]:
