@@ -106,7 +106,7 @@ def examples_page(methods: Sequence[Method]) -> Group:
             Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}"),
             shown,
             Text(),
-            *map(Text, guarantee(method)),
+            *map(Text, statement_of_steps(privacy, noise, worst, rounds)),
             Text(),
         ]
     return Group(*parts[:-1])
