@@ -59,7 +59,7 @@ WHOLE = fp.Algorithm(
     evaluated=lambda state: state["w"],
     exchange=lambda state, gradient, _: {**state, "w": gradient},
     adapt=Adaptation(lambda _, loss: loss, adapted),
-    memory=Memory(lambda _: jnp.zeros(3), lambda _, __, memory, w: memory + w["b"]),
+    memory=Memory(lambda *_: jnp.zeros(3), lambda _, __, context, w: context.memory + w["b"]),
     personal=Personal(lambda own, _: own, second, lambda own, w: own._replace(model=w)),
 )
 """A method with everything that a method can have."""
@@ -164,8 +164,12 @@ def refused(method: fp.Algorithm, expected: str) -> None:
 @pytest.mark.parametrize(
     ("part", "change", "expected"),
     [
-        ("memory", {"update": lambda *given: given[2][:2]}, "its memory.update gives .*the memory"),
-        ("memory", {"init": lambda _: None}, "memory.update.* raised TypeError"),
+        (
+            "memory",
+            {"update": lambda *given: given[2].memory[:2]},
+            "its memory.update gives .*the memory",
+        ),
+        ("memory", {"init": lambda *_: None}, "memory.update.* raised TypeError"),
         (
             "adapt",
             {"update": lambda *given: given[:1]},

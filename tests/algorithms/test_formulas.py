@@ -378,12 +378,12 @@ def test_pfedme(inner_steps: int | None, count: int) -> None:
     """After the last step of an envelope, and before it."""
     method = fp.pfedme(lam=0.6, eta=0.5, beta=0.7, inner_steps=inner_steps)
     assert method.memory is not None
-    moved, steps = method.memory.init(W)
+    moved, steps = method.memory.init(W, context())
     same(moved, 0 * w)
     assert int(steps) == 0
     memory = OTHER, jnp.int32(count)
     posed(method.subproblem(W, of(method), context(memory=memory)), mu=0.6, anchor=w + other)
-    moved, steps = method.memory.update(W, of(method), memory, WK)
+    moved, steps = method.memory.update(W, of(method), context(memory=memory), WK)
     ends = inner_steps is not None and count + 1 == inner_steps
     step = other - 0.5 * 0.6 * (w + other - wk)
     same(moved, step if ends else other)
@@ -445,11 +445,11 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
 
 @pytest.mark.parametrize("evaluated", ["cohort", "clients"])
 def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> None:
-    def add_up(state: Any, hparams: Any, memory: Any, params: Any) -> Any:
-        parts = state.params, state.gradient, memory, params
+    def add_up(state: Any, hparams: Any, context: ClientContext, params: Any) -> Any:
+        parts = state.params, state.gradient, context.memory, params
         return jax.tree.map(lambda a, b, c, d: hparams["mu"] * (a + 2 * b + 4 * c + 8 * d), *parts)
 
-    inner = fp.feddane(mu=0.5)._replace(memory=Memory(lambda state: state.gradient, add_up))
+    inner = fp.feddane(mu=0.5)._replace(memory=Memory(lambda state, _: state.gradient, add_up))
     method = reporting(inner, evaluated)
     assert method.exchange is not None
     assert method.memory is not None
@@ -458,12 +458,13 @@ def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> N
     same(after.state.gradient, mean)
     same(after.state.params, w)
     same(after.mean, kept)
-    same(method.memory.init(after), mean)
+    known = context(method.client_state and method.client_state(W), memory=OTHER)
+    same(method.memory.init(after, known), mean)
     expected = 0.5 * (w + 2 * mean + 4 * other + 8 * wk)
-    same(method.memory.update(after, of(method), OTHER, WK), expected)
+    same(method.memory.update(after, of(method), known, WK), expected)
     assert reporting(fp.fedavg(), evaluated).exchange is None
     assert reporting(fp.fedavg(), evaluated).memory is None
-    assert method.begun(after, context()).memory is not None
+    assert method.begun(after, known._replace(memory=None)).memory is not None
     assert fp.fedavg().begun(W, context()).memory is None
 
 

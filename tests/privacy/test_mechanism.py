@@ -146,7 +146,7 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
     def problem(state: Any, hparams: Any, _: Any) -> Subproblem:
         return reads(hparams, Subproblem(state))
 
-    memory = Memory(lambda state: state, lambda state, hparams, *_: reads(hparams, state))
+    memory = Memory(lambda state, _: state, lambda state, hparams, *_: reads(hparams, state))
     given = fp.Algorithm(
         "reader",
         problem,
@@ -170,8 +170,8 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
     sent, _ = method.message(state, hparams, context, solution)
     method.update(state, sent, hparams)
     method.exchange(state, w, hparams)
-    assert method.memory.init(state) is w
-    method.memory.update(state, hparams, w, w)
+    assert method.memory.init(state, context) is w
+    method.memory.update(state, hparams, context, w)
     method.personal.subproblem(state, hparams, context)
     assert read == [3 / 12] * 6
     assert method.average == "clients"  # a weight of 1 for each, whatever its rows

@@ -399,7 +399,9 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
         (fp.centralised(), "centralised: it has no clients"),
         (fp.fedprox(mu=0.1, adapt=True), "fedprox: its mu follows the loss of each round"),
         (
-            fp.fedavg()._replace(memory=Memory(lambda w: w, lambda _w, _h, m, _v: m)),
+            fp.fedavg()._replace(
+                memory=Memory(lambda w, _: w, lambda _w, _h, context, _v: context.memory)
+            ),
             "fedavg: its clients remember from one model on",
         ),
     ],

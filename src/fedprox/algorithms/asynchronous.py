@@ -20,9 +20,9 @@ from fedprox.algorithms.base import (
     State,
     difference,
 )
+from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 
 class Versions(NamedTuple):
@@ -62,41 +62,34 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
         at = jnp.mod(state.step - context.staleness, count)
         return jax.tree.map(lambda a: a[at], state.past)
 
-    def own(hparams: HParams, context: ClientContext) -> HParams:
+    def at_rate(hparams: HParams, context: ClientContext | None) -> HParams:
+        if context is None:
+            return hparams
         assert context.rate is not None  # the rounds are asynchronous
         return {**hparams, "learning_rate": hparams["learning_rate"] * context.rate}
 
-    def init(params: Params) -> Versions:
-        first = algorithm.init(params)
+    def versions(first: State, _: Params) -> Versions:
         past = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), first)
         return Versions(first, past, jnp.int32(0))
 
-    def subproblem(state: Versions, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(started(state, context), own(hparams, context), context)
+    inner = lift(algorithm, server=versions, seen=started, hparams=at_rate)
 
     def message(
         state: Versions, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
-        sent, own_state = algorithm.message(
-            started(state, context), own(hparams, context), context, solution
-        )
+        sent, own_state = inner.message(state, hparams, context, solution)
         if models:
-            start, now = solution.problem.start, algorithm.params(state.state)
+            start, now = solution.problem.start, inner.params(state)
             sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
         return sent, own_state
 
     def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
-        after, step = algorithm.update(state.state, mean, hparams), state.step + 1
+        after, step = inner.update(state, mean, hparams).state, state.step + 1
         past = jax.tree.map(lambda a, new: a.at[jnp.mod(step, count)].set(new), state.past, after)
         return Versions(after, past, step)
 
-    evaluated = algorithm.evaluated
-    return algorithm._replace(
-        subproblem=subproblem,
-        init=init,
+    return inner._replace(
         message=message,
         update=update,
-        params=lambda state: algorithm.params(state.state),
         received=lambda state, context: algorithm.params(started(state, context)),
-        evaluated=None if evaluated is None else lambda state: evaluated(state.state),
     )

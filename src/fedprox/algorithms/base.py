@@ -264,37 +264,13 @@ class Memory(NamedTuple):
     """What a client remembers from step to step within a round, for local problems that move.
 
     Attributes:
-        init: (state) -> the memory before the client's first step, any pytree of arrays.
-        update: (state, hparams, memory, the client's parameters after a step) -> the memory.
+        init: (state, context) -> the memory before the client's first step, any pytree of arrays.
+        update: (state, hparams, context, the client's parameters after a step) -> the memory; the
+            context has the one before the step.
     """
 
-    init: Callable[[State], Any]
-    update: Callable[[State, HParams, Any, Params], Any]
-
-
-def same_hparams(hparams: HParams) -> HParams:
-    """The hyperparameters themselves."""
-    return hparams
-
-
-def inner_memory(
-    memory: Memory | None, hparams_of: Callable[[HParams], HParams] = same_hparams
-) -> Memory | None:
-    """The memory of a method whose server state holds another method's as `state`.
-
-    Args:
-        memory: The other method's memory.
-        hparams_of: What the other method receives for the hyperparameters.
-    """
-    if memory is None:
-        return None
-    init, update = memory
-    return Memory(
-        lambda state: init(state.state),
-        lambda state, hparams, before, params: update(
-            state.state, hparams_of(hparams), before, params
-        ),
-    )
+    init: Callable[[State, ClientContext], Any]
+    update: Callable[[State, HParams, ClientContext, Params], Any]
 
 
 class Adaptation(NamedTuple):
@@ -476,7 +452,9 @@ class Algorithm(NamedTuple):
             state: The server's state.
             context: The context without memory.
         """
-        return context if self.memory is None else context._replace(memory=self.memory.init(state))
+        if self.memory is None:
+            return context
+        return context._replace(memory=self.memory.init(state, context))
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

@@ -113,9 +113,7 @@ def _known(algorithm: Algorithm, params: Params, classes: int) -> Any:
     if algorithm.client_state is not None:
         own = jax.eval_shape(algorithm.client_state, params)
     context = context_shape(algorithm, params, own, classes)
-    if algorithm.memory is not None:
-        context = context._replace(memory=jax.eval_shape(algorithm.memory.init, state))
-    return state, hparams, context
+    return state, hparams, jax.eval_shape(algorithm.begun, state, context)
 
 
 def _check_precision(params: Params) -> None:
@@ -225,9 +223,7 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
         client_state = shapes_of(f"{name}: client_state(params)", algorithm.client_state, params)
     context = context_shape(algorithm, params, client_state)
     if algorithm.memory is not None:
-        context = context._replace(
-            memory=_check_memory(name, algorithm.memory, params, state, hparams)
-        )
+        context = _with_memory(name, algorithm.memory, params, state, hparams, context)
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     _check_subproblem(name, subproblem, problem, params)
@@ -268,13 +264,21 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
     return message
 
 
-def _check_memory(name: str, memory: Memory, params: Params, state: State, hparams: HParams) -> Any:
-    """A client's memory within a round, in shape, after checking the functions that make it."""
-    first = shapes_of(f"{name}: memory.init(state)", memory.init, state)
-    update = f"{name}: memory.update(state, hparams, memory, params)"
-    after = shapes_of(update, memory.update, state, hparams, first, params)
+def _with_memory(
+    name: str,
+    memory: Memory,
+    params: Params,
+    state: State,
+    hparams: HParams,
+    context: ClientContext,
+) -> ClientContext:
+    """The context with a client's memory, in shape, after checking the functions that make it."""
+    first = shapes_of(f"{name}: memory.init(state, context)", memory.init, state, context)
+    context = context._replace(memory=first)
+    update = f"{name}: memory.update(state, hparams, context, params)"
+    after = shapes_of(update, memory.update, state, hparams, context, params)
     _require_like(f"{name}: its memory.update gives", after, "the memory before", first)
-    return first
+    return context
 
 
 def _check_personal(

@@ -33,8 +33,9 @@ from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-def begin(state: Params) -> tuple[Params, jax.Array]:
+def begin(state: Params, context: ClientContext) -> tuple[Params, jax.Array]:
     """The first envelope's centre is w^t."""
+    del context
     return zeros(state), jnp.int32(0)
 
 
@@ -44,9 +45,12 @@ def envelope(state: Params, hparams: HParams, context: ClientContext) -> Subprob
     return Subproblem(state, mu=hparams["lam"], anchor=centre)
 
 
-def follow(most: Any, state: Params, hparams: HParams, memory: Any, theta: Params) -> Any:
+def follow(
+    most: Any, state: Params, hparams: HParams, context: ClientContext, theta: Params
+) -> Any:
     """After `most` steps on an envelope, w_{k,r+1} = w_{k,r} - eta lambda (w_{k,r} - theta)."""
-    (before, steps), ended = memory, memory[1] + 1 >= most
+    before, steps = context.memory
+    ended = steps + 1 >= most
     rate = jnp.where(ended, hparams["eta"] * hparams["lam"], 0.0)
     moved = jax.tree.map(lambda m, v, w: m + rate * (v - w - m), before, theta, state)
     return moved, jnp.where(ended, 0, steps + 1)
@@ -57,7 +61,7 @@ def message(
 ) -> tuple[Params, Own]:
     """Send w_{k,R} - w^t, also if its last envelope had fewer than K steps; keep theta_k."""
     most = jnp.where(context.memory[1] > 0, 0, jnp.inf)
-    sent, _ = follow(most, state, hparams, context.memory, solution.params)
+    sent, _ = follow(most, state, hparams, context, solution.params)
     return sent, trained(solution.params)
 
 

@@ -22,11 +22,10 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     add_scaled,
-    inner_memory,
     local_update,
 )
+from fedprox.algorithms.lift import lift
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 Evaluated = Literal["server", "cohort", "clients"]
 """The model that is evaluated."""
@@ -57,56 +56,33 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         return algorithm
     all_clients = evaluated == "clients"
 
-    def inner(context: ClientContext) -> ClientContext:
-        return context._replace(state=context.state.state) if all_clients else context
-
-    def init(params: Params) -> Reported:
-        return Reported(algorithm.init(params), params)
-
-    def client_state(params: Params) -> Remembered:
-        return Remembered(
-            None if algorithm.client_state is None else algorithm.client_state(params), params
-        )
-
-    def subproblem(state: Reported, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(state.state, hparams, inner(context))
+    inner = lift(algorithm, server=Reported, client=Remembered if all_clients else None)
 
     def message(
         state: Reported, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Any]:
-        sent, own_state = algorithm.message(state.state, hparams, inner(context), solution)
+        sent, own_state = inner.message(state, hparams, context, solution)
         if not all_clients:
             return (sent, local_update(solution)), own_state
         ahead = jax.tree.map(jnp.subtract, solution.params, context.state.last)
-        return (sent, ahead), Remembered(own_state, solution.params)
+        return (sent, ahead), own_state._replace(last=solution.params)
 
     def update(state: Reported, mean: tuple[Any, Params], hparams: HParams) -> Reported:
         sent, ahead = mean
         base, share = state.mean, hparams["participation"]
         if not all_clients:
-            base, share = algorithm.params(state.state), jnp.ones_like(share)
-        return Reported(
-            algorithm.update(state.state, sent, hparams), add_scaled(base, share, ahead)
-        )
+            base, share = inner.params(state), jnp.ones_like(share)
+        after: Reported = inner.update(state, sent, hparams)
+        return after._replace(mean=add_scaled(base, share, ahead))
 
     def possible(hparams: HParams, mean: tuple[Any, Params], steps: jax.Array) -> jax.Array:
         assert algorithm.possible is not None
         return algorithm.possible(hparams, mean[0], steps)
 
-    def exchange(state: Reported, gradient: Params, hparams: HParams) -> Reported:
-        assert algorithm.exchange is not None
-        return state._replace(state=algorithm.exchange(state.state, gradient, hparams))
-
-    return algorithm._replace(
-        subproblem=subproblem,
-        init=init,
-        client_state=client_state if all_clients else algorithm.client_state,
+    return inner._replace(
         message=message,
         size=lambda message: algorithm.size(message[0]),
         possible=None if algorithm.possible is None else possible,
         update=update,
-        params=lambda state: algorithm.params(state.state),
         evaluated=lambda state: state.mean,
-        exchange=None if algorithm.exchange is None else exchange,
-        memory=inner_memory(algorithm.memory),
     )

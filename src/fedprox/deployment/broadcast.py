@@ -97,7 +97,7 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
         context, memory = algorithm.begun(state, context), algorithm.memory
         problem = algorithm.subproblem(state, hparams, context)
         solution = Solution(problem, solved, steps)
-        after = None if memory is None else memory.update(state, hparams, context.memory, solved)
+        after = None if memory is None else memory.update(state, hparams, context, solved)
         sent = algorithm.message(state, hparams, context, solution)
         return algorithm.params(state), tuple(problem), after, sent
 

@@ -20,17 +20,16 @@ from fedprox.algorithms.base import (
     ClientState,
     HParams,
     Message,
-    Personal,
     Solution,
     State,
     difference,
 )
 from fedprox.algorithms.check import message_shape
+from fedprox.algorithms.lift import lift
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
 from fedprox.messages.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
 from fedprox.messages.download import downloaded, sent_bits
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 """How a message travels."""
@@ -251,51 +250,21 @@ def compressed(
 
         return algorithm._replace(message=message, possible=None)
 
-    def inner(context: ClientContext) -> ClientContext:
-        return context._replace(state=context.state.state)
-
-    def client_state(params: Params) -> Owing:
-        state = None if algorithm.client_state is None else algorithm.client_state(params)
+    def owing(state: ClientState, params: Params) -> Owing:
         return Owing(state, jnp.zeros_like(ravel_pytree(params)[0]))
 
-    def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(state, hparams, inner(context))
+    inner = lift(algorithm, client=owing)
 
     def with_feedback(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, Owing]:
-        sent, own_state = algorithm.message(state, hparams, inner(context), solution)
+        sent, own_state = inner.message(state, hparams, context, solution)
         arrived, error = arrives(sent, context.state.error, context.key)
-        return arrived, Owing(own_state, error)
+        return arrived, own_state._replace(error=error)
 
-    return algorithm._replace(
-        client_state=client_state,
-        subproblem=subproblem,
-        message=with_feedback,
-        possible=None,
-        personal=None if algorithm.personal is None else _inner_personal(algorithm.personal),
-    )
+    return inner._replace(message=with_feedback, possible=None)
 
 
 def word_of(numbers: Any) -> int:
     """Bits of a number of an array, in full."""
     return 8 * numbers.dtype.itemsize
-
-
-def _inner_personal(personal: Personal) -> Personal:
-    """How clients that also keep an error get models of their own."""
-    own, subproblem, keep = personal.own, personal.subproblem, personal.keep
-
-    def second(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
-        assert subproblem is not None
-        return subproblem(state, hparams, context._replace(state=context.state.state))
-
-    def kept(owing: Owing, solution: Params) -> Owing:
-        assert keep is not None
-        return owing._replace(state=keep(owing.state, solution))
-
-    return personal._replace(
-        own=lambda owing, params: own(owing.state, params),
-        subproblem=None if subproblem is None else second,
-        keep=None if keep is None else kept,
-    )

@@ -12,7 +12,7 @@ change from there, which the server adds to its model in full: errors do not add
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,13 @@ from jax.flatten_util import ravel_pytree
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
-    ClientState,
     HParams,
-    Memory,
     Message,
-    Solution,
     State,
 )
+from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 
 class Sent(NamedTuple):
@@ -96,50 +93,22 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
     def received(state: Sent) -> Params:
         return restore(arrived(state.whole, state.scale, row))
 
-    def seen(state: Sent) -> State:
+    def seen(state: Sent, _: ClientContext) -> State:
         """The state as clients have it, with the model that has arrived."""
         leaves, structure = jax.tree.flatten(state.state)
         for place, leaf in zip(places, jax.tree.leaves(received(state)), strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(structure, leaves)
 
-    def sent(state: State) -> Sent:
+    def sent(state: State, _: Params) -> Sent:
         return Sent(state, *rounded(ravel_pytree(algorithm.params(state))[0], bits, row))
 
-    def subproblem(state: Sent, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(seen(state), hparams, context)
-
-    def message(
-        state: Sent, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Message, ClientState]:
-        return algorithm.message(seen(state), hparams, context, solution)
+    inner = lift(algorithm, server=sent, seen=seen)
 
     def update(state: Sent, mean: Message, hparams: HParams) -> Sent:
-        return sent(algorithm.update(state.state, mean, hparams))
+        return sent(inner.update(state, mean, hparams).state, None)
 
-    def second(state: Sent, hparams: HParams, context: ClientContext) -> Subproblem:
-        assert algorithm.personal is not None
-        assert algorithm.personal.subproblem is not None
-        return algorithm.personal.subproblem(seen(state), hparams, context)
-
-    def remembered(state: Sent, hparams: HParams, before: Any, solved: Params) -> Any:
-        assert algorithm.memory is not None
-        return algorithm.memory.update(seen(state), hparams, before, solved)
-
-    memory, personal = algorithm.memory, algorithm.personal
-    evaluated = algorithm.evaluated or algorithm.params
-    if personal is not None and personal.subproblem is not None:
-        personal = personal._replace(subproblem=second)
-    return algorithm._replace(
-        init=lambda params: sent(algorithm.init(params)),
-        params=received,
-        evaluated=lambda state: evaluated(state.state),
-        subproblem=subproblem,
-        message=message,
-        update=update,
-        memory=None if memory is None else Memory(lambda s: memory.init(seen(s)), remembered),
-        personal=personal,
-    )
+    return inner._replace(params=received, evaluated=inner.evaluated or inner.params, update=update)
 
 
 def _places(algorithm: Algorithm, params: Params) -> list[int]:

@@ -26,15 +26,14 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     add_scaled,
-    inner_memory,
 )
+from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.privacy.setting import Privacy
 from fedprox.solver import Solver
-from fedprox.subproblem import Subproblem
 
 
 class Guarded(NamedTuple):
@@ -185,20 +184,19 @@ def private(
     adaptive = privacy.adaptive_clip
     z = privacy.update_noise(noise_multiplier)
 
-    def public(hparams: HParams) -> HParams:
+    def public(hparams: HParams, _: ClientContext | None) -> HParams:
         share = jnp.full_like(hparams["participation"], cohort / clients)
         return {**hparams, "participation": share}
 
-    def init(params: Params) -> Guarded:
-        return Guarded(algorithm.init(params), jnp.asarray(privacy.clip, real_type()))
+    def guarded(state: State, _: Params) -> Guarded:
+        return Guarded(state, jnp.asarray(privacy.clip, real_type()))
 
-    def subproblem(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(state.state, public(hparams), context)
+    inner = lift(algorithm, server=guarded, hparams=public)
 
     def message(
         state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Clipped, ClientState]:
-        sent, own_state = algorithm.message(state.state, public(hparams), context, solution)
+        sent, own_state = inner.message(state, hparams, context, solution)
         clipped, norm = clip_to(state.clip, sent)
         within = None if adaptive is None else jnp.where(norm <= state.clip, 0.5, -0.5)
         return Clipped(clipped, within), own_state
@@ -212,38 +210,21 @@ def private(
                 within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
         if adaptive is not None and within is not None:
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
-        return Guarded(algorithm.update(state.state, sent, public(hparams)), clip)
-
-    def evaluated(state: Guarded) -> Params:
-        assert algorithm.evaluated is not None
-        return algorithm.evaluated(state.state)
+        after: Guarded = inner.update(state, sent, hparams)
+        return after._replace(clip=clip)
 
     def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
-        assert algorithm.exchange is not None
+        assert inner.exchange is not None
         if z:
             mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
-        return state._replace(state=algorithm.exchange(state.state, mean, public(hparams)))
+        return inner.exchange(state, mean, hparams)
 
-    def second(state: Guarded, hparams: HParams, context: ClientContext) -> Subproblem:
-        assert algorithm.personal is not None
-        assert algorithm.personal.subproblem is not None
-        return algorithm.personal.subproblem(state.state, public(hparams), context)
-
-    personal = algorithm.personal
-    if personal is not None and personal.subproblem is not None:
-        personal = personal._replace(subproblem=second)
-    return algorithm._replace(
-        subproblem=subproblem,
+    return inner._replace(
         average="clients",
-        init=init,
         message=message,
         size=lambda sent: algorithm.size(sent.message),
         possible=possible,
         update=update,
-        params=lambda state: algorithm.params(state.state),
-        evaluated=None if algorithm.evaluated is None else evaluated,
         exchange=None if algorithm.exchange is None else exchange,
         exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
-        memory=inner_memory(algorithm.memory, public),
-        personal=personal,
     )

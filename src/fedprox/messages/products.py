@@ -24,10 +24,10 @@ from fedprox.algorithms.base import (
     add,
     difference,
 )
+from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.frozen import FACTORS, adapted
 from fedprox.model import Params
-from fedprox.subproblem import Subproblem
 
 
 def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
@@ -53,9 +53,6 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     def received(state: Params, context: ClientContext) -> Params:
         return state if context.rank is None else _at_rank(state, context.rank)
 
-    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(received(state, context), hparams, context)
-
     def message(
         state: Params, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
@@ -65,8 +62,9 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     def update(state: Params, mean: Params, hparams: HParams) -> Params:
         return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
 
-    own: dict[str, Any] = {"received": received, "subproblem": subproblem} if ranked else {}
-    return algorithm._replace(message=message, update=update, **own)
+    if ranked:
+        algorithm = lift(algorithm, seen=received)._replace(received=received)
+    return algorithm._replace(message=message, update=update)
 
 
 def _at_rank(params: Params, rank: jax.Array) -> Params:

@@ -439,7 +439,7 @@ class ClientStep:
         """The client after a step to `params`, which it may remember."""
         context, memory = lane.context, self.algorithm.memory
         if memory is not None:
-            after = memory.update(*broadcast, context.memory, params)
+            after = memory.update(*broadcast, context, params)
             context = context._replace(memory=after)
         return lane._replace(params=params, optimizer=optimizer, context=context)
 

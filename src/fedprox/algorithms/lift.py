@@ -1,0 +1,142 @@
+"""`lift`: a method inside other states, with which every transformation of methods begins.
+
+A transformation puts something around the server's state, around the clients' states, or both, and
+changes some functions. In a lifted method each function finds the method's own state inside. The
+functions that a transformation changes call the lifted ones; nobody lists those that stay.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Memory,
+    Message,
+    Solution,
+    State,
+)
+from fedprox.model import Params
+
+Lens = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
+"""How to read what is inside a state, and how to replace it."""
+
+WHOLE: Lens = lambda outer: outer, lambda _, inner: inner
+FIELD: Lens = lambda outer: outer.state, lambda outer, inner: outer._replace(state=inner)
+
+
+def lift(
+    method: Algorithm,
+    *,
+    server: Callable[[State, Params], Any] | None = None,
+    client: Callable[[ClientState, Params], Any] | None = None,
+    seen: Callable[[Any, ClientContext], State] | None = None,
+    hparams: Callable[[HParams, ClientContext | None], HParams] | None = None,
+) -> Algorithm:
+    """The method inside other states.
+
+    An outer state is a NamedTuple whose field `state` is the method's own. Messages are the
+    method's, and so is what looks at a message alone: `size`, `possible` and `exchanged`.
+
+    Args:
+        method: The method.
+        server: (the method's first state, params) -> the server's first outer state; None if the
+            server's state stays as it is.
+        client: (the method's first client state or None, params) -> a client's first outer state;
+            None if client states stay as they are.
+        seen: (the server's outer state, context) -> the method's state as a client reads it; None
+            for the one inside.
+        hparams: (hyperparameters, context) -> what the method receives; the context is None on the
+            server. None for the hyperparameters themselves.
+
+    Returns:
+        The method. Its `update` and `exchange` keep the other fields of the server's outer state,
+        its `message` and `personal` those of a client's.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> from fedprox.algorithms.fedavg import fedavg
+        >>> class Counted(NamedTuple):
+        ...     state: Any
+        ...     rounds: int
+        >>> counted = lift(fedavg(), server=lambda state, params: Counted(state, 0))
+        >>> after = counted.update(counted.init(1.0), 0.5, {})
+        >>> float(after.state), after.rounds
+        (1.5, 0)
+    """
+    inside, around = FIELD if server else WHOLE
+    own, kept = FIELD if client else WHOLE
+    read = seen or (lambda outer, _: inside(outer))
+    given = hparams or (lambda hparams, _: hparams)
+
+    def init(params: Params) -> Any:
+        first = method.init(params)
+        return server(first, params) if server else first
+
+    def client_state(params: Params) -> Any:
+        first = method.client_state and method.client_state(params)
+        return client(first, params) if client else first
+
+    def known(context: ClientContext) -> ClientContext:
+        return context._replace(state=own(context.state))
+
+    def on_client(function: Any) -> Any:
+        """A function of (state, hparams, context, ...)."""
+
+        def lifted(outer: Any, hparams: HParams, context: ClientContext, *more: Any) -> Any:
+            return function(read(outer, context), given(hparams, context), known(context), *more)
+
+        return function and lifted
+
+    def on_server(function: Any) -> Any:
+        """A function of (state, mean, hparams) -> state."""
+
+        def lifted(outer: Any, mean: Any, hparams: HParams) -> Any:
+            return around(outer, function(inside(outer), mean, given(hparams, None)))
+
+        return function and lifted
+
+    def at_start(function: Any) -> Any:
+        """A function of (state, context)."""
+        return function and (lambda outer, context: function(read(outer, context), known(context)))
+
+    def of_state(function: Any) -> Any:
+        return function and (lambda outer: function(inside(outer)))
+
+    def message(
+        outer: Any, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, Any]:
+        sent, state = on_client(method.message)(outer, hparams, context, solution)
+        return sent, kept(context.state, state)
+
+    def own_model(outer: Any, params: Params) -> Any:
+        assert method.personal is not None
+        return method.personal.own(own(outer), params)
+
+    def keep(outer: Any, solution: Params) -> Any:
+        assert method.personal is not None
+        assert method.personal.keep is not None
+        return kept(outer, method.personal.keep(own(outer), solution))
+
+    memory, personal = method.memory, method.personal
+    return method._replace(
+        init=init,
+        client_state=client_state if client else method.client_state,
+        subproblem=on_client(method.subproblem),
+        message=message,
+        received=at_start(method.received),
+        memory=memory and Memory(at_start(memory.init), on_client(memory.update)),
+        personal=personal
+        and personal._replace(
+            own=own_model,
+            subproblem=on_client(personal.subproblem),
+            keep=personal.keep and keep,
+        ),
+        update=on_server(method.update),
+        exchange=on_server(method.exchange),
+        params=of_state(method.params),
+        evaluated=of_state(method.evaluated),
+        probe=of_state(method.probe),
+    )
