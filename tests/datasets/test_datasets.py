@@ -453,13 +453,20 @@ def with_user(x: Any, y: Any) -> dict[str, Any]:
         ('{"users":' + "[" * 100_000, "not JSON"),
         ("[]", "the object 'user_data' is missing"),
         ({"users": []}, "the object 'user_data' is missing"),
+        (leaf_file(GOOD) | {"users": 3}, "'users' is not a list of names"),
+        (leaf_file(GOOD) | {"users": ["b", 7]}, "'users' is not a list of names"),
+        (leaf_file(GOOD) | {"users": ["b", "b"]}, "users: 'b' appears twice"),
+        (leaf_file(GOOD) | {"users": ["b", "z"]}, "user 'z': it is in 'users' but not in 'user_d"),
+        (leaf_file(GOOD) | {"num_samples": [2]}, "1 numbers in 'num_samples' for 2 names in 'us"),
+        (leaf_file(GOOD) | {"num_samples": [2, True]}, "'num_samples' is not a list of whole n"),
+        (leaf_file(GOOD) | {"num_samples": [1, 1]}, "user 'b': 2 rows in 'user_data'; 'num_samp"),
+        ({k: v for k, v in leaf_file(GOOD).items() if k != "users"}, "'num_samples' without 'us"),
         ({"user_data": {"b": 3}}, "user 'b': user_data must hold lists 'x' and 'y'"),
         ({"user_data": {"b": {"x": []}}}, "user 'b': user_data must hold lists 'x' and 'y'"),
         (with_user(3, [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([[1.0, 2.0], [3.0]], [0, 1]), "user 'a': rows are not of one length"),
         (with_user([["one", "two"]], [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([["1.5", "2"]], [0]), "user 'a': 'x' is not a list of numbers"),
-        (with_user([[True, 1.0]], [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([[]], [0]), "client 'a', train: .* one feature is needed"),
         (with_user([[1e39, 1.0]], [0]), "client 'a', train: a feature is NaN or infinite"),
         (with_user([[float("nan"), 1.0]], [0]), "client 'a', train: a feature is NaN or"),
@@ -486,6 +493,30 @@ def test_broken_leaf_files_are_named_with_the_user(
         datasets.leaf(str(folder), classes=3)
     assert str(error.value).startswith(str(folder))
     assert "\n" not in str(error.value)
+
+
+def test_the_list_of_users_says_who_takes_part(tmp_path: Path, caplog: Any) -> None:
+    given = leaf_file(GOOD | {"c": ([["no numbers"]], [0])})
+    given |= {"users": ["b", "a"], "num_samples": [2, 1]}
+    folder = write_leaf(tmp_path / "set", given, leaf_file(GOOD))
+    federation = datasets.leaf(str(folder))
+    assert federation.names == ("a", "b")
+    assert federation.train.sizes.tolist() == [1, 2]
+    (message,) = caplog.messages
+    assert message == (
+        f"{folder}/train/all_data.json: data of 1 user that 'users' does not name are left out"
+    )
+
+
+def test_a_leaf_folder_of_another_machine_is_read(tmp_path: Path) -> None:
+    plain = {"user_data": {"a": {"x": [[True, 0.5], [False, 2]], "y": [True, False]}}}
+    folder = write_leaf(tmp_path / "set", plain, plain)
+    for part in ("train", "test"):
+        (folder / part / "._all_data.json").write_bytes(b"\0\5\x16\7")
+    federation = datasets.leaf(str(folder))
+    assert federation.train.x.tolist() == [[1.0, 0.5], [0.0, 2.0]]
+    assert federation.train.y.tolist() == [1, 0]
+    assert federation.classes == 2
 
 
 def test_leaf_checks_the_number_of_classes_itself(tmp_path: Path) -> None:
