@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Federation, InputError, datasets
+from fedprox import Examples, Federation, InputError, Prepared, Rows, datasets
 from fedprox.datasets import partition, sources
 from fedprox.files.idx import read_idx
 
@@ -136,9 +137,9 @@ def test_feddyns_synthetic_refuses_sizes_that_no_computer_counts() -> None:
 def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: int) -> None:
     if clients > rows:
         with pytest.raises(InputError, match=r"data\.clients"):
-            partition.iid(rows, clients=clients, seed=seed)
+            partition.iid(np.zeros(rows), clients=clients, seed=seed)
         return
-    parts = partition.iid(rows, clients=clients, seed=seed)
+    parts = partition.iid(np.zeros(rows), clients=clients, seed=seed)
     assert sorted(np.concatenate(parts)) == list(range(rows))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -537,6 +538,13 @@ def test_a_leaf_folder_that_is_not_there(tmp_path: Path) -> None:
 X, Y = np.zeros((2, 3)), np.array([0, 1])
 
 
+class Sparse:
+    """As a sparse matrix of SciPy, which NumPy takes for a single object."""
+
+    def toarray(self) -> Any:
+        return X
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
@@ -556,13 +564,46 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([(X, Y + 2**32)], "labels are 32-bit"),
         ([(X[:, :0], Y)], "one feature is needed"),
         ([(X, Y[:, None][:, :0])], "one label is needed"),
-        ([(1.0, Y)], r"features of shape \(\)"),
+        ([(1.0, Y)], "features: an object of type float; an array of numbers with a row for each"),
+        ([(X, 1)], "client '0', train: labels: an object of type int; an array of numbers with a"),
+        ([({"a": X}, Y)], r"type dict; .* needed; numpy\.stack\(list\(table\.values\(\)\), axis=1"),
+        (
+            [(Sparse(), Y)],
+            r"features: an object of type Sparse; .* a sparse matrix's toarray\(\) make",
+        ),
+        ([(np.ma.array(X), Y)], "client '0', train: features: a masked array, whose mask would be"),
+        ([([np.ma.array(x) for x in X], Y)], "features: a masked array, whose mask would be lost"),
+        (
+            [(X, np.ma.array(Y, mask=[False, True]))],
+            r"labels: a masked array, .* a value by its filled\(",
+        ),
+        ([(X, [[0, -1], [1, -100]])], "label -100; labels are 0 to 9999, and -1 at a position wit"),
         ([(X, Y + 10_000)], "client '0', train: label 10000; labels are 0 to 9999; for more, give"),
     ],
 )
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_arrays(clients)
+
+
+MASKED = np.ma.array(X, mask=X > 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Rows(MASKED, Y, np.array([0, 2])),
+        lambda: Rows(X, np.ma.array(Y), np.array([0, 2])),
+        lambda: Rows(Prepared(MASKED, lambda x: x), Y, np.array([0, 2])),
+        lambda: Examples(X, np.ma.array(Y)),
+        lambda: Federation.from_arrays([(X, Y)]).with_validation(MASKED, Y),
+        lambda: partition.iid(np.ma.array(Y), clients=1, seed=0),
+        lambda: partition.natural(np.ma.array(Y)),
+    ],
+)
+def test_masked_arrays_are_refused_everywhere(make: Callable[[], Any]) -> None:
+    with pytest.raises(InputError, match="a masked array, whose mask would be lost"):
+        make()
 
 
 @pytest.mark.parametrize(
