@@ -1,6 +1,7 @@
 """The documentation site: `make docs` builds it, offline, with warnings as errors."""
 
 import hashlib
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -54,7 +55,8 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath",
 myst_heading_anchors = 4
 myst_update_mathjax = False
 
-# notebooks
+# notebooks; a dependency of a dependency warns where ipywidgets are missing
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "notebooks" / digest_of_sources())
 nb_execution_in_temp = True

@@ -64,6 +64,7 @@ class Rows:
     offsets: NDArray[np.int64]
 
     def __post_init__(self) -> None:
+        _require_both_unmasked(self.x, self.y, "rows")
         require(
             len(self.x) == len(self.y) == self.offsets[-1] and self.offsets[0] == 0,
             f"rows: {len(self.x)} features, {len(self.y)} labels and offsets that end at "
@@ -194,6 +195,7 @@ class Examples:
     y: Array
 
     def __post_init__(self) -> None:
+        _require_both_unmasked(self.x, self.y, "examples")
         require(
             len(self.x) == len(self.y),
             f"examples: {len(self.x)} features and {len(self.y)} labels; both must agree",
@@ -650,18 +652,62 @@ def _of_type(client: Any) -> str:
     return f"an object of type {type(client).__name__}{length}"
 
 
-def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
-    """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
+def array_of(given: ArrayLike, what: str) -> Array:
+    """An array with rows.
+
+    Raises:
+        InputError: If rows are ragged, there is no array of rows, or the array is masked.
+    """
+    require_unmasked(given, what)
+    if isinstance(given, list | tuple):
+        for row in given:
+            require_unmasked(row, what)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise InputError(f"{what}: ragged rows; all must be alike") from None
+    hint = ""
+    if isinstance(given, Mapping):
+        hint = "; numpy.stack(list(table.values()), axis=1) joins the columns of a table"
+    elif hasattr(given, "toarray"):
+        hint = "; a sparse matrix's toarray() makes one"
+    require(
+        array.ndim > 0,
+        f"{what}: an object of type {type(given).__name__}; an array of numbers with a row for "
+        f"each example is needed{hint}",
+    )
+    return array
+
+
+def require_unmasked(given: object, what: str) -> None:
+    """Raise `InputError` if an array has a mask, which would be lost."""
+    require(
+        not np.ma.isMaskedArray(given),
+        f"{what}: a masked array, whose mask would be lost; leave out the rows with masked entries "
+        "or give them a value by its filled()",
+    )
+
+
+def pair_of(client: Client, where: str) -> tuple[Array, Array]:
+    """A client's features and labels as arrays."""
     require(
         isinstance(client, Sequence | np.ndarray) and len(client) == 2,
         f"{where}: {_of_type(client)}; each client must be a pair (x, y)",
     )
-    try:
-        x, y = (np.asarray(part) for part in client)
-    except ValueError:
-        raise InputError(f"{where}: ragged rows; all must be alike") from None
+    x, y = client
+    return array_of(x, f"{where}: features"), array_of(y, f"{where}: labels")
+
+
+def _require_both_unmasked(x: Features, y: Array, where: str) -> None:
+    require_unmasked(index_of(x), f"{where}: features")
+    require_unmasked(y, f"{where}: labels")
+
+
+def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
+    """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
+    x, y = pair_of(client, where)
     require(
-        x.ndim >= 1 and y.ndim >= 1 and len(x) == len(y),
+        len(x) == len(y),
         f"{where}: features of shape {x.shape} and labels of shape {y.shape}; "
         "one label for each row is needed",
     )
@@ -713,7 +759,8 @@ def _check_labels(y: Array, classes: int | None, owner: Callable[[int], str]) ->
     if bad.any():
         row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
         raise InputError(
-            f"{owner(row)}: label {np.asarray(y[row]).tolist()}; labels are 0 to {top - 1}{hint}"
+            f"{owner(row)}: label {y[bad][0]}; labels are 0 to {top - 1}"
+            f"{', and -1 at a position without label' * (y.ndim > 1)}{hint}"
         )
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Federation, InputError, datasets
+from fedprox import Examples, Federation, InputError, Prepared, Rows, datasets
 from fedprox.datasets import partition, sources
 from fedprox.files.idx import read_idx
 
@@ -136,9 +137,9 @@ def test_feddyns_synthetic_refuses_sizes_that_no_computer_counts() -> None:
 def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: int) -> None:
     if clients > rows:
         with pytest.raises(InputError, match=r"data\.clients"):
-            partition.iid(rows, clients=clients, seed=seed)
+            partition.iid(np.zeros(rows), clients=clients, seed=seed)
         return
-    parts = partition.iid(rows, clients=clients, seed=seed)
+    parts = partition.iid(np.zeros(rows), clients=clients, seed=seed)
     assert sorted(np.concatenate(parts)) == list(range(rows))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -453,13 +454,20 @@ def with_user(x: Any, y: Any) -> dict[str, Any]:
         ('{"users":' + "[" * 100_000, "not JSON"),
         ("[]", "the object 'user_data' is missing"),
         ({"users": []}, "the object 'user_data' is missing"),
+        (leaf_file(GOOD) | {"users": 3}, "'users' is not a list of names"),
+        (leaf_file(GOOD) | {"users": ["b", 7]}, "'users' is not a list of names"),
+        (leaf_file(GOOD) | {"users": ["b", "b"]}, "users: 'b' appears twice"),
+        (leaf_file(GOOD) | {"users": ["b", "z"]}, "user 'z': it is in 'users' but not in 'user_d"),
+        (leaf_file(GOOD) | {"num_samples": [2]}, "1 numbers in 'num_samples' for 2 names in 'us"),
+        (leaf_file(GOOD) | {"num_samples": [2, True]}, "'num_samples' is not a list of whole n"),
+        (leaf_file(GOOD) | {"num_samples": [1, 1]}, "user 'b': 2 rows in 'user_data'; 'num_samp"),
+        ({k: v for k, v in leaf_file(GOOD).items() if k != "users"}, "'num_samples' without 'us"),
         ({"user_data": {"b": 3}}, "user 'b': user_data must hold lists 'x' and 'y'"),
         ({"user_data": {"b": {"x": []}}}, "user 'b': user_data must hold lists 'x' and 'y'"),
         (with_user(3, [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([[1.0, 2.0], [3.0]], [0, 1]), "user 'a': rows are not of one length"),
         (with_user([["one", "two"]], [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([["1.5", "2"]], [0]), "user 'a': 'x' is not a list of numbers"),
-        (with_user([[True, 1.0]], [0]), "user 'a': 'x' is not a list of numbers"),
         (with_user([[]], [0]), "client 'a', train: .* one feature is needed"),
         (with_user([[1e39, 1.0]], [0]), "client 'a', train: a feature is NaN or infinite"),
         (with_user([[float("nan"), 1.0]], [0]), "client 'a', train: a feature is NaN or"),
@@ -488,6 +496,30 @@ def test_broken_leaf_files_are_named_with_the_user(
     assert "\n" not in str(error.value)
 
 
+def test_the_list_of_users_says_who_takes_part(tmp_path: Path, caplog: Any) -> None:
+    given = leaf_file(GOOD | {"c": ([["no numbers"]], [0])})
+    given |= {"users": ["b", "a"], "num_samples": [2, 1]}
+    folder = write_leaf(tmp_path / "set", given, leaf_file(GOOD))
+    federation = datasets.leaf(str(folder))
+    assert federation.names == ("a", "b")
+    assert federation.train.sizes.tolist() == [1, 2]
+    (message,) = caplog.messages
+    assert message == (
+        f"{folder}/train/all_data.json: data of 1 user that 'users' does not name are left out"
+    )
+
+
+def test_a_leaf_folder_of_another_machine_is_read(tmp_path: Path) -> None:
+    plain = {"user_data": {"a": {"x": [[True, 0.5], [False, 2]], "y": [True, False]}}}
+    folder = write_leaf(tmp_path / "set", plain, plain)
+    for part in ("train", "test"):
+        (folder / part / "._all_data.json").write_bytes(b"\0\5\x16\7")
+    federation = datasets.leaf(str(folder))
+    assert federation.train.x.tolist() == [[1.0, 0.5], [0.0, 2.0]]
+    assert federation.train.y.tolist() == [1, 0]
+    assert federation.classes == 2
+
+
 def test_leaf_checks_the_number_of_classes_itself(tmp_path: Path) -> None:
     folder = write_leaf(tmp_path / "set", leaf_file(GOOD), leaf_file(GOOD))
     with pytest.raises(InputError, match=r"data\.classes = '3'; it must be a whole number"):
@@ -504,6 +536,13 @@ def test_a_leaf_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 X, Y = np.zeros((2, 3)), np.array([0, 1])
+
+
+class Sparse:
+    """As a sparse matrix of SciPy, which NumPy takes for a single object."""
+
+    def toarray(self) -> Any:
+        return X
 
 
 @pytest.mark.parametrize(
@@ -525,13 +564,46 @@ X, Y = np.zeros((2, 3)), np.array([0, 1])
         ([(X, Y + 2**32)], "labels are 32-bit"),
         ([(X[:, :0], Y)], "one feature is needed"),
         ([(X, Y[:, None][:, :0])], "one label is needed"),
-        ([(1.0, Y)], r"features of shape \(\)"),
+        ([(1.0, Y)], "features: an object of type float; an array of numbers with a row for each"),
+        ([(X, 1)], "client '0', train: labels: an object of type int; an array of numbers with a"),
+        ([({"a": X}, Y)], r"type dict; .* needed; numpy\.stack\(list\(table\.values\(\)\), axis=1"),
+        (
+            [(Sparse(), Y)],
+            r"features: an object of type Sparse; .* a sparse matrix's toarray\(\) make",
+        ),
+        ([(np.ma.array(X), Y)], "client '0', train: features: a masked array, whose mask would be"),
+        ([([np.ma.array(x) for x in X], Y)], "features: a masked array, whose mask would be lost"),
+        (
+            [(X, np.ma.array(Y, mask=[False, True]))],
+            r"labels: a masked array, .* a value by its filled\(",
+        ),
+        ([(X, [[0, -1], [1, -100]])], "label -100; labels are 0 to 9999, and -1 at a position wit"),
         ([(X, Y + 10_000)], "client '0', train: label 10000; labels are 0 to 9999; for more, give"),
     ],
 )
 def test_arrays_that_are_no_federation_are_refused(clients: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Federation.from_arrays(clients)
+
+
+MASKED = np.ma.array(X, mask=X > 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Rows(MASKED, Y, np.array([0, 2])),
+        lambda: Rows(X, np.ma.array(Y), np.array([0, 2])),
+        lambda: Rows(Prepared(MASKED, lambda x: x), Y, np.array([0, 2])),
+        lambda: Examples(X, np.ma.array(Y)),
+        lambda: Federation.from_arrays([(X, Y)]).with_validation(MASKED, Y),
+        lambda: partition.iid(np.ma.array(Y), clients=1, seed=0),
+        lambda: partition.natural(np.ma.array(Y)),
+    ],
+)
+def test_masked_arrays_are_refused_everywhere(make: Callable[[], Any]) -> None:
+    with pytest.raises(InputError, match="a masked array, whose mask would be lost"):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -128,15 +128,50 @@ def test_any_partition_of_images(library: Any, tmp_path: Path) -> None:
     )
 
 
-def test_images_of_another_mode_become_like_the_first(library: Any, tmp_path: Path) -> None:
+def test_images_are_grey_only_if_all_are(library: Any) -> None:
     grey = Image.fromarray(np.full((2, 2), 7, np.uint8))
-    colour = Image.fromarray(np.full((2, 2, 3), 9, np.uint8))
-    for first, second, shape in ((grey, colour, (2, 2)), (colour, grey, (2, 2, 3))):
-        columns = {"im": [first, second], "y": [0, 1]}
-        path = save(library, tmp_path / f"{len(shape)}", {"im": library.Image()}, train=columns)
-        options = {"partition": "iid", "clients": 1, "train_share": 0.5}
-        federation = hugging_face(path, features="im", label="y", **options)  # type: ignore[arg-type]
+    colour = Image.fromarray(np.full((2, 2, 3), [9, 0, 200], np.uint8))
+    types = library.Features(im=library.Image(), y=library.Value("int64"))
+    options: dict[str, Any] = {"features": "im", "label": "y", "partition": "iid", "clients": 1}
+    for images, shape in (
+        ((grey, grey, grey), (2, 2)),
+        ((grey, colour, grey), (2, 2, 3)),
+        ((colour, grey, grey), (2, 2, 3)),
+        ((grey, grey, colour), (2, 2, 3)),
+    ):
+        made = library.Dataset.from_dict({"im": list(images), "y": [0, 1, 0]}, features=types)
+        both = library.DatasetDict(train=made.select([0, 1]), test=made.select([2]))
+        federation = hugging_face(both, **options)
         assert federation.features.shape == shape
+        pixels = np.concatenate([federation.train.x.index, federation.test.x.index])
+        stored = {tuple(np.ravel(image[0, 0]).tolist()) for image in pixels}
+        alike = {(7,)} if len(shape) == 2 else {(7, 7, 7), (9, 0, 200)}
+        assert stored == alike
+
+
+def test_a_transform_that_would_be_discarded_is_refused(library: Any) -> None:
+    made = library.Dataset.from_dict({"x": [[1.0], [2.0]], "y": [0, 1]})
+    options: dict[str, Any] = {"features": "x", "label": "y", "partition": "iid", "clients": 1}
+    doubled = made.with_transform(lambda rows: {"x": [[2 * x[0]] for x in rows["x"]]})
+    for given in (doubled, library.DatasetDict(train=made, test=doubled)):
+        with pytest.raises(InputError, match=r"it has a transform .* remove it with reset_format"):
+            hugging_face(given, **options)
+    assert len(hugging_face(made.with_format("numpy"), **options).train) == 1
+    doubled.reset_format()
+    assert len(hugging_face(doubled, **options).train) == 1
+
+
+def test_splits_that_are_not_used_are_counted(library: Any, caplog: Any) -> None:
+    made = library.Dataset.from_dict({"x": [[1.0], [2.0]], "y": [0, 1]})
+    given = library.DatasetDict(
+        train=made, test=made.select([0]), validation=made, unsupervised=made.select([1])
+    )
+    federation = hugging_face(given, features="x", label="y", partition="iid", clients=1)
+    assert (len(federation.train), len(federation.test)) == (2, 1)
+    assert caplog.messages == [
+        'DatasetDict: the split "validation" of 2 rows is not used',
+        'DatasetDict: the split "unsupervised" of 1 rows is not used',
+    ]
 
 
 def test_images_that_cannot_be_used_are_one_line(library: Any, tmp_path: Path) -> None:
@@ -153,6 +188,7 @@ def test_images_that_cannot_be_used_are_one_line(library: Any, tmp_path: Path) -
         (damaged, good, "column 'im' cannot be read"),
         (good, damaged, "column 'im' cannot be read"),
         (deep, good, "images of mode I;16, beyond bytes; give them as arrays of numbers"),
+        (good, deep, "images of mode I;16, beyond bytes; give them as arrays of numbers"),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         columns = {"im": [first, second], "y": [0, 1]}
@@ -215,12 +251,13 @@ def test_arrays_of_bytes_are_kept_as_bytes(library: Any, tmp_path: Path) -> None
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"features": "z"}, r"no column 'z'; it has x, ragged, text, none, who, y, minus"),
+    ({"features": "z"}, r"no column 'z'; it has x, ragged, text, none, who, y, minus, long"),
     ({"label": "z"}, "no column 'z'"),
     ({"client": "z"}, "no column 'z'"),
     ({"features": []}, r"data\.features = \[\]; at least one column is needed"),
     ({"features": "text"}, "column 'text' holds text; it must be images or numbers"),
     ({"features": "ragged"}, "column 'ragged' has rows of different shape"),
+    ({"features": "long"}, "column 'long': a whole number beyond 32 bits, which float32 would"),
     ({"features": "none"}, "column 'none': a value is missing, or not finite"),
     ({"features": ["x", "y"]}, "column 'x' holds arrays; only columns of numbers can stand side"),
     ({"label": "x"}, "column 'x' cannot be the label; each row needs a number or a word"),
@@ -255,6 +292,7 @@ def saved(library: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         "who": ["a", "a", "b", "b"],
         "y": [0, 1, 0, 1],
         "minus": [-1, 0, 1, 0],
+        "long": [0, 1, 2**40 + 1, 2],
     }
     return save(library, tmp_path_factory.mktemp("bad") / "set", {}, train=columns)
 

@@ -49,6 +49,25 @@ def test_no_row_goes_to_two_clients_and_none_is_lost_or_loses_its_label(
     assert np.array_equal(again.test.x, federation.test.x)
 
 
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_no_test_row_is_lost_though_no_client_trains_on_its_class(partition: Any) -> None:
+    train = Labelled(np.zeros((100, 1)), np.arange(100) % 2)
+    test = Labelled(np.arange(60.0)[:, None], np.arange(60) % 4)
+    federation = divide(train, test, partition, numbers(partition, 4), classes=4, seed=0)
+    assert sorted(federation.test.x[:, 0].tolist()) == list(range(60))
+    assert federation.test.y.tolist() == (federation.test.x[:, 0] % 4).tolist()
+
+
+def test_training_rows_that_a_partition_leaves_out_are_counted(caplog: Any) -> None:
+    rows = Labelled(np.zeros((1000, 1)), np.arange(1000) % 4)
+    federation = divide(rows, rows, "power-law", {"clients": 8}, classes=4, seed=0)
+    left = 1000 - len(federation.train)
+    assert left > 0
+    assert caplog.messages == [
+        f"data.partition = 'power-law' leaves out {left} of the 1000 training rows"
+    ]
+
+
 def test_labels_that_are_not_classes_are_dealt_evenly() -> None:
     rows = Labelled(np.arange(20.0)[:, None], np.linspace(0, 1, 20))
     few = Labelled(rows.x[:3], rows.y[:3])

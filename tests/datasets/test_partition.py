@@ -1,6 +1,7 @@
 """Partitions: whose rows, how many, of which classes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from fedprox import InputError
 from fedprox.datasets import partition
+from fedprox.datasets.labelled import _CALLED as CALLED
+from fedprox.datasets.labelled import PARTITIONS as WAYS
+from fedprox.datasets.labelled import Way
 
 SEEDS = st.integers(0, 2**40)
 SPREADS = st.sampled_from([0.0, 0.3, 1.0, 3.0])
@@ -50,7 +54,7 @@ def test_log_normal_sizes_have_the_deviation_asked_for() -> None:
 
 
 PARTITIONS: dict[str, Callable[..., list[Any]]] = {
-    "iid": lambda labels, **options: partition.iid(len(labels), **options),
+    "iid": partition.iid,
     "by client": lambda labels, **options: partition.dirichlet_by_client(
         labels, concentration=0.3, **options
     ),
@@ -225,27 +229,33 @@ def test_a_test_set_is_dealt_whole_in_the_mix_of_the_training_rows(
     )
     dealt = partition.like(train, labels, others, seed=seed)
     used = np.concatenate(dealt)
-    assert sorted(used.tolist()) == np.flatnonzero(np.isin(others, labels)).tolist()
+    assert sorted(used.tolist()) == list(range(len(others)))
     for c in np.unique(labels):
         held = np.array([(labels[part] == c).sum() for part in train])
         test = np.array([(others[part] == c).sum() for part in dealt])
         # rounded where each client's share ends
         assert np.abs(test - held / held.sum() * (others == c).sum()).max() < 1
+    unheld = ~np.isin(others, labels)
+    test, sizes = (
+        np.array([count(part) for part in parts])
+        for count, parts in ((lambda part: unheld[part].sum(), dealt), (len, train))
+    )
+    assert np.abs(test - sizes / len(labels) * unheld.sum()).max() < 1
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
-            lambda y: partition.iid(len(y), clients=0, seed=0),
+            lambda y: partition.iid(y, clients=0, seed=0),
             r"data\.clients = 0; it must be a whole",
         ),
         (
-            lambda y: partition.iid(len(y), clients=7, seed=0),
+            lambda y: partition.iid(y, clients=7, seed=0),
             r"data\.clients = 7; it must be from 1 to",
         ),
         (
-            lambda y: partition.iid(len(y), clients=2, spread=-1.0, seed=0),
+            lambda y: partition.iid(y, clients=2, spread=-1.0, seed=0),
             r"data\.size_spread = -1\.0; it must be from 0 to 10",
         ),
         (
@@ -283,3 +293,68 @@ def test_a_split_has_its_share_to_the_row(percent: int, hundreds: int, seed: int
     (train,), (test,) = partition.split([rows], train_share=percent / 100, seed=seed)
     assert len(train) == percent * hundreds
     assert all_once([train, test], len(rows))
+
+
+def _like(labels: Any, *, clients: int, seed: int) -> list[Any]:
+    return partition.like([np.arange(clients)], np.zeros(clients), labels, seed=seed)
+
+
+BY_CLASS: list[Callable[..., Any]] = [
+    partial(partition.dirichlet_by_client, concentration=0.5),
+    partial(partition.dirichlet_by_class, concentration=0.5),
+    partial(partition.classes_per_client, classes=1),
+    partition.shards,
+    partition.two_class_power_law,
+    partial(partition.rotating_classes, classes_per_client=1),
+    _like,
+]
+
+
+@pytest.mark.parametrize("divide", BY_CLASS)
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.eye(3)[[0, 1, 2, 0]], r"labels: shape \(4, 3\); .* labels\.argmax\(axis=1\)$"),
+        (np.zeros((4, 1, 1)), r"labels: shape \(4, 1, 1\); a class for each row is needed, .*,\)$"),
+        (np.array([0.5, 1.0, 0.0]), "labels: numbers that are not whole; classes are needed, or"),
+        (np.array([0.0, np.nan]), "labels: numbers that are not whole; classes are needed, or"),
+        (
+            np.ma.array([0, 1], mask=[False, True]),
+            "labels: a masked array, whose mask would be lost",
+        ),
+        (7, "labels: an object of type int; an array of numbers with a row for each example"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(
+    divide: Callable[..., Any], labels: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        divide(labels, clients=2, seed=0)
+
+
+@pytest.mark.parametrize("divide", [partition.two_class_power_law, partition.rotating_classes])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([-1, 0, 1], "the classes of this partition are whole numbers from 0"),
+        (["no", "yes"], "the classes of this partition are whole numbers from 0"),
+        ([], "no rows; at least one is needed"),
+    ],
+)
+def test_classes_without_numbers_are_refused_where_numbers_are_needed(
+    divide: Callable[..., Any], labels: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        divide(labels, clients=2, seed=0)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_all_partitions_take_labels_a_number_of_clients_and_a_seed(way: Way) -> None:
+    labels = np.arange(400) % 2
+    needed = {"concentration": 0.9, "classes_per_client": 1}
+    options: dict[str, Any] = {CALLED.get(name, name): needed[name] for name in way.needs}
+    expected = [part.tolist() for part in way.divide(labels, clients=4, seed=0, **options)]
+    assert len(expected) == 4
+    for same in (labels.tolist(), labels.astype(float)):
+        parts = way.divide(same, clients=4, seed=0, **options)
+        assert [part.tolist() for part in parts] == expected

@@ -387,7 +387,8 @@ def leaf_of(rows: list[tuple[str, str, str]]) -> dict[str, Any]:
         data = users.setdefault(user, {"x": [], "y": []})
         data["x"].append(["1", "Mon", "NO_QUERY", user, text, "training"])
         data["y"].append(int(polarity != "0"))
-    return {"users": list(users), "num_samples": [], "user_data": users}
+    counts = [len(data["y"]) for data in users.values()]
+    return {"users": list(users), "num_samples": counts, "user_data": users}
 
 
 @pytest.mark.parametrize("kind", ["csv", "zip", "json", "json.gz", "two json"])
@@ -443,6 +444,7 @@ def test_a_file_of_tweets_is_read_once(tmp_path: Path) -> None:
     content = json.dumps(leaf_of(ROWS))
     for name in ("all.json", "all.json~", "all.json.bak"):
         (folder / name).write_text(content)
+    (folder / "._all.json").write_bytes(b"\0\5\x16\7")
     (folder / "all.json.gz").write_bytes(gzip.compress(content.encode()))
     federation = datasets.sent140(least=2, clients=2, data_dir=tmp_path)
     assert len(federation.train) + len(federation.test) == len(ROWS)

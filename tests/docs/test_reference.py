@@ -16,7 +16,7 @@ from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
 from fedprox.experiment.messages import table_of
-from fedprox_docs import commands, keys, methods, offline
+from fedprox_docs import commands, keys, methods, offline, outputs
 from fedprox_docs.keys import to_markdown
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
@@ -122,7 +122,9 @@ def test_every_command_is_on_the_page_as_its_help_prints_it() -> None:
         assert printed.output.split() == text.split()
 
 
-@pytest.mark.parametrize("module", [commands, keys, offline], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [commands, keys, offline, outputs], ids=lambda module: module.__name__
+)
 def test_examples_of_the_extension(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -140,3 +142,24 @@ def test_what_a_page_loads_from_elsewhere_is_found() -> None:
         "https://c.org/c.png",
         "https://d.org/d.css",
     ]
+
+
+def test_outputs_that_name_the_builders_folders_or_hold_warnings_are_found() -> None:
+    page = """
+        <p>Warning: paths such as /home/ann/text.py in the text of a page are its author's.</p>
+        <div class="cell_input"><pre>open("/home/ann/input.py")</pre></div>
+        <div class="cell_output docutils container">
+        <div class="output stderr"><pre><span>/opt/env/lib/a.py:7:</span> <b>FutureWarning</b>: soon
+          f(1 / 2, "a/b/c", 3/4)</pre></div>
+        <div class="output text_html"><svg><path d="/a/b/c"/></svg><br><img src="/x/y/z.png">
+        <script>load("/srv/js/a.js")</script>see https://a.org/b/c, ~/b/c and 5 warnings</div>
+        </div>
+        <div class="sphx-glr-script-out highlight-none"><pre>wrote /tmp/tmp1/run</pre></div>
+        <p>/home/ann/after.py</p>
+    """
+    assert list(outputs.unfit(page)) == [
+        "/opt/env/lib/a.py",
+        "FutureWarning: soon",
+        "/tmp/tmp1/run",
+    ]
+    assert not list(outputs.unfit("<div class='cell_output'><pre>0.5 of a/b</pre></div>"))

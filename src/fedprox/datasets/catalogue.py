@@ -24,6 +24,7 @@ from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.sources import Source
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
+from fedprox.datasets.users import without_hidden
 from fedprox.federation import Federation
 
 
@@ -50,8 +51,8 @@ class File(NamedTuple):
         home, subfolder = sources.data_folder(data_dir), self.source.subfolder
         if home is not None:
             for name in self.instead:
-                fitting = (home / subfolder).glob(name)
-                path = sources.present(name, subfolder, data_dir) or next(fitting, None)
+                fitting = without_hidden((home / subfolder).glob(name))
+                path = sources.present(name, subfolder, data_dir) or next(iter(fitting), None)
                 if path is not None:
                     return path
         return sources.at_hand(self.source, data_dir)

@@ -23,6 +23,7 @@ from fedprox.datasets.labelled import Labelled, belong, federation, require_imag
 from fedprox.datasets.leaf import leaf
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
+from fedprox.datasets.users import without_hidden
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
@@ -178,9 +179,9 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
     home = data_folder(data_dir)
     if not any(present(source.name, "femnist", data_dir) for source in FEMNIST_SQLITE):
         folder = home / "femnist" if home else Path()
-        read = sorted([*folder.glob("train/*.json"), *folder.glob("test/*.json")])
+        read = without_hidden([*folder.glob("train/*.json"), *folder.glob("test/*.json")])
         if home and read:
-            return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder))
+            return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder), version=2)
         sample = present("femnist_300writers.npz", "femnist", data_dir)
         if sample is not None:
             return _from_npz(sample)

@@ -1,5 +1,7 @@
 """Any labelled data set of the Hugging Face `datasets` library."""
 
+import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,16 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
 ) -> Federation:
     """A labelled data set of the Hugging Face `datasets` library.
 
-    Images and arrays of bytes are stored as bytes and become float32 in [0, 1] when they are read.
-    Other features become float32. Labels that are whole numbers or words are classes, words in
-    alphabetical order; other labels become float32.
+    Images and arrays of bytes are stored as bytes and become float32 in [0, 1] when they are read;
+    images are grey if all are grey, and have colours otherwise. Other features become float32.
+    Labels that are whole numbers or words are classes, words in alphabetical order; other labels
+    become float32.
 
     Args:
         path: A folder that `save_to_disk` wrote, relative to the current folder or the data folder;
             else an argument of `load_dataset`, such as the name of a data set of the hub; in Python
-            also a `datasets.Dataset` or `DatasetDict`.
+            also a `datasets.Dataset` or `DatasetDict` without a transform. Splits beside "train"
+            and "test" (or "validation") are not used, which a warning says.
         features: A column of images, of numbers or of lists of numbers of one length; or several
             columns of numbers.
         label: The column of labels.
@@ -68,8 +72,9 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         A federation of the data set's rows.
 
     Raises:
-        InputError: If the library is not installed, the data set cannot be loaded, a column is
-            missing or has values that cannot be used, or an argument is out of range.
+        InputError: If the library is not installed, the data set cannot be loaded or has a
+            transform, a column is missing or has values that cannot be used, or an argument is out
+            of range.
 
     Example:
         >>> import fedprox as fp
@@ -171,17 +176,26 @@ def _splits(path: str, loaded: Any) -> list[Any]:
     if train is None:
         raise InputError(f'{path}: no split "train"; it has {", ".join(splits)}')
     require(len(train), f"{path}: no rows to train on")
-    test = splits.get("test", splits.get("validation"))
-    return [train] if test is None else [train, test]
+    name = "test" if "test" in splits else "validation"
+    test = splits.pop(name, None)
+    for unused, split in splits.items():
+        line = '%s: the split "%s" of %d rows is not used'
+        logging.getLogger(__name__).warning(line, path, unused, len(split))
+    used = [train] if test is None else [train, test]
+    for split in used:
+        require(
+            split.format["type"] != "custom",
+            f"{path}: it has a transform (with_transform or set_transform), which would not be "
+            "applied; apply it with map, or remove it with reset_format",
+        )
+    return used
 
 
 def _column(path: str, splits: list[Any], column: str) -> Array:
     """The values of a column of all splits; of type object unless all are numbers of one shape."""
     parts = []
     with refusing(f"{path}: column {column!r} cannot be read"):
-        for split in splits:
-            if type(split.features[column]).__name__ == "Image":
-                split = _in_one_mode(split, column)
+        for split in _in_one_mode(path, splits, column):
             batches = split.select_columns(column).with_format("numpy").iter(BATCH)
             with Bar(f"{path}: {column}", len(split), delay=2) as bar:
                 for batch in batches:
@@ -199,16 +213,36 @@ BATCH = 1000
 """Rows decoded at a time."""
 
 
-def _in_one_mode(split: Any, column: str) -> Any:
-    """The split with all images in the mode of the first: grey or colour."""
+def _in_one_mode(path: str, splits: list[Any], column: str) -> list[Any]:
+    """The splits with all images of a column in one mode: grey if all are grey, else in colours."""
     import datasets
 
-    first = split[0][column]
-    given = "L" if first is None else first.mode
-    if given.startswith(("I", "F")):
-        raise ValueError(f"images of mode {given}, beyond bytes; give them as arrays of numbers")
-    mode = "L" if given in ("1", "L") else "RGB"
-    return split.cast_column(column, datasets.Image(mode=mode))
+    if not any(type(split.features[column]).__name__ == "Image" for split in splits):
+        return splits
+    modes = set[str]()
+    for split in splits:
+        stored = split.cast_column(column, datasets.Image(decode=False)).select_columns(column)
+        with Bar(f"{path}: {column}, modes", len(split), delay=2) as bar:
+            for batch in stored.with_format(None).iter(BATCH):
+                modes |= {_mode(image) for image in batch[column] if image is not None}
+                bar.update(len(batch[column]))
+    for mode in sorted(modes):
+        if mode.startswith(("I", "F")):
+            raise ValueError(f"images of mode {mode}, beyond bytes; give them as arrays of numbers")
+    one = datasets.Image(mode="L" if modes <= {"1", "L"} else "RGB")
+    return [split.cast_column(column, one) for split in splits]
+
+
+def _mode(image: dict[str, Any]) -> str:
+    """The mode of a stored image, which its first bytes say."""
+    from PIL import Image
+
+    import datasets
+
+    if image["bytes"] is None:  # its path may be an address
+        return str(datasets.Image().decode_example(image).mode)
+    with Image.open(io.BytesIO(image["bytes"])) as opened:
+        return str(opened.mode)
 
 
 def _names(path: str, splits: list[Any], column: str) -> Array:
@@ -264,6 +298,11 @@ def _features(path: str, splits: list[Any], columns: list[str]) -> Features:
         is_bytes = name == "Image" or (name.startswith("Array") and kind.dtype == "uint8")
         if len(columns) == 1 and is_bytes:
             return Prepared(values.astype(np.uint8), unit)
+        wide = values.dtype.kind in "iu" and values.dtype.itemsize > 4
+        require(
+            not wide or (values.astype(np.int32) == values).all(),
+            f"{where}: a whole number beyond 32 bits, which float32 would round",
+        )
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
         require(np.isfinite(values).all(), f"{where}: a value is missing, or not finite")

@@ -1,5 +1,6 @@
 """Federations from pooled labelled rows, by any partition."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -78,7 +79,8 @@ def divide(
     """A federation by any partition, whose clients have test rows like their training rows.
 
     `numbers` are options that `check_numbers` has accepted. If labels are not classes, which 0
-    classes mean, rows can be divided by "iid" only.
+    classes mean, rows can be divided by "iid" only. All test rows are dealt. Training rows that the
+    partition leaves out, as "power-law" does, are counted in a warning.
 
     >>> rows = Labelled(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]))
     >>> numbers = {"clients": 2, "classes_per_client": 1}
@@ -92,6 +94,9 @@ def divide(
     )
     given = {_CALLED.get(name, name): n for name, n in numbers.items() if n is not None}
     parts = PARTITIONS[partition].divide(train.y, seed=seed, **given)
+    if left := len(train.y) - sum(map(len, parts)):
+        line = "data.partition = %r leaves out %d of the %d training rows"
+        logging.getLogger(__name__).warning(line, partition, left, len(train.y))
     # labels that are not classes count as one class
     y, test_y = (rows.y if classes else np.zeros(len(rows.y), int) for rows in (train, test))
     test_parts = partitions.like(parts, y, test_y, seed=seed)
@@ -147,12 +152,8 @@ _CALLED = {"size_spread": "spread", "classes_per_client": "classes"}
 """What the functions of `partition` call some options."""
 
 
-def _iid(labels: NDArray[Any], **options: Any) -> list[Indices]:
-    return partitions.iid(len(labels), **options)
-
-
 PARTITIONS: dict[str, Way] = {
-    "iid": Way(_iid, takes=("size_spread",)),
+    "iid": Way(partitions.iid, takes=("size_spread",)),
     "shards": Way(partitions.shards, takes=("size_spread",)),
     "classes-per-client": Way(partitions.classes_per_client, ("classes_per_client",)),
     "dirichlet-by-client": Way(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
 from fedprox.datasets.sources import locate
-from fedprox.datasets.users import by_user
+from fedprox.datasets.users import by_user, without_hidden
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import Federation
 
@@ -29,8 +29,10 @@ def leaf(  # the options of any partition are keys of an experiment file
 ) -> Federation:
     """A folder in LEAF's JSON layout, `train/*.json` and `test/*.json`.
 
-    Each file holds `user_data`, a table {name: {"x": [[number, ...], ...], "y": [label, ...]}}; its
-    other keys are not used. Users are sorted by name.
+    Each file holds `users`, a list of names; `num_samples`, their numbers of rows; and `user_data`,
+    a table {name: {"x": [[number, ...], ...], "y": [label, ...]}}. Data of users that `users` does
+    not name are left out, with a warning. A file may lack `num_samples`, or both lists. Other keys
+    are not used. Users are sorted by name. Hidden files, such as macOS' `._NAME`, are not read.
 
     Args:
         path: The folder, relative to the current folder or the data folder.
@@ -50,8 +52,9 @@ def leaf(  # the options of any partition are keys of an experiment file
         A federation whose features are float32.
 
     Raises:
-        InputError: If the folder or a file is missing, a file is not in this layout, training and
-            test users differ, or an argument is out of range. The message names the user.
+        InputError: If the folder or a file is missing, a file is not in this layout or contradicts
+            itself, training and test users differ, or an argument is out of range. The message
+            names the file and the user.
 
     Example:
         >>> import json, tempfile
@@ -106,7 +109,7 @@ def _by_user(folder: Path, classes: int | None) -> Federation:
 
 
 def _read_part(folder: Path) -> dict[str, Client]:
-    files = sorted(folder.glob("*.json"))
+    files = without_hidden(folder.glob("*.json"))
     require(files, f"{folder}: no .json files")
     clients: dict[str, Client] = {}
     for file in files:
@@ -132,7 +135,7 @@ def _client(data: dict[str, Any]) -> Client:
 
 
 def _numbers(values: object, depth: int = 0) -> bool:
-    """Whether a value is a list of numbers, or nested lists of numbers.
+    """Whether a value is a list of numbers or booleans, or nested lists of them.
 
     It is checked before NumPy sees the list: an array of words has room for the longest one at
     every place.
@@ -142,7 +145,7 @@ def _numbers(values: object, depth: int = 0) -> bool:
     kinds = set(map(type, values))
     if kinds == {list} and depth < DEEPEST:
         return all(_numbers(value, depth + 1) for value in values)
-    return kinds <= {int, float}
+    return kinds <= {int, float, bool}
 
 
 DEEPEST = 8

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
-from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows
+from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows, pair_of
 from fedprox.files.mapping import map_file, release_pages
 from fedprox.files.npy import require_words
 
@@ -175,7 +175,8 @@ def _classes(
             require(
                 block.min() >= least and most < MOST_CLASSES,
                 f"{folder / file}.npy: labels from {block.min()} to {most}; labels are 0 to "
-                f"{MOST_CLASSES - 1}; for more, give data.classes",
+                f"{MOST_CLASSES - 1}{', and -1 at a position without label' * (least < 0)}; for "
+                "more, give data.classes",
             )
             release_pages(rows.y)
     return most + 1
@@ -269,7 +270,8 @@ def _write(
         files = x_file, y_file
         for k, client in enumerate(clients):
             where = f"client {k}, {prefix.strip('_') or 'train'}"
-            x, y = (_narrow(part, where) for part in client)
+            x, y = pair_of(client, where)
+            x, y = _narrow(x, f"{where}: features"), _narrow(y, f"{where}: labels")
             y = y.astype(np.uint8) if y.dtype == bool else y
             require(len(x) == len(y), f"{where}: {len(x)} rows and {len(y)} labels")
             require(len(x) or prefix, f"{where}: no rows; at least one is needed")
@@ -294,23 +296,16 @@ def _write(
     return len(offsets) - 1, like
 
 
-def _narrow(part: ArrayLike, where: str) -> Array:
+def _narrow(given: Array, what: str) -> Array:
     """Numbers of at most 32 bits."""
-    try:
-        given = np.asarray(part)
-    except ValueError:
-        raise InputError(f"{where}: ragged rows; all must be alike") from None
-    if not given.ndim or given.dtype.kind not in "biuf":
-        raise InputError(
-            f"{where}: {given.dtype} of shape {given.shape}; rows of numbers are needed"
-        )
+    require(given.dtype.kind in "biuf", f"{what} of type {given.dtype}; they must be numbers")
     if given.dtype.itemsize <= 4:
         return given.astype(given.dtype.newbyteorder("="), copy=False)
     real = given.dtype.kind == "f"
     with np.errstate(over="ignore"):
         narrow = given.astype(np.float32 if real else np.int32)
     exact = np.isfinite(narrow) == np.isfinite(given) if real else narrow == given
-    require(exact.all(), f"{where}: a number beyond 32 bits")
+    require(exact.all(), f"{what}: a number beyond 32 bits")
     return narrow
 
 

@@ -36,7 +36,8 @@ def mnist(
 
     * "power-law" (Li et al.): 1,000 clients with two digits each and sizes that follow a power law.
       All 70,000 images are pooled, each pixel is standardized over them, and each client's rows are
-      divided into training and test rows.
+      divided into training and test rows. Shares are rounded down, so about 950 images go to no
+      client, as in the authors' code.
     * "iid" (McMahan et al.): 100 clients with 600 training images each, pixels in [0, 1].
     * "shards" (McMahan et al.): 100 clients with two shards of 300 images, each shard of mostly one
       digit, pixels in [0, 1].

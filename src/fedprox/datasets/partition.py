@@ -1,8 +1,8 @@
 """Partitions of a labelled data set over clients: pure functions of a seed.
 
-Each returns one array of row indices for each client, and no row is given twice. Sizes and labels
-are drawn from separate streams, so that they compose: with one seed, clients have the same sizes
-whatever their labels.
+Each takes the rows' labels and returns one array of row indices for each client; no row is given
+twice. Sizes and labels are drawn from separate streams, so that they compose: with one seed,
+clients have the same sizes whatever their labels.
 
 | partition | a client's size | a client's labels |
 |---|---|---|
@@ -17,13 +17,14 @@ whatever their labels.
 """
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.features import Features
-from fedprox.federation import Rows, offsets_of
+from fedprox.federation import Rows, array_of, offsets_of
 from fedprox.streams import Purpose, generator
 
 Indices = NDArray[np.int64]
@@ -54,32 +55,66 @@ def sizes(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> Indices
     return 1 + np.diff(ends, prepend=0)
 
 
-def iid(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> list[Indices]:
+def _classes(labels: ArrayLike) -> NDArray[Any]:
+    """The class of each row, shape (rows,).
+
+    Raises:
+        InputError: If labels are not of this shape, or not classes.
+    """
+    given = array_of(labels, "labels")
+    one_hot = "; those of one-hot labels are labels.argmax(axis=1)" if given.ndim == 2 else ""
+    require(
+        given.ndim == 1,
+        f"labels: shape {given.shape}; a class for each row is needed, shape (rows,){one_hot}",
+    )
+    require(
+        given.dtype.kind != "f" or bool((given == np.floor(given)).all()),
+        "labels: numbers that are not whole; classes are needed, or the partition iid",
+    )
+    return given
+
+
+def _numbered(labels: ArrayLike) -> NDArray[np.int64]:
+    """The class of each row as a number from 0, shape (rows,)."""
+    given = _classes(labels)
+    require(len(given), "labels: no rows; at least one is needed")
+    require(
+        given.dtype.kind in "fiub" and (given >= 0).all(),
+        "labels: the classes of this partition are whole numbers from 0",
+    )
+    return given.astype(np.int64)
+
+
+def iid(labels: ArrayLike, *, clients: int, spread: float = 0.0, seed: int) -> list[Indices]:
     """Shuffle the rows and deal them out (McMahan et al. 2017, section 3, "IID").
 
-    Evenly, or with log-normal sizes; see `sizes`.
+    Evenly, or with log-normal sizes; see `sizes`. Labels may have any shape (rows, ...) and need
+    not be classes.
 
-    >>> sorted(len(part) for part in iid(7, clients=3, seed=0))
+    >>> sorted(len(part) for part in iid(np.zeros(7), clients=3, seed=0))
     [2, 2, 3]
     """
+    rows = len(array_of(labels, "labels"))
     counts = sizes(rows, clients=clients, spread=spread, seed=seed)
     order = generator(seed, Purpose.PARTITION).permutation(rows)
     return np.split(order, np.cumsum(counts)[:-1])
 
 
-def natural(ids: NDArray[np.generic]) -> tuple[list[str], list[Indices]]:
+def natural(ids: ArrayLike) -> tuple[list[str], list[Indices]]:
     """A client for each value of `ids`, sorted; returns the clients' names and rows.
 
     >>> natural(np.array(["bob", "ann", "bob"]))
     (['ann', 'bob'], [array([1]), array([0, 2])])
     """
+    ids = array_of(ids, "ids")
+    require(ids.ndim == 1, f"ids: shape {ids.shape}; one for each row is needed, shape (rows,)")
     names, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
     order = np.argsort(which, kind="stable")
     return [str(name) for name in names], np.split(order, np.cumsum(counts)[:-1])
 
 
 def dirichlet_by_client(
-    labels: NDArray[np.generic],
+    labels: ArrayLike,
     *,
     clients: int,
     concentration: float,
@@ -108,6 +143,7 @@ def dirichlet_by_client(
     >>> [len(part) for part in parts]
     [75, 75, 75, 75]
     """
+    labels = _classes(labels)
     counts = sizes(len(labels), clients=clients, spread=spread, seed=seed).tolist()
     stream = generator(seed, Purpose.PARTITION)
     pools = _pools(labels, stream)
@@ -129,7 +165,7 @@ def dirichlet_by_client(
     return [np.array(rows, np.int64) for rows in given]
 
 
-def _pools(labels: NDArray[np.generic], stream: np.random.Generator) -> list[list[int]]:
+def _pools(labels: NDArray[Any], stream: np.random.Generator) -> list[list[int]]:
     """The rows of each class that occurs, shuffled."""
     _, parts = natural(labels)
     return [stream.permutation(part).tolist() for part in parts]
@@ -157,7 +193,7 @@ def _ends(shares: NDArray[np.float64], pools: list[list[int]]) -> list[list[floa
 
 
 def dirichlet_by_class(
-    labels: NDArray[np.generic],
+    labels: ArrayLike,
     *,
     clients: int,
     concentration: float,
@@ -186,7 +222,7 @@ def dirichlet_by_class(
     """
     require_whole("data.clients", clients)
     stream = generator(seed, Purpose.PARTITION)
-    pools = _pools(labels, stream)
+    pools = _pools(_classes(labels), stream)
     lengths = np.array([len(pool) for pool in pools])
     for _ in range(1000):
         shares = _dirichlet(stream, concentration, (len(pools), clients))
@@ -204,7 +240,7 @@ def dirichlet_by_class(
 
 
 def classes_per_client(
-    labels: NDArray[np.generic], *, clients: int, classes: int, seed: int
+    labels: ArrayLike, *, clients: int, classes: int, seed: int
 ) -> list[Indices]:
     """A few classes for each client, in equal parts; all rows are used.
 
@@ -226,7 +262,7 @@ def classes_per_client(
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes)
     stream = generator(seed, Purpose.PARTITION)
-    pools = _pools(labels, stream)
+    pools = _pools(_classes(labels), stream)
     require(
         classes <= len(pools),
         f"data.classes_per_client = {classes}; there are {len(pools)} classes",
@@ -249,15 +285,13 @@ def classes_per_client(
     return [np.concatenate(part) for part in parts]
 
 
-def like(
-    parts: list[Indices], labels: NDArray[np.generic], others: NDArray[np.generic], *, seed: int
-) -> list[Indices]:
+def like(parts: list[Indices], labels: ArrayLike, others: ArrayLike, *, seed: int) -> list[Indices]:
     """Divide the rows of a second set so that each client has the class shares of the first.
 
-    Client k's share of the second set's rows of class c is its share of the first set's. All rows
-    of classes that clients hold are dealt, and no others. So central test rows go to clients that
-    train on their classes, and accuracy over all clients' test rows is accuracy on the central test
-    set.
+    Client k's share of the second set's rows of class c is its share of the first set's. Rows of
+    classes that no client holds are dealt in proportion to the clients' rows. So central test rows
+    go to clients that train on their classes, none is lost, and accuracy over all clients' test
+    rows is accuracy on the central test set.
 
     Args:
         parts: Each client's rows of the first set.
@@ -269,25 +303,31 @@ def like(
     >>> like([np.array([0, 1]), np.array([2, 3])], labels, np.array([1, 0, 1]), seed=0)
     [array([1]), array([0, 2])]
     """
+    labels, others = _classes(labels), _classes(others)
     stream = generator(seed, Purpose.PARTITION, 2)
     clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     held = labels[np.concatenate(parts)]
     dealt: list[list[Indices]] = [[] for _ in parts]
-    for c in np.unique(held):
-        rows = stream.permutation(np.flatnonzero(others == c))
-        counts = np.bincount(clients[held == c], minlength=len(parts))
+
+    def deal(rows: NDArray[np.bool_], holders: Indices) -> None:
+        chosen = stream.permutation(np.flatnonzero(rows))
+        counts = np.bincount(holders, minlength=len(parts))
         # in random order, so that rounding favours no client
         order = stream.permutation(len(parts))
-        ends = np.rint(np.cumsum(counts[order]) / counts.sum() * len(rows)).astype(int)
-        for k, own in zip(order, np.split(rows, ends[:-1]), strict=True):
+        ends = np.rint(np.cumsum(counts[order]) / counts.sum() * len(chosen)).astype(int)
+        for k, own in zip(order, np.split(chosen, ends[:-1]), strict=True):
             dealt[k].append(own)
+
+    for c in np.unique(held):
+        deal(others == c, clients[held == c])
+    deal(~np.isin(others, held), clients)
     return [np.sort(np.concatenate(own)) for own in dealt]
 
 
 def with_test_set(
     partition: str,
-    labels: NDArray[np.generic],
-    test_labels: NDArray[np.generic],
+    labels: ArrayLike,
+    test_labels: ArrayLike,
     *,
     clients: int,
     concentration: float | None,
@@ -312,7 +352,7 @@ def with_test_set(
             f'data.concentration = {concentration}; partition "iid" has none',
         )
         train, test = (
-            iid(len(rows), clients=clients, spread=size_spread, seed=seed)
+            iid(rows, clients=clients, spread=size_spread, seed=seed)
             for rows in (labels, test_labels)
         )
         return train, test
@@ -326,9 +366,7 @@ def with_test_set(
     return train, like(train, labels, test_labels, seed=seed)
 
 
-def shards(
-    labels: NDArray[np.generic], *, clients: int, spread: float = 0.0, seed: int
-) -> list[Indices]:
+def shards(labels: ArrayLike, *, clients: int, spread: float = 0.0, seed: int) -> list[Indices]:
     """Sort by label, cut into shards, and deal two to each (McMahan et al. 2017, "Non-IID").
 
     Shards are equal, or of log-normal sizes; see `sizes`. The shards of a client depend only on the
@@ -339,6 +377,7 @@ def shards(
     >>> [len(part) for part in parts]
     [10, 10]
     """
+    labels = _classes(labels)
     count = 2 * clients
     require(
         1 <= count <= len(labels),
@@ -350,9 +389,7 @@ def shards(
     return [np.concatenate([pieces[s] for s in order[k::clients]]) for k in range(clients)]
 
 
-def two_class_power_law(
-    labels: NDArray[np.generic], *, clients: int = 1000, seed: int
-) -> list[Indices]:
+def two_class_power_law(labels: ArrayLike, *, clients: int = 1000, seed: int) -> list[Indices]:
     """Two classes for each client, with sizes that follow a power law.
 
     This is the MNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator. With C
@@ -365,6 +402,7 @@ def two_class_power_law(
         clients: Number of clients, a multiple of C.
         seed: Seed.
     """
+    labels = _numbered(labels)
     classes = int(labels.max()) + 1
     require(
         clients >= 1 and clients % classes == 0,
@@ -396,7 +434,7 @@ def two_class_power_law(
 
 
 def rotating_classes(
-    labels: NDArray[np.generic],
+    labels: ArrayLike,
     *,
     clients: int = 200,
     classes_per_client: int = 5,
@@ -446,7 +484,7 @@ def rotating_classes(
 
 
 def rotating_requests(
-    labels: NDArray[np.generic],
+    labels: ArrayLike,
     *,
     clients: int,
     classes_per_client: int,
@@ -459,6 +497,7 @@ def rotating_requests(
     For each class: its rows in random order, the clients that hold it, and how many rows each asks
     for.
     """
+    labels = _numbered(labels)
     classes = int(labels.max()) + 1
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes_per_client)

@@ -15,7 +15,7 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.sources import SENT140, data_folder, find, places, present
 from fedprox.datasets.tokenizer import tokenizer as tokenizer_of
-from fedprox.datasets.users import by_user
+from fedprox.datasets.users import by_user, without_hidden
 from fedprox.datasets.words import split_words, word_vectors
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
@@ -204,7 +204,7 @@ def _tweets(paths: list[Path], read: Callable[[Path], Iterator[Tweet]]) -> Array
         }
         return text | packed("names", numbers) | tweets
 
-    return prepared("sent140", paths, {}, build)
+    return prepared("sent140", paths, {}, build, version=2)
 
 
 def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
@@ -212,8 +212,10 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
     file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     home = data_folder(data_dir)
     if not file and home is not None:
-        paths = [*home.glob("sent140/*.json.gz"), *home.glob("sent140/*.json")]
-        files = {path.name.removesuffix(".gz"): path for path in paths}  # not both of one name
+        paths = without_hidden(home.glob("sent140/*.json"))
+        packed_paths = without_hidden(home.glob("sent140/*.json.gz"))
+        # not both of one name
+        files = {path.name.removesuffix(".gz"): path for path in (*packed_paths, *paths)}
         if files:
             return [files[name] for name in sorted(files)], True
     return [file or find(SENT140, data_dir)], False
@@ -263,6 +265,6 @@ def _labelled(data: dict[str, Any]) -> tuple[tuple[int, str], ...]:
             isinstance(row, list) and len(row) >= 5 and isinstance(row[4], str),
             "a row of 'x' is not id, date, query, user, text",
         )
-        known = label in (0, 1, 4, "0", "1", "4") and not isinstance(label, bool)
+        known = label in (0, 1, 4, "0", "1", "4")  # a boolean is 0 or 1
         require(known, f"label {label!r}; it must be 0, 1 or 4")
     return tuple((int(label not in (0, "0")), row[4]) for row, label in zip(x, y, strict=True))

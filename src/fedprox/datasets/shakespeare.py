@@ -208,7 +208,7 @@ def _lines_by_role(lines: Lines, count: int | None, seed: int) -> Federation:
 def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
     count = len(lines.names) if count is None else count
     train, test = (
-        [half[rows] for rows in partitions.iid(len(half), clients=count, seed=seed)]
+        [half[rows] for rows in partitions.iid(half, clients=count, seed=seed)]
         for half in map(np.concatenate, _first_lines(lines))
     )
     return _every_character(lines, train, test)

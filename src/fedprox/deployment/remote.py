@@ -181,6 +181,8 @@ class RemoteSeed:
         start: The start of the remaining rounds.
     """
 
+    measured: Measures | None = None  # nodes measure, and this machine waits for them
+
     def __init__(self, remote: RemoteMethod, start: Start) -> None:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params, self.done = start.seed, start.params, start.round

@@ -56,6 +56,7 @@ class RunTimes(_File):
     label: str
     seed: Whole
     run_seconds: float
+    callback_seconds: float = 0.0
     sweep_points: Whole
     model_round: Whole | None = None
 
@@ -258,8 +259,8 @@ def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
         runs[key].history.append(record)
     for time in times:
         if run := runs.get((time.label, time.seed)):
-            run.run_seconds, run.sweep_points = time.run_seconds, time.sweep_points
-            run.model_round = time.model_round
+            run.run_seconds, run.callback_seconds = time.run_seconds, time.callback_seconds
+            run.sweep_points, run.model_round = time.sweep_points, time.model_round
     return list(runs.values())
 
 

@@ -393,6 +393,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "sweep_points": run.sweep_points,
         "compile_seconds": run.compile_seconds,
         "run_seconds": run.run_seconds,
+        "callback_seconds": run.callback_seconds,
     }
     return {key: _json_number(value) for key, value in shown.items()}
 

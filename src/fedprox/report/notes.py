@@ -18,6 +18,10 @@ RISEN = 3
 clients take part, it may rise a little without a mistake."""
 
 
+LONG = 1.0
+"""Seconds of callbacks from which on they are said, if they are a tenth of the others too."""
+
+
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """How to read the numbers: which models they are of, what is estimated, what epsilon means."""
     evaluated = dict.fromkeys(run.evaluated for run in runs)
@@ -38,6 +42,10 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             f'seconds "for {points}" are those of {points} hyperparameter values together, which '
             "are trained at once"
         )
+    called = sum(run.callback_seconds / run.sweep_points for run in runs)
+    others = sum(run.run_seconds / run.sweep_points for run in runs)
+    if called >= max(LONG, others / 10):
+        lines.append(f"seconds leave out {called:.1f} s of callbacks and loggers")
     if any(run.model_record is not run.final for run in runs):
         lines.append("figures are of each run's best model; summary.json names its round")
     return lines + _standard_errors(runs)

@@ -1,6 +1,7 @@
-"""Callbacks: what they are given, in which order, and what an error in one of them does."""
+"""Callbacks: what they are given, in which order, what an error in one does, and their seconds."""
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 
 import fedprox as fp
 from fedprox import InputError
+from fedprox.report.notes import notes_on
+from fedprox.simulation.loop import checkpoint, snapshot
+from fedprox.simulation.loop.stopwatch import Stopwatch
 from tests.quadratics import quadratic_model, ragged_quadratics
 
 START = np.array([1.0, -1.0, 0.5])
@@ -23,10 +27,10 @@ def run(*callbacks: fp.Callback, **changes: Any) -> list[fp.Run]:
         "evaluation": fp.Evaluation(every=2, gradients=False),
         "seed": [0, 1],
         "progress": False,
+        "methods": [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])],
     }
-    methods = [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])]
     federation, model = ragged_quadratics(0, [3, 5, 8]), quadratic_model(START)
-    return fp.simulate(federation, model, methods, callbacks=callbacks, **options | changes)
+    return fp.simulate(federation, model, callbacks=callbacks, **options | changes)
 
 
 class Seen:
@@ -114,3 +118,65 @@ def test_what_is_no_callback_is_refused(make: Any, line: str) -> None:
     with pytest.raises(InputError) as raised:
         make()
     assert str(raised.value).startswith(line)
+
+
+NAP = 0.2
+
+
+def test_seconds_leave_out_callbacks_progress_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, naps = snapshot.write_state, list[str]()
+
+    def nap(what: str) -> None:
+        naps.append(what)
+        time.sleep(NAP)
+
+    def write_slowly(*given: Any) -> None:
+        write(*given)
+        nap("checkpoint")
+
+    monkeypatch.setattr(checkpoint, "write_state", write_slowly)
+    runs = run(
+        fp.Callback(on_record=lambda _: nap("record")),
+        on_progress=lambda now: nap("progress") if now.round == 2 else None,
+        checkpoints=fp.Checkpoints(tmp_path, 2),
+        methods=fp.fedavg(),
+        seed=0,
+    )
+    assert naps.count("record") == 3
+    assert naps.count("progress") >= 1
+    assert naps.count("checkpoint") >= 2
+    assert runs[0].run_seconds < 2 * NAP
+    called = NAP * (len(naps) - naps.count("checkpoint"))
+    assert called * 0.9 < runs[0].callback_seconds < called + 2 * NAP
+
+
+class Computed:
+    """An array that the devices have computed after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def block_until_ready(self) -> None:
+        time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize(("computing", "alone"), [(0.0, 1.0), (0.5, 0.5), (2.0, 0.0)])
+def test_seconds_count_what_the_devices_compute_while_callbacks_run(
+    computing: float, alone: float
+) -> None:
+    watch = Stopwatch(run=3.0, callbacks=1.0)
+    with watch.calling_back([Computed(computing * NAP)]):
+        time.sleep(NAP)
+    assert watch.callbacks == pytest.approx(1.0 + alone * NAP, abs=0.25 * NAP)
+    assert watch.run == pytest.approx(3.0 + (1 - alone) * NAP, abs=0.5 * NAP)
+    watch.close()
+
+
+def test_callbacks_are_said_where_they_took_long() -> None:
+    known = run(seed=0)
+    assert not any("callbacks" in line for line in notes_on(known))
+    for each in known:
+        each.run_seconds, each.callback_seconds = 20.0, 3.0 * each.sweep_points
+    assert "seconds leave out 9.0 s of callbacks and loggers" in notes_on(known)

@@ -264,7 +264,8 @@ def results(folder: Path) -> dict[str, Any]:
     }
     summary = json.loads((folder / "summary.json").read_text())
     for run in summary:
-        del run["compile_seconds"], run["run_seconds"]
+        for name in ("compile_seconds", "run_seconds", "callback_seconds"):
+            del run[name]
     clients = json.loads((folder / "clients.json").read_text())
     return found | {"summary": summary, "clients": clients}
 

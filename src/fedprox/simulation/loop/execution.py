@@ -257,9 +257,12 @@ class SeedExecution(Protocol):
 
     Attributes:
         repeated: Rounds with privacy that were released before an interruption and are repeated.
+        measured: The last measures that this machine's devices compute, perhaps still; None without
+            any.
     """
 
     repeated: Sequence[range]
+    measured: Measures | None
 
     def next(self, now: RunState) -> Computed:
         """Compute the next rounds in one call. It may reuse the memory of `now.state`."""

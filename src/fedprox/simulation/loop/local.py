@@ -16,6 +16,7 @@ from fedprox.algorithms.base import State
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import read_cohort
 from fedprox.simulation.compiled.compile import Compiler, Programs
+from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.layout import lay_out, stores_messages
 from fedprox.simulation.compiled.round import After, Inputs, Server
 from fedprox.simulation.config.method import Method
@@ -159,6 +160,7 @@ class LocalSeed:
         self, local: LocalMethod, planned: Iterator[Call], store: Store | None, seed: int
     ) -> None:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
+        self.measured: Measures | None = None
 
     def next(self, now: RunState) -> Computed:
         """Start the rounds of the next call, which reuses the memory of the state."""
@@ -215,7 +217,8 @@ class LocalSeed:
 
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure a state."""
-        begun = self.local.evaluate(state), Tally()
+        self.measured = self.local.evaluate(state)
+        begun = self.measured, Tally()
         return lambda: begun
 
     def measure_own(self, now: RunState) -> OwnMeasures | None:

@@ -8,7 +8,7 @@ this machine's devices (`local.py`) or the nodes of a network (`fedprox.deployme
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -50,6 +50,7 @@ from fedprox.simulation.loop.records import (
     records_of,
 )
 from fedprox.simulation.loop.snapshot import Snapshot
+from fedprox.simulation.loop.stopwatch import Stopwatch
 from fedprox.simulation.planning.epsilon import Spent, noise_of
 from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.clients import checksum_of, client_columns
@@ -228,7 +229,7 @@ class SeedRun:
     ) -> None:
         self.session, self.method, self.start = session, method, start
         self.protocol, self.number, self.runs = session.protocol, number, runs
-        self.began, self.spent = time.perf_counter(), runs[0].run_seconds
+        self.stopwatch = Stopwatch(runs[0].run_seconds, runs[0].callback_seconds)
         self.execution, self.hparams = execution.begin(start), execution.hparams
         self.copy = _model_copier(method)
         self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
@@ -250,8 +251,8 @@ class SeedRun:
         Args:
             saved: What they begin from; None for all rounds.
         """
-        self._report(self.start.round, best_loss(self.runs) if saved else None)
         try:
+            self._report(self.start.round, best_loss(self.runs) if saved else None)
             if saved is None:
                 self._begin()
             else:
@@ -263,12 +264,15 @@ class SeedRun:
                 self._offer(over=False)
             end = self._recorded(self.now)
             self._offer(over=True)
+            done = self.runs[0].final.round
+            with self._calling_back():
+                last = Progress(self.method.name, self.start.seed, done, done, self._loss)
+                self.session.report(last)
+            _set_params(self.protocol, self.runs, self.method.algorithm, end)
+            self._count_seconds()
         finally:
             self.execution.close()
-        done = self.runs[0].final.round
-        self.session.report(Progress(self.method.name, self.start.seed, done, done, self._loss))
-        _set_params(self.protocol, self.runs, self.method.algorithm, end)
-        self._count_seconds()
+            self.stopwatch.close()
 
     def _begin(self) -> None:
         """The state before round 0, and its evaluation."""
@@ -369,15 +373,19 @@ class SeedRun:
         spent = self.privacy.epsilon(oldest.round)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
+        known = list[Record]()
         for run, record, by_client in zip(self.runs, records, clients, strict=True):
             run.client_steps = record.total_steps
             if by_client is not None:
                 checksum = checksum_of(client_columns(by_client))
                 record = record._replace(by_client_checksum=checksum)
             run.history.append(record)
-            self.session.on_record(record._replace(by_client=by_client))
+            known.append(record._replace(by_client=by_client))
         self.best = self.keep_best(self.best, oldest)
-        self._report(oldest.round, self._loss)
+        with self._calling_back():
+            for record in known:
+                self.session.on_record(record)
+            self.session.report(self._progress(oldest.round, self._loss))
 
     def _recorded(self, now: RunState) -> RunState:
         """Wait until all evaluations are recorded, and return the state `now`."""
@@ -395,16 +403,27 @@ class SeedRun:
             early = over and now.round < self.protocol.rounds
             return Snapshot(self.runs, state, early, self.execution.contents())
 
-        if self.session.checkpoints is not None:
-            self.session.checkpoints.offer(self.number, str(self), now.round, snapshot, over=over)
+        checkpoints = self.session.checkpoints
+        if checkpoints is not None:
+            before = checkpoints.seconds
+            checkpoints.offer(self.number, str(self), now.round, snapshot, over=over)
+            self.stopwatch.leave_out(checkpoints.seconds - before)
 
     def _count_seconds(self) -> None:
         for run in self.runs:
-            run.run_seconds = self.spent + time.perf_counter() - self.began
+            run.run_seconds, run.callback_seconds = self.stopwatch.run, self.stopwatch.callbacks
+
+    def _calling_back(self) -> AbstractContextManager[None]:
+        """Callbacks' time, once the devices have computed what was begun before."""
+        begun = [result for _, result in self.calls]
+        return self.stopwatch.calling_back((begun, self.execution.measured))
 
     def _report(self, done: int, loss: float | None) -> None:
-        rounds = self.protocol.rounds
-        self.session.report(Progress(self.method.name, self.start.seed, done, rounds, loss))
+        with self._calling_back():
+            self.session.report(self._progress(done, loss))
+
+    def _progress(self, done: int, loss: float | None) -> Progress:
+        return Progress(self.method.name, self.start.seed, done, self.protocol.rounds, loss)
 
     @property
     def _loss(self) -> float:

@@ -29,6 +29,8 @@ class Run:
             arrays with a leading axis of models; None for a method with one model.
         compile_seconds: Seconds to compile the programs, shared by the points of a sweep.
         run_seconds: Seconds of the rounds and evaluations, shared by the points of a sweep.
+        callback_seconds: Seconds of callbacks and loggers while the devices had nothing to compute,
+            which `run_seconds` leaves out; shared by the points of a sweep.
         sweep_points: Number of sweep points that share these seconds.
         lane_idle: Share of lane ticks in which a lane has no client, as planned for the first
             rounds.
@@ -59,6 +61,7 @@ class Run:
     models: Params = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
+    callback_seconds: float = 0.0
     sweep_points: int = 1
     lane_idle: float = 0.0
     memory: int = 0
