@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 import fedprox as fp
+from fedprox import cli
 from fedprox.deployment import conversation, joining, stand_in
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.joining import Joined, join
@@ -28,11 +30,12 @@ from fedprox.deployment.stand_in import describe
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
+from fedprox.report.directory import versions
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import bits, deployed, described, table_of
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
-VERSION = importlib.metadata.version("fedprox")
+VERSION = fp.__version__
 
 
 def data(
@@ -73,25 +76,61 @@ def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str
     return str(raised.value)
 
 
-def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
-    a, b = data("a"), data("b")
-    assert refused(described_by("m", a), described_by("n", data("b", "a"))) == (
-        "client 'a' is on node 'm' and on node 'n'; names of clients must differ"
-    )
-    assert refused(described_by("m", a), described_by("n", data("b", features=4))) == (
-        "nodes 'm' and 'n' differ in features: [3] and [4]; all nodes need data of one kind"
-    )
-    assert refused(described_by("m", a), described_by("n", data("b", validated=True))) == (
-        "clients of node 'n' have validation rows, those of node 'm' have none; all nodes or none "
-        "must have them"
-    )
-    targets = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 0.5))], names=["b"])
-    line = refused(described_by("m", a), described_by("n", targets))
-    assert line.startswith("nodes 'm' and 'n' ")
-    augmented = dataclasses.replace(b, augment=lambda _, rows: rows)
-    assert refused(described_by("m", a), described_by("n", augmented)) == (
-        "nodes 'm' and 'n' differ in augmented: False and True; all nodes need data of one kind"
-    )
+AUGMENTED = dataclasses.replace(data("b"), augment=lambda _, rows: rows)
+TARGETS = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 0.5))], names=["b"])
+PLAIN = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 3))], names=["b"])
+
+
+@pytest.mark.parametrize(
+    ("second", "line"),
+    [
+        (data("b", "a"), "its client 'a' is on node 'm' too; names of clients must differ"),
+        (
+            data("b", features=4),
+            "features: it has [4], and node 'm' [3]; all nodes need data of one kind",
+        ),
+        (
+            data("b", validated=True),
+            "its clients have validation rows, those of node 'm' have none; all nodes or none must "
+            "have them",
+        ),
+        (TARGETS, "label type: it has float32, and node 'm' int32; all nodes need data of one kin"),
+        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, those of node 'm' ar"),
+        (AUGMENTED, "augmented: it has True, and node 'm' False; all nodes need data of one kind"),
+    ],
+)
+def test_a_node_that_does_not_fit_those_before_it_is_left_out(
+    second: Federation, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One node, misconfigured or a liar, does not end the command of the others."""
+    nodes = [described_by("m", data("a")), described_by("l", second), described_by("o", data("c"))]
+    result = joined(*nodes, count=2, patience=5.0)
+    assert [each.name for each in result.descriptions] == ["m", "o"]
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged.startswith(f"node 1: {line}")
+    assert logged.endswith("; left out")
+    assert resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).joined is result
+    refusal = refused(*nodes[:2], count=2)
+    assert refusal.startswith(f"deployment.nodes = 2: 1 joined within 0.1 s (m, 1: {line}")
+
+
+def test_the_versions_are_those_of_the_running_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metadata may be of an earlier installation, as in an editable one."""
+    read = importlib.metadata.version
+
+    def stale(name: str) -> str:
+        return "0.0.0" if name == "fedprox" else read(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", stale)
+    node = Node("m", data("a"), tmp_path, Policy())
+    (description,) = joined(node.answer).descriptions
+    assert description.version == fp.__version__
+    assert versions()["fedprox"] == fp.__version__
+    with pytest.raises(typer.Exit):
+        cli._print_version(wanted=True)
+    assert capsys.readouterr().out == f"fedprox {fp.__version__}\n"
 
 
 def strange(**values: Any) -> Callable[[Parcel], Parcel]:

@@ -6,7 +6,6 @@ It counts what it answers with its data, on disk, before an answer leaves it (`s
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import time
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedprox import __version__
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import filled
 from fedprox.deployment.declared import check_clip, check_declaration, check_jobs, check_steps
@@ -196,8 +196,7 @@ class Node:
 
     def _computed(self, request: Request, head: bytes) -> tuple[Answer, dict[str, Array]]:
         if request.kind == "describe":
-            version = importlib.metadata.version("fedprox")
-            description = describe(self.name, version, self.federation, self.reports)
+            description = describe(self.name, __version__, self.federation, self.reports)
             return Answer(id="", description=description), {}
         setup = request.setup
         if setup is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedprox.deployment.messages import Clients, DataKind, Description
 from fedprox.deployment.policy import REPORTS
-from fedprox.errors import LARGEST, InputError, foreign, require, shown
+from fedprox.errors import LARGEST, foreign, require, shown
 from fedprox.features import index_of
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
@@ -113,28 +113,49 @@ def check_description(description: Description) -> None:
     )
 
 
-def common_kind(descriptions: Sequence[Description]) -> DataKind:
-    """What the data of all nodes have in common.
+def check_fits(description: Description, others: Iterable[Description]) -> None:
+    """Raise `InputError` if a node cannot join others: their data or the names of their clients.
 
-    Raises:
-        InputError: If the nodes' data cannot train one model. The message names two nodes.
+    Args:
+        description: What the node says of itself.
+        others: What those have said that joined before it, and have the names that they gave.
     """
-    first = descriptions[0]
-    for each in descriptions[1:]:
-        for key in ("features", "feature_type", "label", "label_type", "augmented"):
-            ours, theirs = getattr(first.kind, key), getattr(each.kind, key)
-            require(
-                ours == theirs,
-                f"nodes {first.name!r} and {each.name!r} differ in {key.replace('_', ' ')}: {ours} "
-                f"and {theirs}; all nodes need data of one kind",
-            )
+    mine, names = description.kind, set(description.clients.names)
+    for other in others:
+        theirs, known = other.kind, f"node {other.name!r}"
+        taken = next((name for name in other.clients.names if name in names), None)
         require(
-            bool(first.kind.classes) == bool(each.kind.classes),
-            f"nodes {first.name!r} and {each.name!r}: labels are classes in one, not in the other",
+            taken is None,
+            f"its client {taken!r} is on {known} too; names of clients must differ",
         )
+        for key in ("features", "feature_type", "label", "label_type", "augmented"):
+            have, needed = getattr(mine, key), getattr(theirs, key)
+            require(
+                have == needed,
+                f"{key.replace('_', ' ')}: it has {foreign(have)}, and {known} {needed}; all nodes "
+                "need data of one kind",
+            )
+        classes = bool(mine.classes)
+        are, are_not = ("are", "are not") if classes else ("are not", "are")
+        require(
+            classes == bool(theirs.classes),
+            f"its labels {are} classes, those of {known} {are_not}",
+        )
+        validated = bool(description.clients.validation)
+        have, have_not = ("have", "have none") if validated else ("have no", "have some")
+        require(
+            validated == bool(other.clients.validation),
+            f"its clients {have} validation rows, those of {known} {have_not}; all nodes or none "
+            "must have them",
+        )
+
+
+def common_kind(descriptions: Sequence[Description]) -> DataKind:
+    """What the data of all nodes have in common, of which `check_fits` was asked."""
     classes = max(each.kind.classes for each in descriptions)
     greatest = max(each.kind.greatest for each in descriptions)
-    return first.kind.model_copy(update={"classes": classes, "greatest": greatest})
+    common = {"classes": classes, "greatest": greatest}
+    return descriptions[0].kind.model_copy(update=common)
 
 
 def one_client(kind: DataKind) -> Federation:
@@ -143,39 +164,19 @@ def one_client(kind: DataKind) -> Federation:
 
 
 def stand_in(kind: DataKind, descriptions: Sequence[Description]) -> Federation:
-    """A stand-in for the clients of all nodes, node by node.
-
-    Raises:
-        InputError: If two clients have the same name, or only some nodes have validation rows.
-    """
+    """A stand-in for the clients of all nodes, node by node."""
     clients = [each.clients for each in descriptions]
-    owners: dict[str, str] = {}
-    for each in descriptions:
-        for name in each.clients.names:
-            require(
-                name not in owners,
-                f"client {name!r} is on node {owners.get(name)!r} and on node {each.name!r}; names "
-                "of clients must differ",
-            )
-            owners[name] = each.name
-    validated = {each.name: bool(each.clients.validation) for each in descriptions}
-    central = sum(each.central_validation for each in descriptions)
-    have, lack = ([name for name, has in validated.items() if has is one] for one in (True, False))
-    if have and lack:
-        raise InputError(
-            f"clients of node {have[0]!r} have validation rows, those of node {lack[0]!r} have "
-            "none; all nodes or none must have them"
-        )
 
     def joined(parts: Iterable[Sequence[int]]) -> list[int]:
         return [number for part in parts for number in part]
 
+    central = sum(each.central_validation for each in descriptions)
     validation: Sequence[int] | int | None = central or None
-    if have:
+    if clients[0].validation:
         validation = joined(c.validation for c in clients)
     return _federation(
         kind,
-        list(owners),
+        [name for c in clients for name in c.names],
         joined(c.train for c in clients),
         joined(c.test for c in clients),
         validation,

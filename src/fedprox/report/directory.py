@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import tomli_w
 
+from fedprox import __version__
 from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import require
 from fedprox.federation import Federation
@@ -55,7 +56,7 @@ LOG_ID = "fedprox-id"
 LONGEST = 150
 """Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
-PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
+PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax")
 
 
 class RunDirectory:
@@ -403,7 +404,8 @@ def _json_number(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of what the results depend on, the devices, and the git revision if there is one."""
-    known = {name: importlib.metadata.version(name) for name in PACKAGES}
+    known = {"fedprox": __version__}
+    known |= {name: importlib.metadata.version(name) for name in PACKAGES}
     devices = jax.devices()
     known |= {
         "python": platform.python_version(),
