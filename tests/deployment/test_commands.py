@@ -9,12 +9,13 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-import fedprox.cli
-from fedprox import InputError
+from fedprox import InputError, cli
+from fedprox.commands import deployment
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger
 from fedprox.deployment.trial import check_allowed
 from fedprox.experiment import parse, read_experiment, resolve
+from fedprox.files.lock import holder, locked
 from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
 
 NODE: dict[str, Any] = {
@@ -29,7 +30,7 @@ NODE: dict[str, Any] = {
 
 def refusal(*arguments: str) -> str:
     """The message with which a command refuses its arguments."""
-    result = CliRunner().invoke(fedprox.cli.app, list(arguments), standalone_mode=False)
+    result = CliRunner().invoke(cli.app, list(arguments), standalone_mode=False)
     assert isinstance(result.exception, InputError)
     return str(result.exception)
 
@@ -107,6 +108,55 @@ def test_a_node_file_that_makes_no_sense_is_refused(
     with pytest.raises(InputError) as refused:
         load_node(read_node_file(node_file(tmp_path, **changes)))
     assert message in str(refused.value)
+
+
+def test_a_node_reads_nothing_of_its_folder_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that ends meanwhile still writes what is spent."""
+    folder, loaded = tmp_path / "state", []
+
+    def load(*_: Any) -> Any:
+        assert holder(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        loaded.append(folder)
+        raise InputError("its data are missing")
+
+    monkeypatch.setattr(deployment, "use_cpu_devices", lambda **_: None)
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "load_node", load)
+    file = str(node_file(tmp_path))
+    assert refusal("node", file) == "its data are missing"
+    assert not folder.exists()
+    with locked(folder):
+        assert refusal("node", file).startswith(f"{folder} is being written by process ")
+    assert loaded == [folder]
+
+
+def test_a_deployment_reads_nothing_of_its_folder_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that ends meanwhile still counts what is released."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "experiment.toml").write_text(tomli_w.dumps(table_of(FEDPROX)))
+    read = []
+
+    def ledger(folder: Path) -> Any:
+        assert holder(folder)
+        read.append(folder)
+        raise InputError("so far")
+
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "read_ledger", ledger)
+    resume = ("deploy", "--resume", str(out), "--local", "2")
+    assert refusal(*resume) == "so far"
+    with locked(out):
+        assert refusal(*resume).startswith(f"{out} is being written by process ")
+        fresh = ("deploy", str(out / "experiment.toml"), "--local", "2", "--out", str(out))
+        assert refusal(*fresh).startswith(f"{out} is being written by process ")
+    assert read == [out]
+    assert {path.name for path in out.iterdir()} == {"experiment.toml"}
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

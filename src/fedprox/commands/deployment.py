@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -118,10 +118,15 @@ def deploy(
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
-    ledger = Ledger(folder) if resume is None else read_ledger(folder)
-    names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
-    wanted = len(names) or local or experiment.deployment.nodes
-    with _network(experiment, local, superlink, folder / NODES, data_dir, allow or ()) as network:
+    with ExitStack() as opened:
+        # before the ledger is read, which another process may still write
+        opened.enter_context(locked(folder))
+        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
+        wanted = len(names) or local or experiment.deployment.nodes
+        network = opened.enter_context(
+            _network(experiment, local, superlink, folder / NODES, data_dir, allow or ())
+        )
         conversation = Conversation(network, patience=experiment.deployment.patience)
         joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
         if resume is not None:
@@ -129,7 +134,10 @@ def deploy(
         ledger.clients = joined.clients
         deployment = resolve_deployment(experiment, joined, ledger)
         directory = RunDirectory(
-            folder, deployment.resolved.table, replace=force, extend=resume is not None
+            *(folder, deployment.resolved.table),
+            replace=force,
+            extend=resume is not None,
+            lock=False,
         )
         if resume is not None and directory.complete and directory.extended is None:
             console.print(f"{printable(folder)} is complete; nothing to do")
@@ -207,11 +215,9 @@ def node(
     use_compilation_cache(cache_folder() / "xla")
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     logging.getLogger("fedprox").setLevel(logging.INFO)
-    with Bar("loading the data"):
-        held = load_node(known, data_dir)
-    say(f"node {known.name}: {held.federation}")
+    folder = Path(known.folder)
     connection = NodeConnection(
-        known.superlink, Path(known.ca_certificate), Path(known.key), Path(known.folder)
+        known.superlink, Path(known.ca_certificate), Path(known.key), folder
     )
     stop = threading.Event()
 
@@ -221,7 +227,11 @@ def node(
         stop.set()
         return f"{number.name}: the node ends after its current answer; once more to end at once"
 
-    # client state is a model or a gradient of one client's data
-    Path(known.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(Path(known.folder)), answering(end):
-        serve(held.answer, connection, stop)
+    # before anything in it is read, such as what is spent; client state is a model or a gradient of
+    # one client's data
+    with locked(folder, mode=0o700):
+        with Bar("loading the data"):
+            held = load_node(known, data_dir)
+        say(f"node {known.name}: {held.federation}")
+        with answering(end):
+            serve(held.answer, connection, stop)

@@ -74,6 +74,7 @@ class RunDirectory:
         extend: Whether the run resumes, so that the folder may hold finished results of the same
             experiment with fewer rounds, to be extended.
         client_records: Whether `clients.jsonl` is written, from records with measures of clients.
+        lock: Whether to lock the folder; False if the caller has.
 
     Attributes:
         replaced: Description of the results that are replaced; empty if there are none.
@@ -88,12 +89,13 @@ class RunDirectory:
         replace: bool | None = None,
         extend: bool = False,
         client_records: bool = False,
+        lock: bool = True,
     ) -> None:
         self.path, self.experiment = path, experiment
         self.replaced = ""
         self.extended: int | None = None
         self._replace, self._extend = replace, extend
-        self._client_records = client_records
+        self._client_records, self._lock = client_records, lock
         self._metrics: BinaryIO | None = None
         self._clients: ClientLines | None = None
         self._open = ExitStack()
@@ -174,7 +176,8 @@ class RunDirectory:
 
     def __enter__(self) -> "RunDirectory":
         with self._open:
-            self._open.enter_context(locked(self.path))
+            if self._lock:
+                self._open.enter_context(locked(self.path))
             self._check()  # again: another process may have written to it meanwhile
             self._open = self._open.pop_all()
         return self
