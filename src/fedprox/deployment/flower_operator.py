@@ -129,6 +129,10 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
             text = f"{reason(error)}; is {ca_certificate} the certificate of its authority?"
             raise InputError(f"{here}: {text}") from error
         raise ConnectionError(f"{here} does not answer: {reason(error)}") from error
+    except InputError:
+        raise
+    except ValueError as error:  # a proxy may send what is no message, or has no end
+        raise ConnectionError(f"{here}: {reason(error)}") from error
 
 
 def _start_run(address: str, ca_certificate: Path, runtime: Link) -> int:
