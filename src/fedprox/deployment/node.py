@@ -208,7 +208,8 @@ class Node:
         self.policy.check_measures(parts.given, parts.solver)
         if setup.privacy is not None:
             check_declaration(setup, setup.privacy, parts.given, parts.points)
-            self.policy.check_privacy(setup.privacy, self.spent.others(setup))
+            others, before = self.spent.others(setup), self.spent.before
+            self.policy.check_privacy(setup.privacy, others, before)
         if setup.private_steps is not None:
             check_steps(setup, parts.given, parts.solver, parts.points)
         if request.kind == "prepare":
@@ -268,7 +269,8 @@ class Node:
         unknown = sorted(set(planned) - set(parts.index))
         require(not unknown, f"planned: clients {', '.join(unknown)} are not on this node")
         left = {name: max(0, steps - taken.get(name, 0)) for name, steps in planned.items()}
-        self.policy.check_steps(self.spent.with_steps(parts.releases(left)))
+        steps = self.spent.with_steps(parts.releases(left))
+        self.policy.check_steps(steps, self.spent.steps_before)
 
     def _pay(self, asked: Asked) -> None:
         """Count a request on disk, before anything is computed from data.
@@ -280,7 +282,7 @@ class Node:
         if work is not None:
             steps = asked.parts.releases(dict(zip(work.names, work.steps, strict=True)))
         after = self.spent.paid(asked.request, asked.parts.points, asked.digest, steps)
-        self.policy.check_steps({name: after.steps[name] for name in steps})
+        self.policy.check_steps({name: after.steps[name] for name in steps}, after.steps_before)
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(asked.setup), asked.setup.privacy
         require(

@@ -1,6 +1,7 @@
 """A node's policy: what it computes for others, and what it reports."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +15,13 @@ from fedprox.deployment.secure.setting import require_threshold
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import Mechanism, epsilon_together, quick_epsilon, rounded_up
+from fedprox.privacy.accounting import (
+    Composed,
+    Mechanism,
+    epsilon_together,
+    quick_epsilon,
+    rounded_up,
+)
 from fedprox.privacy.setting import Unit
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
@@ -198,37 +205,48 @@ class Policy(Section):
             "over all runs",
         )
 
-    def check_privacy(self, hiding: Hiding, others: Sequence[tuple[Mechanism, int]]) -> None:
+    def check_privacy(
+        self,
+        hiding: Hiding,
+        others: Sequence[tuple[Mechanism, int]],
+        before: Composed | None = None,
+    ) -> None:
         """Raise `InputError` if a private run costs more epsilon than is left.
 
         Args:
             hiding: What the run declares, which counts as a whole.
             others: What the rounds of other runs have released, and their numbers.
+            before: Rounds before those, composed.
         """
         weakest = self.privacy
         if weakest is None:
             return
         spent = (*others, (hiding.mechanism, hiding.rounds))
-        epsilon = epsilon_together(spent, weakest.delta)
+        epsilon = epsilon_together(spent, weakest.delta, before)
         require(
             epsilon <= weakest.epsilon,
             f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for this run "
             f"and all before it together; at most epsilon = {weakest.epsilon:g} is allowed",
         )
 
-    def check_steps(self, clients: Mapping[str, Sequence[tuple[Mechanism, int]]]) -> None:
+    def check_steps(
+        self,
+        clients: Mapping[str, Sequence[tuple[Mechanism, int]]],
+        before: Mapping[str, Composed] = MappingProxyType({}),
+    ) -> None:
         """Raise `InputError` if the private steps of a client cost more epsilon than is left.
 
         Args:
             clients: By client, what its steps of all runs release, and their numbers.
+            before: Steps of clients before those, composed.
         """
         weakest = self.privacy
         if weakest is None:
             return
         for name, steps in clients.items():
-            if quick_epsilon(steps, weakest.delta) <= weakest.epsilon:
+            if quick_epsilon(steps, weakest.delta, before.get(name)) <= weakest.epsilon:
                 continue
-            epsilon = epsilon_together(tuple(steps), weakest.delta)
+            epsilon = epsilon_together(tuple(steps), weakest.delta, before.get(name))
             require(
                 epsilon <= weakest.epsilon,
                 f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for each "
