@@ -439,7 +439,8 @@ def composed_with(before: Composed | None, spent: Iterable[tuple[Mechanism, int]
             plain._replace(noise_multiplier=max(mechanism.noise_multiplier, LITTLE))
         )
         little = mechanism.noise_multiplier < LITTLE
-        more = (LARGEST_DIVERGENCE if little else count * float(one) for one in each)
+        some = [math.inf if little else count * float(one) for one in each]
+        more = (min(one, LARGEST_DIVERGENCE) for one in some)  # a number that JSON has
         exceeds = 0.0
         if mechanism.cut:
             rate = mechanism.clients_per_round / mechanism.clients
@@ -457,7 +458,7 @@ def _both(a: Composed, b: Composed) -> Composed:
     require(a.replaces == b.replaces, DIFFERENT_NEIGHBOURS)
     known = dict(zip(a.orders, a.divergences, strict=True))
     both = {
-        order: min(known[order] + more, LARGEST_DIVERGENCE)  # which JSON has
+        order: min(known[order] + more, LARGEST_DIVERGENCE)
         for order, more in zip(b.orders, b.divergences, strict=True)
         if order in known
     }
@@ -474,7 +475,7 @@ def _bound_of(composed: Composed, delta: float) -> float:
     """
     from dp_accounting import rdp
 
-    if max(composed.divergences, default=math.inf) >= LARGEST_DIVERGENCE:
+    if min(composed.divergences, default=math.inf) >= LARGEST_DIVERGENCE:
         return math.inf
     epsilon = 0.0
     while epsilon < MOST_EPSILON:
