@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ from typer.testing import CliRunner
 
 from fedprox import InputError, cli
 from fedprox.commands import deployment
+from fedprox.deployment.memory import in_memory
+from fedprox.deployment.messages import Answer, pack
+from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger
 from fedprox.deployment.trial import check_allowed
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.files.lock import holder, locked
 from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
+from tests.test_cli import status
 
 NODE: dict[str, Any] = {
     "name": "a",
@@ -218,3 +224,37 @@ def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
         InputError, match=r"node 'node-1': it refuses: state of .* begin the run anew"
     ):
         deployed(table, [nodes[0].answer, forgetful])
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
+    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    table = table_of(FEDPROX, rounds=2, evaluation={"every": 2})
+    nodes = nodes_of(table, tmp_path)
+
+    def answering(node: Node) -> Any:
+        def answer(parcel: Any) -> Any:
+            head = json.loads(parcel.head)
+            if head["kind"] == "train" and (refuses or node is nodes[0]):
+                return pack(Answer(id=head["id"], refused="not today"))
+            return node.answer(parcel)
+
+        return answer
+
+    @contextmanager
+    def network(*_: Any) -> Iterator[Any]:
+        yield in_memory([answering(node) for node in nodes])
+
+    monkeypatch.setattr(deployment, "_network", network)
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    file, out = tmp_path / "a.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(table))
+    assert status("deploy", file, "--local", 2, "--out", out) == refuses
+    said = capsys.readouterr().err.splitlines()
+    line = (
+        "fedprox: fedprox mu=0.5, seed 0: no update was used in any of its 2 rounds; the last "
+        "reason: round 2: node 'node-1': it refuses: not today; without its "
+    )
+    assert [each for each in said if each.startswith(line)] == said[-1:] * refuses
+    assert (out / "summary.json").exists()  # what was measured is there

@@ -29,7 +29,7 @@ from fedprox.commands.shared import (
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.coordinator import methods_of
+from fedprox.deployment.coordinator import methods_of, without_updates
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
@@ -98,7 +98,8 @@ def deploy(
     written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
     stopped or killed, also with more rounds.
 
-    Bad input is reported in one line, with exit status 2.
+    Bad input is reported in one line, with exit status 2. If no update was used in any round of a
+    run, a line says why, with exit status 1.
     """
     require(
         (local is None) != (superlink is None),
@@ -162,6 +163,10 @@ def deploy(
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
     show_results(console, directory, runs, deployment.resolved.target, checkpoints)
+    if lines := without_updates(runs, conversation):
+        for line in lines:
+            say(line)
+        raise typer.Exit(1)
 
 
 def _network(

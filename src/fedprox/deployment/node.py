@@ -214,6 +214,7 @@ class Node:
             check_steps(setup, parts.given, parts.solver, parts.points)
         if request.kind == "prepare":
             self._check_planned(request, setup, parts)
+            self.policy.check_planned(parts.given, parts.solver, self.federation.train.sizes)
             left = setup.rounds - 1 - self.spent.of(setup).round
             self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)

@@ -105,7 +105,7 @@ class Policy(Section):
     most_epochs: float | None = Field(
         default=None,
         description="Most epochs of a client in a round, also where a solver counts steps; no "
-        "limit if left out.",
+        "limit if left out. A run in which one of the node's clients could take more is refused.",
         examples=[50.0],
     )
     report: list[Report] = Field(
@@ -124,9 +124,9 @@ class Policy(Section):
         default=1,
         description="Fewest clients over which a measure is summed; measures of fewer are not "
         "reported. In methods whose clients send gradients or losses of their own, the node sits "
-        "out rounds with fewer of its clients. Above 1 it refuses a solver with `gamma`, and "
-        "compression, by which each client's update travels by itself. Sums of updates are sent "
-        "for any number of clients.",
+        "out rounds with fewer of its clients, and refuses runs if it has fewer. Above 1 it "
+        "refuses a solver with `gamma`, and compression, by which each client's update travels by "
+        "itself. Sums of updates are sent for any number of clients.",
         examples=[10],
     )
     privacy: PrivacyPolicy | None = Field(
@@ -266,6 +266,21 @@ class Policy(Section):
             solver.gamma is None or ("gradients" in self.report and self.fewest_clients == 1),
             "solver.gamma: steps show when a client's gradient was small; that needs "
             '"gradients" in policy.report, and policy.fewest_clients = 1',
+        )
+
+    def check_planned(self, algorithm: Algorithm, solver: Solver, rows: NDArray[np.int64]) -> None:
+        """Raise `InputError` if rounds of a run would be refused, as is known beforehand.
+
+        Args:
+            algorithm: The method.
+            solver: Its local solver.
+            rows: Training rows of each of the node's clients.
+        """
+        self.check_work(solver, rows, solver.steps_for(rows))
+        require(
+            len(rows) >= self.fewest_clients or not algorithm.measures_first,
+            f"{algorithm.name}: its clients send what they measure, and gradients and losses of "
+            f"fewer than {self.fewest_clients} clients are not sent; the node has {len(rows)}",
         )
 
     def check_clients(self, jobs: Jobs) -> None:
