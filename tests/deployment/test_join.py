@@ -26,7 +26,7 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.deployment.run_file import Ledger, require_same_clients
 from fedprox.deployment.server import resolve_deployment
-from fedprox.deployment.stand_in import describe
+from fedprox.deployment.stand_in import declared_in_words, describe, labels_in_words
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
@@ -131,6 +131,30 @@ def test_the_versions_are_those_of_the_running_code(
     with pytest.raises(typer.Exit):
         cli._print_version(wanted=True)
     assert capsys.readouterr().out == f"fedprox {fp.__version__}\n"
+
+
+def test_a_gap_in_the_classes_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """By what nodes declare; which labels they have, and how many, stays with them."""
+    low, high = data("a", classes=3), data("b", classes=8, low=5)
+    result = joined(described_by("m", low), described_by("n", high))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith(
+        "nodes differ in their number of classes: 3 on m; 8 on n. The run has 8, labels 0 to 7. "
+    )
+    assert [declared_in_words(each) for each in result.descriptions] == [
+        "node m: 1 client, 10 training rows, 0 test rows, 3 classes, labels up to 2",
+        "node n: 1 client, 10 training rows, 0 test rows, 8 classes, labels up to 7",
+    ]
+    assert labels_in_words(high) == (
+        "labels of training rows: 5: 4, 6: 3, 7: 3; 5 of 8 classes have none: 0 to 4"
+    )
+    assert labels_in_words(low) == "labels of training rows: 0: 4, 1: 3, 2: 3"
+    many = data("c", classes=200, low=190)
+    assert labels_in_words(many).endswith("; 190 of 200 classes have none: 0 to 189")
+    assert labels_in_words(TARGETS) == ""
+    caplog.clear()
+    joined(described_by("m", high), described_by("n", data("a", classes=8)))
+    assert not caplog.records
 
 
 def strange(**values: Any) -> Callable[[Parcel], Parcel]:

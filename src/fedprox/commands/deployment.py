@@ -37,6 +37,7 @@ from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger, require_same_clients
 from fedprox.deployment.server import Deployment, check_deployable, resolve_deployment
+from fedprox.deployment.stand_in import declared_in_words, labels_in_words
 from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
@@ -143,8 +144,9 @@ def deploy(
         if resume is not None and directory.complete and directory.extended is None:
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
-        for line in _guarantee(deployment):
-            console.print(line, highlight=False, soft_wrap=True)
+        declared = [printable(declared_in_words(each)) for each in joined.descriptions]
+        for line in (*declared, *_guarantee(deployment)):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
         print_start(console, directory, resumed=resume is not None)
 
         def write_ledger(_: Record) -> None:
@@ -238,5 +240,7 @@ def node(
         with Bar("loading the data"):
             held = load_node(known, data_dir)
         say(f"node {known.name}: {held.federation}")
+        if labels := labels_in_words(held.federation):
+            say(labels)
         with answering(end):
             serve(held.answer, connection, stop)

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from fedprox import __version__
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.messages import VERSION, DataKind, Description, Request
-from fedprox.deployment.stand_in import check_description, check_fits, common_kind
+from fedprox.deployment.stand_in import (
+    check_description,
+    check_fits,
+    class_warning,
+    common_kind,
+)
 from fedprox.errors import InputError, distinct, foreign, require
 
 DESCRIBE_EVERY = 2.0
@@ -121,6 +126,8 @@ def join(
         "no node reports losses, so a run that diverges could not be told from one that learns; at "
         'least one node must have "loss" in policy.report',
     )
+    if line := class_warning(descriptions):
+        logging.getLogger(__name__).warning("%s", line)
     return Joined(tuple(ordered), descriptions)
 
 

@@ -56,6 +56,66 @@ def describe(name: str, version: str, federation: Federation, reports: list[str]
     )
 
 
+def declared_in_words(description: Description) -> str:
+    """What a node says of its data, in one line."""
+    clients, kind = description.clients, description.kind
+    count = len(clients.names)
+    parts = [f"{count:,} client{'s' * (count != 1)}"]
+    parts += [f"{sum(clients.train):,} training rows", f"{sum(clients.test):,} test rows"]
+    if kind.classes:
+        parts.append(f"{kind.classes:,} classes, labels up to {kind.classes - 1}")
+    return f"node {description.name}: {', '.join(parts)}"
+
+
+def class_warning(descriptions: Sequence[Description]) -> str:
+    """That labels of nodes may not mean the same; empty if nodes have as many classes.
+
+    Which labels a node has, and how often, it does not say.
+    """
+    nodes: dict[int, list[str]] = {}
+    for each in descriptions:
+        nodes.setdefault(each.kind.classes, []).append(each.name)
+    if len(nodes) == 1:
+        return ""
+    have = "; ".join(
+        f"{classes:,} on {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}"
+        for classes, names in sorted(nodes.items())
+    )
+    most = max(nodes)
+    return (
+        f"nodes differ in their number of classes: {have}. The run has {most:,}, labels 0 to "
+        f"{most - 1}. A label must mean the same on all nodes, and labels that none of them has "
+        "are classes all the same; each node shows which of its labels occur when it starts"
+    )
+
+
+NAMED, RANGES = 3, 10
+"""Most nodes of a number of classes, and ranges of labels, that a line names."""
+
+
+def labels_in_words(federation: Federation) -> str:
+    """Which labels a node's training rows have, and how many; for the node's own log alone.
+
+    >>> rows = [(np.zeros((4, 1), np.float32), np.array([5, 6, 6, 9]))]
+    >>> labels_in_words(Federation.from_arrays(rows, names=["a"]))
+    'labels of training rows: 5: 1, 6: 2, 9: 1; 7 of 10 classes have none: 0 to 4, 7 to 8'
+    """
+    if not federation.classes:
+        return ""
+    y = np.asarray(federation.train.y)
+    counts = np.bincount(y[y >= 0].astype(np.int64), minlength=federation.classes)
+    have, none = np.flatnonzero(counts), np.flatnonzero(counts == 0)
+    shown = [f"{label}: {counts[label]:,}" for label in have[: 2 * RANGES].tolist()]
+    line = ", ".join(shown) + ", ..." * (len(have) > 2 * RANGES)
+    line = f"labels of training rows: {line}"
+    if not len(none):
+        return line
+    ends = np.split(none, np.flatnonzero(np.diff(none) > 1) + 1)
+    ranges = [f"{a[0]} to {a[-1]}" if len(a) > 1 else str(a[0]) for a in ends[:RANGES]]
+    missing = ", ".join(ranges) + ", ..." * (len(ends) > RANGES)
+    return f"{line}; {len(none):,} of {federation.classes:,} classes have none: {missing}"
+
+
 MOST_CLIENTS, MOST_CLASSES, MOST_NUMBERS, MOST_WEIGHTS = 10**6, 10**5, 10**7, 10**9
 """Most clients of a node, classes or symbols, numbers of an example or a label, and weights between
 an example and its classes: what a node says determines the size of everybody's model."""
