@@ -250,8 +250,8 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
     setup = unpack_request(private[1]["train"]).setup
     assert setup is not None
     assert setup.privacy is not None
-    policy = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=DELTA))
-    everybody, computed = setup.privacy.mechanism._replace(capacity=None), []
+    policy, declared = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=DELTA)), setup.privacy
+    everybody, computed = declared.mechanism._replace(capacity=None), []
     event = accounting._event
 
     def counted(mechanism: Mechanism) -> Any:
@@ -264,7 +264,7 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
         """Check and pay a round of a private run, and steps of a client."""
         mechanism = everybody._replace(noise_multiplier=20 + run)
         assert mechanism.everybody
-        hiding = setup.privacy.model_copy(update={"mechanism": mechanism})
+        hiding = declared.model_copy(update={"mechanism": mechanism})
         own = setup.model_copy(update={"run": f"run{run}", "privacy": hiding})
         policy.check_privacy(hiding, spent.others(own), spent.before)
         request = Request(version=VERSION, id="1", kind="train", setup=own, round=t)

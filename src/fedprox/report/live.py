@@ -27,7 +27,8 @@ from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress, status
 from fedprox.simulation.results.record import Record
 
-STATUS, PROMETHEUS, STOP = FILES = "status.json", "metrics.prom", "stop"
+STATUS, PROMETHEUS, STOP = "status.json", "metrics.prom", "stop"
+FILES = STATUS, PROMETHEUS, STOP
 """Names of the files in a run directory."""
 
 STUDY = "study.json"
