@@ -28,7 +28,7 @@ from fedprox.simulation.loop.progress import Progress, status
 from fedprox.simulation.results.record import Record
 
 STATUS, PROMETHEUS, STOP = "status.json", "metrics.prom", "stop"
-FILES = STATUS, PROMETHEUS, STOP
+FILES: tuple[str, ...] = (STATUS, PROMETHEUS, STOP)
 """Names of the files in a run directory."""
 
 STUDY = "study.json"
