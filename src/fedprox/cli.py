@@ -1,6 +1,5 @@
 """The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report` and other commands."""
 
-import importlib.metadata
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from fedprox import __version__
 from fedprox.bar import Bar
 from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
@@ -104,7 +104,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedprox {importlib.metadata.version('fedprox')}")
+        print(f"fedprox {__version__}")
         raise typer.Exit
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,18 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-import fedprox.cli
-from fedprox import InputError
+from fedprox import InputError, cli
+from fedprox.commands import deployment
+from fedprox.deployment.memory import in_memory
+from fedprox.deployment.messages import Answer, pack
+from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger
 from fedprox.deployment.trial import check_allowed
 from fedprox.experiment import parse, read_experiment, resolve
+from fedprox.files.lock import holder, locked
 from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
+from tests.test_cli import status
 
 NODE: dict[str, Any] = {
     "name": "a",
@@ -29,7 +36,7 @@ NODE: dict[str, Any] = {
 
 def refusal(*arguments: str) -> str:
     """The message with which a command refuses its arguments."""
-    result = CliRunner().invoke(fedprox.cli.app, list(arguments), standalone_mode=False)
+    result = CliRunner().invoke(cli.app, list(arguments), standalone_mode=False)
     assert isinstance(result.exception, InputError)
     return str(result.exception)
 
@@ -109,6 +116,55 @@ def test_a_node_file_that_makes_no_sense_is_refused(
     assert message in str(refused.value)
 
 
+def test_a_node_reads_nothing_of_its_folder_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that ends meanwhile still writes what is spent."""
+    folder, loaded = tmp_path / "state", []
+
+    def load(*_: Any) -> Any:
+        assert holder(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        loaded.append(folder)
+        raise InputError("its data are missing")
+
+    monkeypatch.setattr(deployment, "use_cpu_devices", lambda **_: None)
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "load_node", load)
+    file = str(node_file(tmp_path))
+    assert refusal("node", file) == "its data are missing"
+    assert not folder.exists()
+    with locked(folder):
+        assert refusal("node", file).startswith(f"{folder} is being written by process ")
+    assert loaded == [folder]
+
+
+def test_a_deployment_reads_nothing_of_its_folder_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that ends meanwhile still counts what is released."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "experiment.toml").write_text(tomli_w.dumps(table_of(FEDPROX)))
+    read = []
+
+    def ledger(folder: Path) -> Any:
+        assert holder(folder)
+        read.append(folder)
+        raise InputError("so far")
+
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "read_ledger", ledger)
+    resume = ("deploy", "--resume", str(out), "--local", "2")
+    assert refusal(*resume) == "so far"
+    with locked(out):
+        assert refusal(*resume).startswith(f"{out} is being written by process ")
+        fresh = ("deploy", str(out / "experiment.toml"), "--local", "2", "--out", str(out))
+        assert refusal(*fresh).startswith(f"{out} is being written by process ")
+    assert read == [out]
+    assert {path.name for path in out.iterdir()} == {"experiment.toml"}
+
+
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     file = read_node_file(node_file(tmp_path))
     assert file.key == str(tmp_path / "node.key")
@@ -168,3 +224,37 @@ def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
         InputError, match=r"node 'node-1': it refuses: state of .* begin the run anew"
     ):
         deployed(table, [nodes[0].answer, forgetful])
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
+    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    table = table_of(FEDPROX, rounds=2, evaluation={"every": 2})
+    nodes = nodes_of(table, tmp_path)
+
+    def answering(node: Node) -> Any:
+        def answer(parcel: Any) -> Any:
+            head = json.loads(parcel.head)
+            if head["kind"] == "train" and (refuses or node is nodes[0]):
+                return pack(Answer(id=head["id"], refused="not today"))
+            return node.answer(parcel)
+
+        return answer
+
+    @contextmanager
+    def network(*_: Any) -> Iterator[Any]:
+        yield in_memory([answering(node) for node in nodes])
+
+    monkeypatch.setattr(deployment, "_network", network)
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    file, out = tmp_path / "a.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(table))
+    assert status("deploy", file, "--local", 2, "--out", out) == refuses
+    said = capsys.readouterr().err.splitlines()
+    line = (
+        "fedprox: fedprox mu=0.5, seed 0: no update was used in any of its 2 rounds; the last "
+        "reason: round 2: node 'node-1': it refuses: not today; without its "
+    )
+    assert [each for each in said if each.startswith(line)] == said[-1:] * refuses
+    assert (out / "summary.json").exists()  # what was measured is there

@@ -1,10 +1,13 @@
 """The network over Flower, with real processes on the loopback."""
 
 import contextlib
+import datetime
 import io
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -205,7 +208,7 @@ def test_strangers_are_refused(federation: Federation, tmp_path: Path) -> None:
     ]
     lines = [
         f"SuperLink {superlink.address}: it refuses the key {unknown}, which is not registered",
-        f"its certificate was not signed by {forged} or is for another address; trying again",
+        f"; is {forged} the certificate of its authority?; trying again",
         "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
         "Connection attempt failed",
     ]
@@ -389,6 +392,68 @@ def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
             ):
                 pass
             assert "\n" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def tls_server(folder: Path) -> Iterator[int]:
+    """A server that agrees on an encrypted connection and hangs up; yields its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    over = threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), listening.accept()[0] as accepted:
+                context.wrap_socket(accepted, server_side=True).close()
+
+    with socket.create_server(("", 0)) as listening:
+        listening.settimeout(0.2)
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield int(listening.getsockname()[1])
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("host", "valid", "line"),
+    [
+        ("127.0.0.1", -1, "certificate has expired"),
+        ("127.0.0.2", 1, "certificate is not valid for '127.0.0.2'"),
+        ("127.0.0.1", 1, "ca.pem the certificate of its authority?"),
+    ],
+)
+def test_both_ends_say_what_is_wrong_with_a_certificate(
+    host: str,
+    valid: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    key, _ = make_node_key(tmp_path / "node")
+    monkeypatch.setattr(local, "VALID", datetime.timedelta(minutes=valid))
+    ca_certificate = local._make_certificates(tmp_path)
+    if "authority" in line:
+        (tmp_path / "other").mkdir()
+        ca_certificate = other_authority(tmp_path / "other")
+    with tls_server(tmp_path) as port:
+        address, stop = f"{host}:{port}", threading.Event()
+        connection = NodeConnection(address, ca_certificate, key, tmp_path)
+        node = threading.Thread(target=serve, args=(lambda parcel: parcel, connection, stop))
+        node.start()
+        wait_until(lambda: bool(caplog.records))
+        stop.set()
+        node.join()
+        with (
+            pytest.raises(InputError) as raised,
+            operator_network(address, ca_certificate, key),
+        ):
+            pass
+    (said,) = {record.getMessage() for record in caplog.records}
+    assert line in said
+    assert ("authority" in said) == ("authority" in line)
+    assert said == f"{raised.value}; trying again"
 
 
 def test_what_is_wrong_with_a_key(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ of Flower fails here, and not in the middle of a run.
 """
 
 import ast
+import gzip
 import importlib.metadata
 import inspect
 import os
@@ -366,6 +367,47 @@ def test_a_response_that_is_too_long_is_not_read(ends: Ends) -> None:
     ends.runtime.transport.most = 1_000_000
     with pytest.raises(flower.TooLong):
         flower.connected_nodes(ends.runtime)
+
+
+@pytest.mark.parametrize("most", [1_000_000, float("inf")])
+def test_a_response_without_a_length_is_read_up_to_a_bound(
+    most: float, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read
+        while True:
+            read += 65_536
+            assert read < 2_500_000
+            yield bytes(65_536)
+
+    monkeypatch.setattr(flower, "MOST_REPLY", 2_000_000)
+    reach(ends, lambda _: httpx.Response(200, content=endless()))
+    ends.runtime.transport.most = most
+    for call in (flower.connected_nodes, lambda link: flower.arrived(link, 7, {})):
+        read = 0
+        with pytest.raises(flower.TooLong, match="it has more bytes than were expected"):
+            call(ends.runtime)
+        assert read > min(most, 1_900_000)
+    read = 0
+    with pytest.raises(flower.TooLong):
+        flower.next_request(ends.fleet, 3)
+
+
+def test_a_compressed_response_is_not_read(ends: Ends) -> None:
+    """A kilobyte may be a megabyte, and a megabyte a gigabyte."""
+    asked = list[httpx.Request]()
+
+    def packed(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        headers = {"content-encoding": "gzip"}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(gzip.compress(b"")))
+
+    reach(ends, packed)
+    with pytest.raises(httpx.RemoteProtocolError, match="a compressed response"):
+        flower.connected_nodes(ends.runtime)
+    assert asked[0].headers["accept-encoding"] == "identity"
 
 
 def test_calls_carry_what_the_superlink_asks_for(ends: Ends) -> None:

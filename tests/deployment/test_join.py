@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 import fedprox as fp
+from fedprox import cli
 from fedprox.deployment import conversation, joining, stand_in
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.joining import Joined, join
@@ -24,15 +26,16 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.deployment.run_file import Ledger, require_same_clients
 from fedprox.deployment.server import resolve_deployment
-from fedprox.deployment.stand_in import describe
+from fedprox.deployment.stand_in import declared_in_words, describe, labels_in_words
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
+from fedprox.report.directory import versions
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import bits, deployed, described, table_of
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
-VERSION = importlib.metadata.version("fedprox")
+VERSION = fp.__version__
 
 
 def data(
@@ -73,25 +76,85 @@ def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str
     return str(raised.value)
 
 
-def test_nodes_that_do_not_fit_are_refused_in_one_line() -> None:
-    a, b = data("a"), data("b")
-    assert refused(described_by("m", a), described_by("n", data("b", "a"))) == (
-        "client 'a' is on node 'm' and on node 'n'; names of clients must differ"
+AUGMENTED = dataclasses.replace(data("b"), augment=lambda _, rows: rows)
+TARGETS = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 0.5))], names=["b"])
+PLAIN = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 3))], names=["b"])
+
+
+@pytest.mark.parametrize(
+    ("second", "line"),
+    [
+        (data("b", "a"), "its client 'a' is on node 'm' too; names of clients must differ"),
+        (
+            data("b", features=4),
+            "features: it has [4], and node 'm' [3]; all nodes need data of one kind",
+        ),
+        (
+            data("b", validated=True),
+            "its clients have validation rows, those of node 'm' have none; all nodes or none must "
+            "have them",
+        ),
+        (TARGETS, "label type: it has float32, and node 'm' int32; all nodes need data of one kin"),
+        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, those of node 'm' ar"),
+        (AUGMENTED, "augmented: it has True, and node 'm' False; all nodes need data of one kind"),
+    ],
+)
+def test_a_node_that_does_not_fit_those_before_it_is_left_out(
+    second: Federation, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One node, misconfigured or a liar, does not end the command of the others."""
+    nodes = [described_by("m", data("a")), described_by("l", second), described_by("o", data("c"))]
+    result = joined(*nodes, count=2, patience=5.0)
+    assert [each.name for each in result.descriptions] == ["m", "o"]
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged.startswith(f"node 1: {line}")
+    assert logged.endswith("; left out")
+    assert resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).joined is result
+    refusal = refused(*nodes[:2], count=2)
+    assert refusal.startswith(f"deployment.nodes = 2: 1 joined within 0.1 s (m, 1: {line}")
+
+
+def test_the_versions_are_those_of_the_running_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metadata may be of an earlier installation, as in an editable one."""
+    read = importlib.metadata.version
+
+    def stale(name: str) -> str:
+        return "0.0.0" if name == "fedprox" else read(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", stale)
+    node = Node("m", data("a"), tmp_path, Policy())
+    (description,) = joined(node.answer).descriptions
+    assert description.version == fp.__version__
+    assert versions()["fedprox"] == fp.__version__
+    with pytest.raises(typer.Exit):
+        cli._print_version(wanted=True)
+    assert capsys.readouterr().out == f"fedprox {fp.__version__}\n"
+
+
+def test_a_gap_in_the_classes_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """By what nodes declare; which labels they have, and how many, stays with them."""
+    low, high = data("a", classes=3), data("b", classes=8, low=5)
+    result = joined(described_by("m", low), described_by("n", high))
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith(
+        "nodes differ in their number of classes: 3 on m; 8 on n. The run has 8, labels 0 to 7. "
     )
-    assert refused(described_by("m", a), described_by("n", data("b", features=4))) == (
-        "nodes 'm' and 'n' differ in features: [3] and [4]; all nodes need data of one kind"
+    assert [declared_in_words(each) for each in result.descriptions] == [
+        "node m: 1 client, 10 training rows, 0 test rows, 3 classes, labels up to 2",
+        "node n: 1 client, 10 training rows, 0 test rows, 8 classes, labels up to 7",
+    ]
+    assert labels_in_words(high) == (
+        "labels of training rows: 5: 4, 6: 3, 7: 3; 5 of 8 classes have none: 0 to 4"
     )
-    assert refused(described_by("m", a), described_by("n", data("b", validated=True))) == (
-        "clients of node 'n' have validation rows, those of node 'm' have none; all nodes or none "
-        "must have them"
-    )
-    targets = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 0.5))], names=["b"])
-    line = refused(described_by("m", a), described_by("n", targets))
-    assert line.startswith("nodes 'm' and 'n' ")
-    augmented = dataclasses.replace(b, augment=lambda _, rows: rows)
-    assert refused(described_by("m", a), described_by("n", augmented)) == (
-        "nodes 'm' and 'n' differ in augmented: False and True; all nodes need data of one kind"
-    )
+    assert labels_in_words(low) == "labels of training rows: 0: 4, 1: 3, 2: 3"
+    many = data("c", classes=200, low=190)
+    assert labels_in_words(many).endswith("; 190 of 200 classes have none: 0 to 189")
+    assert labels_in_words(TARGETS) == ""
+    caplog.clear()
+    joined(described_by("m", high), described_by("n", data("a", classes=8)))
+    assert not caplog.records
 
 
 def strange(**values: Any) -> Callable[[Parcel], Parcel]:

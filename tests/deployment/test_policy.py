@@ -4,9 +4,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
+from fedprox.experiment.messages import Section
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import deployed, table_of, vector
@@ -61,26 +62,8 @@ def test_what_a_policy_does_not_allow_ends_the_run(
     assert refused == f"scaffold: node 'node-1': it refuses: {line}"
 
 
-def test_too_many_epochs_are_refused_in_each_round(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one, two = fresh(tmp_path)
-    two.node.policy = Policy(most_epochs=1.5)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE, [one.answer, two.answer])
-    node, operator = (record.getMessage() for record in caplog.records)
-    line = "2 epochs; at most 1.5 are allowed"
-    assert node == (
-        f"train, run run1, scaffold, seed 0, round 1, 2 clients, 22 steps: refused: {line}"
-    )
-    assert operator == (
-        f"scaffold, seed 0: round 1: node 'node-1': it refuses: {line}; without its 2 clients"
-    )
-    assert run.final.dropped == 2
-
-
-def prepared(node: Node, change: Callable[[dict[str, Any]], None]) -> str:
-    """Why a node refuses a method whose setup is changed; empty if it does not."""
+def preparing(node: Node) -> Parcel:
+    """The request that asks a node whether it takes part in a run."""
     seen: list[Parcel] = []
 
     def record(parcel: Parcel) -> Parcel:
@@ -91,9 +74,148 @@ def prepared(node: Node, change: Callable[[dict[str, Any]], None]) -> str:
 
     with pytest.raises(InputError, match="enough"):
         deployed(TABLE | {"cohort": {"clients_per_round": 2}}, [record])
-    head = json.loads(seen[-1].head)
+    return seen[-1]
+
+
+def refused_by(
+    node: Node, request: Parcel, change: Callable[[dict[str, Any]], None] = lambda _: None
+) -> str:
+    """Why a node refuses a request whose setup is changed; empty if it does not."""
+    head = json.loads(request.head)
     change(head["setup"])
+    node.last = {}
     return unpack_answer(node.answer(Parcel(json.dumps(head).encode()))).refused
+
+
+def prepared(node: Node, change: Callable[[dict[str, Any]], None]) -> str:
+    """Why a node refuses a run whose setup is changed; empty if it does not."""
+    return refused_by(node, preparing(node), change)
+
+
+HIDING = {
+    "clip": 1.0,
+    "adaptive_clip": None,
+    "mechanism": [2, 2, "bernoulli", None, 1.0, 1, 0.1, "rdp"],
+    "rounds": 1,
+}
+SECURING = {"threshold": 3, "bound": 1.0, "bits": 32, "honest": 2, "nodes": list("abcd")}
+SHORT = {"learning_rate": 0.05, "batch_size": 10, "epochs": 2}
+PRIVATE_RUN = {"privacy": HIDING, "method": {"name": "fedavg"}}
+
+Changes = dict[str, Any]
+
+REFUSED_BEFOREHAND: dict[str, tuple[Changes, Changes, str]] = {
+    "methods": ({"methods": ["fedavg"]}, {}, "method 'scaffold'; allowed: fedavg"),
+    "models": ({"models": ["cnn"]}, {}, "model 'logistic'; allowed: cnn"),
+    "base": (
+        {},
+        {"model": {"name": "logistic", "frozen": ["dense"]}},
+        "model: the run freezes values; the node's policy names no base",
+    ),
+    "most_rounds": ({"most_rounds": 4}, {"rounds": 5}, "5 more rounds; the node has answered 0"),
+    "most_epochs": ({"most_epochs": 1.5}, {}, "2 epochs; at most 1.5 are allowed"),
+    "report": (
+        {"report": ["loss"]},
+        {"method": {"name": "mime"}},
+        "mime: its clients send what they measure, and policy.report does not have",
+    ),
+    "fewest_clients": (
+        {"fewest_clients": 3},
+        {"method": {"name": "mime"}},
+        "mime: its clients send what they measure, and gradients and losses of fewer than 3 "
+        "clients are not sent; the node has 2",
+    ),
+    "privacy.unit": (
+        {"privacy": {"unit": "example", "epsilon": 99.0, "delta": 1e-3}},
+        PRIVATE_RUN,
+        'a run whose privacy.unit is not "example"; at most epsilon = 99 with delta = 0.001',
+    ),
+    "privacy.epsilon": (
+        {"privacy": {"epsilon": 1.0, "delta": 1e-3}},
+        PRIVATE_RUN,
+        "privacy: epsilon = ",
+    ),
+    "privacy.delta": (
+        {"privacy": {"epsilon": 4.0, "delta": 1e-12}},
+        PRIVATE_RUN,
+        "privacy: epsilon = ",
+    ),
+    "secure.threshold": (
+        {"secure": {"threshold": 4, "peers": {}}},
+        {"secure": SECURING},
+        "deployment.secure.threshold = 3; at least 4 is allowed",
+    ),
+    "secure.honest": (
+        {"secure": {"threshold": 3, "peers": {}}},
+        {"secure": SECURING},
+        "deployment.secure.honest = 2; at most 1 is allowed",
+    ),
+}
+"""By bound of a policy: the policy, a run that it does not allow, and the line."""
+
+ELSEWHERE = {
+    # clients with fewer rows are no part of the node
+    "fewest_rows": "test_policy.py::test_clients_with_few_rows_are_not_mentioned",
+    "secure.peers": "secure/test_rounds.py::test_a_node_that_is_not_known_is_not_summed_with",
+}
+
+
+def bounds(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """The keys of a policy, with those of its sections."""
+    for name, field in section.model_fields.items():
+        parts = [each for each in get_args(field.annotation) or () if isinstance(each, type)]
+        inner = [each for each in parts if issubclass(each, Section)]
+        if inner:
+            yield from bounds(inner[0], f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_bound_of_a_policy_is_checked_when_a_run_is_prepared(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """A bound that is known beforehand ends the command, and not each of its rounds."""
+    assert {*REFUSED_BEFOREHAND, *ELSEWHERE} == set(bounds(Policy))
+    for place in ELSEWHERE.values():
+        file, _, function = place.partition("::")
+        assert f"def {function}(" in (Path(__file__).parent / file).read_text()
+    node = fresh(tmp_path)[0].node
+    request = preparing(node)
+    for name, (policy, run, line) in REFUSED_BEFOREHAND.items():
+
+        def change(setup: dict[str, Any], run: Changes = run) -> None:
+            setup.update({"solver": SHORT} | run)
+
+        node.policy = Policy()
+        if name.partition(".")[0] not in ("base", "secure"):  # without the bound it is allowed
+            assert refused_by(node, request, change) == "", name
+        node.policy = Policy.model_validate(policy)
+        refused = refused_by(node, request, change)
+        assert refused.startswith(line), (name, refused)
+
+
+def test_what_was_prepared_otherwise_is_refused_in_its_round(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator need not prepare a run."""
+    one, two = fresh(tmp_path)
+
+    def stricter(parcel: Parcel) -> Parcel:
+        trains = json.loads(parcel.head)["kind"] == "train"
+        two.node.policy = Policy(most_epochs=1.5) if trains else Policy()
+        return two.answer(parcel)
+
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(TABLE, [one.answer, stricter])
+    node, operator = (record.getMessage() for record in caplog.records)
+    line = "2 epochs; at most 1.5 are allowed"
+    assert node == (
+        f"train, run run1, scaffold, seed 0, round 1, 2 clients, 22 steps: refused: {line}"
+    )
+    assert operator == (
+        f"scaffold, seed 0: round 1: node 'node-1': it refuses: {line}; without its 2 clients"
+    )
+    assert run.final.dropped == 2
 
 
 def test_functions_of_users_are_refused_unless_listed(fresh: Fresh, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.spending import FILE, Spent, read_spent
+from fedprox.deployment.spending import EXACTLY, FILE, Spent, read_spent, write_spent
 from fedprox.errors import InputError
-from fedprox.privacy import AdaptiveClip
+from fedprox.privacy import AdaptiveClip, accounting
+from fedprox.privacy.accounting import Mechanism, composed_with, epsilon_together
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import Site, deployed, nodes_of, table_of
 from tests.deployment.test_private import DELTA, private_table
@@ -239,6 +241,85 @@ def test_epsilon_is_that_of_all_runs(private: tuple[list[Site], Requests], tmp_p
     assert str(raised.value).endswith(
         "with delta = 0.001 for this run and all before it together; at most epsilon = 3 is allowed"
     )
+
+
+def test_an_answer_costs_the_same_after_any_number_of_runs(
+    private: tuple[list[Site], Requests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may declare other noise in each run."""
+    setup = unpack_request(private[1]["train"]).setup
+    assert setup is not None
+    assert setup.privacy is not None
+    policy, declared = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=DELTA)), setup.privacy
+    everybody, computed = declared.mechanism._replace(capacity=None), []
+    event = accounting._event
+
+    def counted(mechanism: Mechanism) -> Any:
+        computed.append(mechanism)
+        return event(mechanism)
+
+    monkeypatch.setattr(accounting, "_event", counted)
+
+    def answered(spent: Spent, run: int, t: int) -> Spent:
+        """Check and pay a round of a private run, and steps of a client."""
+        mechanism = everybody._replace(noise_multiplier=20 + run)
+        assert mechanism.everybody
+        hiding = declared.model_copy(update={"mechanism": mechanism})
+        own = setup.model_copy(update={"run": f"run{run}", "privacy": hiding})
+        policy.check_privacy(hiding, spent.others(own), spent.before)
+        request = Request(version=VERSION, id="1", kind="train", setup=own, round=t)
+        after = spent.paid(request, 1, f"{run} {t}", {"a": (mechanism, 3)})
+        policy.check_steps({"a": after.steps["a"]}, after.steps_before)
+        return after
+
+    costs, sizes, spent, exact = [], [], Spent(), [(everybody, 0)]
+    for run in range(320):
+        spent = answered(spent, run, 0)
+        exact.append((everybody._replace(noise_multiplier=20.0 + run), 1))
+        if run in (150, 319):
+            computed.clear()
+            spent = answered(spent, run, 1)
+            exact.append((exact[-1][0], 1))
+            costs.append(len(computed))
+            write_spent(tmp_path, spent)
+            sizes.append((tmp_path / FILE).stat().st_size)
+            assert read_spent(tmp_path) == spent
+    assert costs == [0, 0]
+    assert sizes[1] < 1.01 * sizes[0]
+    # nothing is forgotten
+    bound = epsilon_together(tuple(spent.private), DELTA, spent.before)
+    assert 1 <= bound / epsilon_together(tuple(exact), DELTA) < 1.25
+    steps = epsilon_together(tuple(spent.steps["a"]), DELTA, spent.steps_before["a"])
+    assert steps > bound  # three steps a round
+
+
+def test_a_run_that_goes_on_after_many_others_is_counted_in_full(
+    private: tuple[list[Site], Requests],
+) -> None:
+    """Whatever of it is composed already."""
+    setup = unpack_request(private[1]["train"]).setup
+    assert setup is not None
+    assert setup.privacy is not None
+    spent, paid = Spent(), Counter[Mechanism]()
+    order = [*range(EXACTLY), 0, 0, *range(EXACTLY, 2 * EXACTLY), 0, 1, 1]
+    for t, run in enumerate(order):
+        mechanism = setup.privacy.mechanism._replace(noise_multiplier=20.0 + run, capacity=None)
+        hiding = setup.privacy.model_copy(update={"mechanism": mechanism, "rounds": 99})
+        own = setup.model_copy(update={"run": f"run{run}", "privacy": hiding})
+        request = Request(version=VERSION, id="1", kind="train", setup=own, round=t)
+        before = spent.of(own).released
+        spent = spent.paid(request, 1, str(t))
+        paid[mechanism] += max(1, t - before)
+        whole = composed_with(spent.before, spent.private)
+        exact = composed_with(None, paid.items())
+        assert whole.divergences == pytest.approx(exact.divergences)
+        # the run counts as a whole, and all others as they are
+        others = composed_with(spent.before, [*spent.others(own), (mechanism, hiding.rounds)])
+        rest = [(each, n) for each, n in paid.items() if each != mechanism]
+        least = composed_with(None, [*rest, (mechanism, hiding.rounds)])
+        assert all(
+            a >= b * (1 - 1e-9) for a, b in zip(others.divergences, least.divergences, strict=True)
+        )
 
 
 DECLARED: list[tuple[str, dict[str, Any], str]] = [

@@ -1,5 +1,6 @@
 """Epsilon of known mechanisms, calibration, and what cannot be accounted."""
 
+import json
 import math
 import re
 from typing import Any
@@ -16,6 +17,7 @@ from fedprox.privacy.accounting import (
     Mechanism,
     calibrated,
     check_mechanism,
+    composed_with,
     epsilon_together,
     epsilons,
     mechanism_of,
@@ -114,10 +116,45 @@ def test_the_epsilon_of_several_runs() -> None:
     assert ours == pytest.approx(expected.get_epsilon(1e-5), rel=1e-3)
 
 
+def noised(noise: float, **changes: Any) -> Mechanism:
+    """A mechanism with the capacity that runs have unless they say another."""
+    setting = fp.Privacy(1.0, noise_multiplier=noise, delta=1e-5)
+    return mechanism_of(setting, 3383, 120, "bernoulli", rounds=100)._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("runs", "most"),
+    [
+        ([(noised(z), 50) for z in (1.2, 1.5, 2.0)], 1.25),
+        ([(SMALL._replace(noise_multiplier=z), 40) for z in (3.0, 4.0, 5.0)], 1.25),
+        ([(EMNIST._replace(noise_multiplier=z), 40) for z in (1.0, 1.5)], 1 + 1e-12),
+        ([(EMNIST._replace(sampling="uniform"), 5)], 1 + 1e-12),
+        ([(noised(1.2, capacity=150), 5)], math.inf),  # which cohorts often exceed
+        ([(SMALL._replace(noise_multiplier=1e-300), 5), (SMALL, 1)], math.inf),
+        ([(SMALL._replace(noise_multiplier=0.0), 1)], math.inf),
+        ([(EMNIST, 10**9)], 1 + 1e-12),
+    ],
+)
+def test_what_is_composed_already_is_bounded(
+    runs: list[tuple[Mechanism, int]], most: float
+) -> None:
+    exact = epsilon_together(tuple(runs), 1e-5)
+    for first in range(1, len(runs) + 1):
+        before = composed_with(composed_with(None, runs[:1]), runs[1:first])
+        assert json.loads(json.dumps(before)) == [
+            list(x) if x in before[1:3] else x for x in before
+        ]
+        bound = epsilon_together(tuple(runs[first:]), 1e-5, before)
+        assert exact <= bound <= most * exact
+        assert (bound == math.inf) == (most == math.inf)
+
+
 def test_runs_that_cannot_be_composed() -> None:
     uniform = EMNIST._replace(sampling="uniform")
     with pytest.raises(fp.InputError, match="their neighbouring federations differ"):
         epsilon_together(((EMNIST, 1), (uniform, 1)), 1e-5)
+    with pytest.raises(fp.InputError, match="their neighbouring federations differ"):
+        epsilon_together(((EMNIST, 1),), 1e-5, composed_with(None, [(uniform, 1)]))
     assert epsilon_together(((EMNIST, 1), (uniform, 0)), 1e-5) > 0
     for noise in (0.0, 1e-5, 1e-300):
         little = SMALL._replace(noise_multiplier=noise)

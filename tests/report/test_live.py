@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fedprox as fp
+from fedprox.report import live
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import PAGE_EVERY, PROMETHEUS, STATUS, STOP, Live, status_lines
 from fedprox.simulation.loop.checkpoint import Checkpoints
@@ -40,23 +41,23 @@ def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) 
     out = tmp_path / "out"
     table = {"rounds": 9, "data": {"name": "x"}, "cohort": {}, "method": [{"name": "fedavg"}]}
     with RunDirectory(out, table) as directory:
-        live = Live(directory, Checkpoints(out / "checkpoint"), lambda: now)
-        live.progress(Progress("fedavg", 0, 0, 9, phase="planning"))
+        shown = Live(directory, Checkpoints(out / "checkpoint"), lambda: now)
+        shown.progress(Progress("fedavg", 0, 0, 9, phase="planning"))
         assert not out.joinpath(STATUS).exists()  # a run that cannot begin leaves nothing
         directory.record(record(0))
         for round_ in (1, 1, 2):  # the points of a sweep share their messages
             now += 10
-            live.progress(Progress("fedavg", 0, round_, 9, loss=0.25))
-            live.record(record(round_))
+            shown.progress(Progress("fedavg", 0, round_, 9, loss=0.25))
+            shown.record(record(round_))
         alone = {"b": record(0).network["b"]}  # type: ignore[index]
         now += 200
         directory.record(record(3))
-        live.record(record(3, network=alone))
+        shown.record(record(3, network=alone))
         first, run, *nodes = status_lines(out, now + 3)
         assert first.startswith(f"{out}: running, process ")
         assert first.endswith("; 3 s ago:")
         assert run == (
-            "fedavg, seed 0: round 2 of 9, loss 0.25, test accuracy 90.00 %, 6.0 s, 6.0 kB down, "
+            "fedavg, seed 0: round 3 of 9, loss 0.5, test accuracy 90.00 %, 6.0 s, 6.0 kB down, "
             "3.0 kB up"
         )
         assert nodes == [
@@ -65,7 +66,8 @@ def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) 
             "node hospital-b: seen 3 s ago, 6 rounds of its clients, 4.5 s, 3.0 kB down, 1.5 kB up",
         ]
         exported = (out / PROMETHEUS).read_text()
-        assert 'fedprox_loss{method="fedavg",seed="0"} 0.25\n' in exported
+        assert 'fedprox_round{method="fedavg",seed="0"} 3\n' in exported
+        assert 'fedprox_loss{method="fedavg",seed="0"} 0.5\n' in exported
         assert 'fedprox_node_seen{node="hospital-b"} 1230.0\n' in exported
         page = (out / "report.html").read_text()  # more than a minute after the begin
         assert "This run is under way" in page
@@ -76,6 +78,83 @@ def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) 
     (out / STATUS).write_text("{}")
     with pytest.raises(fp.InputError, match=r"status.json: damaged"):
         status_lines(out, now)
+
+
+SEVERAL = (
+    *("rounds=5", "evaluation.every=2", "seed=[0, 1]"),
+    'method=[{name="fedavg"}, {name="fedprox", mu=[0.1, 1.0]}]',
+)
+"""Several methods, seeds and sweep points, and rounds that are not evaluated."""
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_every_status_has_the_measures_of_one_record(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that a scraper reads at any time, whatever a run has done before it."""
+    (tmp_path / "small.toml").write_text(LOSSES)
+    out, shown = tmp_path / "out", dict[str, list[str]]()
+    run = [part for setting in SEVERAL for part in ("--set", setting)]
+    if resumed:
+        assert status("run", tmp_path / "small.toml", *run, "--out", out) == 0
+
+    def seen(path: Path, content: bytes) -> None:
+        shown.setdefault(path.name, []).append(content.decode())
+
+    monkeypatch.setattr(live, "write_whole", seen)
+    monkeypatch.setattr(live, "STATUS_MOST", 0.0)
+    if resumed:
+        assert status("run", "--resume", out, "--set", "rounds=9") == 0
+    else:
+        assert status("run", tmp_path / "small.toml", *run, "--out", out) == 0
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    measured = set()
+    for text, exported in zip(shown[STATUS], shown[PROMETHEUS], strict=True):
+        now = json.loads(text)
+        if now.get("round") is None:
+            assert "loss" not in now
+            assert now["rounds_done"] == 0
+            continue
+        method = now["label"].split()[0]
+        of = {"method": method, "seed": now["seed"], "round": now["round"]}
+        of |= {"train_loss": now["loss"], "test_accuracy": now["test_accuracy"]}
+        assert any(of.items() <= each.items() for each in records)
+        assert now["round"] <= now["rounds_done"]
+        for name in ("round", "loss", "test_accuracy"):
+            (line,) = (x for x in exported.splitlines() if x.startswith(f"fedprox_{name}{{"))
+            assert line.endswith(f" {now[name]}")
+        measured.add((method, now["seed"], now["round"]))
+    assert measured == {(each["method"], each["seed"], each["round"]) for each in records}
+
+
+def test_a_run_that_stops_or_fails_leaves_the_status_of_its_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.toml").write_text(LOSSES)
+    monkeypatch.setattr(live, "STATUS_MOST", 1e9)
+    monkeypatch.setattr(live, "SPARE", 1e12)  # only the first status is written at once
+    note = RunDirectory.record
+
+    def stopped(self: RunDirectory, record: Record) -> None:
+        note(self, record)
+        if record.round == 2:
+            (self.path / STOP).touch()
+
+    def failed(self: RunDirectory, record: Record) -> None:
+        if record.round == 4:
+            raise fp.InputError("a fault")
+        note(self, record)
+
+    for name, recorded in (("stopped", stopped), ("failed", failed)):
+        out = tmp_path / name
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "record", recorded)
+            assert status("run", tmp_path / "small.toml", *RUN, "--out", out) != 0
+        last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+        now = json.loads((out / STATUS).read_text())
+        assert last["round"] >= 2
+        assert [now["round"], now["loss"]] == [last["round"], last["train_loss"]]
+        assert f"}} {last['round']}\n" in (out / PROMETHEUS).read_text()
 
 
 def test_a_run_is_stopped_from_outside_and_goes_on(

@@ -1,5 +1,6 @@
 """Studies that are trained: tuning, budgets, resuming, files, and what is refused."""
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.experiment import read_study
+from fedprox.report import live
 from fedprox.report.directory import RunDirectory
 from fedprox.simulation.loop.checkpoint import Stopped
 from fedprox.studies.results import NAME
@@ -154,8 +156,17 @@ def test_a_study_is_watched_and_stopped_from_outside(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "record", stop)
+        patch.setattr(live, "STATUS_MOST", 1e9)
+        patch.setattr(live, "SPARE", 1e12)  # only the first status is written at once
         with pytest.raises(Stopped):
             study(out=out)
+    last = {}
+    for file in out.glob("*/metrics.jsonl"):
+        for record in map(json.loads, file.read_text().splitlines()):
+            last[file, record["seed"]] = record["round"]
+    left = json.loads((out / "status.json").read_text())
+    assert left["rounds_done"] == sum(last.values())
+    assert "loss" not in left  # it would be that of one run
     watched = capsys.readouterr().out.splitlines()
     assert re.fullmatch(rf"{re.escape(str(out))}: running, process .*; \d+ s ago:", watched[0])
     assert re.match(r"study, cell \d of 4, seed \d: round \d+ of 24", watched[1])

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,7 @@ from fedprox.commands.shared import (
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.coordinator import methods_of
+from fedprox.deployment.coordinator import methods_of, without_updates
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import join
@@ -37,6 +37,7 @@ from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.run_file import Ledger, read_ledger, require_same_clients
 from fedprox.deployment.server import Deployment, check_deployable, resolve_deployment
+from fedprox.deployment.stand_in import declared_in_words, labels_in_words
 from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
@@ -98,7 +99,8 @@ def deploy(
     written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
     stopped or killed, also with more rounds.
 
-    Bad input is reported in one line, with exit status 2.
+    Bad input is reported in one line, with exit status 2. If no update was used in any round of a
+    run, a line says why, with exit status 1.
     """
     require(
         (local is None) != (superlink is None),
@@ -118,10 +120,15 @@ def deploy(
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
     checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
-    ledger = Ledger(folder) if resume is None else read_ledger(folder)
-    names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
-    wanted = len(names) or local or experiment.deployment.nodes
-    with _network(experiment, local, superlink, folder / NODES, data_dir, allow or ()) as network:
+    with ExitStack() as opened:
+        # before the ledger is read, which another process may still write
+        opened.enter_context(locked(folder))
+        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
+        wanted = len(names) or local or experiment.deployment.nodes
+        network = opened.enter_context(
+            _network(experiment, local, superlink, folder / NODES, data_dir, allow or ())
+        )
         conversation = Conversation(network, patience=experiment.deployment.patience)
         joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
         if resume is not None:
@@ -129,13 +136,17 @@ def deploy(
         ledger.clients = joined.clients
         deployment = resolve_deployment(experiment, joined, ledger)
         directory = RunDirectory(
-            folder, deployment.resolved.table, replace=force, extend=resume is not None
+            *(folder, deployment.resolved.table),
+            replace=force,
+            extend=resume is not None,
+            lock=False,
         )
         if resume is not None and directory.complete and directory.extended is None:
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
-        for line in _guarantee(deployment):
-            console.print(line, highlight=False, soft_wrap=True)
+        declared = [printable(declared_in_words(each)) for each in joined.descriptions]
+        for line in (*declared, *_guarantee(deployment)):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
         print_start(console, directory, resumed=resume is not None)
 
         def write_ledger(_: Record) -> None:
@@ -154,6 +165,10 @@ def deploy(
 
         runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
     show_results(console, directory, runs, deployment.resolved.target, checkpoints)
+    if lines := without_updates(runs, conversation):
+        for line in lines:
+            say(line)
+        raise typer.Exit(1)
 
 
 def _network(
@@ -207,11 +222,9 @@ def node(
     use_compilation_cache(cache_folder() / "xla")
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     logging.getLogger("fedprox").setLevel(logging.INFO)
-    with Bar("loading the data"):
-        held = load_node(known, data_dir)
-    say(f"node {known.name}: {held.federation}")
+    folder = Path(known.folder)
     connection = NodeConnection(
-        known.superlink, Path(known.ca_certificate), Path(known.key), Path(known.folder)
+        known.superlink, Path(known.ca_certificate), Path(known.key), folder
     )
     stop = threading.Event()
 
@@ -221,7 +234,13 @@ def node(
         stop.set()
         return f"{number.name}: the node ends after its current answer; once more to end at once"
 
-    # client state is a model or a gradient of one client's data
-    Path(known.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(Path(known.folder)), answering(end):
-        serve(held.answer, connection, stop)
+    # before anything in it is read, such as what is spent; client state is a model or a gradient of
+    # one client's data
+    with locked(folder, mode=0o700):
+        with Bar("loading the data"):
+            held = load_node(known, data_dir)
+        say(f"node {known.name}: {held.federation}")
+        if labels := labels_in_words(held.federation):
+            say(labels)
+        with answering(end):
+            serve(held.answer, connection, stop)

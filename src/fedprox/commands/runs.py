@@ -74,7 +74,10 @@ def train_into(
         live.clean_up()
         ours = [Callback(on_record=directory.record), Callback(on_record=live.record)]
         with stopping_on_signals(checkpoints):
-            runs = train_methods([*ours, *callbacks], on_progress=live.progress)
+            try:
+                runs = train_methods([*ours, *callbacks], on_progress=live.progress)
+            finally:
+                live.end()
         live.clean_up()
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED

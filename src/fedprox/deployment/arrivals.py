@@ -135,11 +135,12 @@ class Training:
                 problem = f"its answer is refused: {error}"
             else:
                 return NodePart(index, np.zeros(1, np.int64), part, ended.answered)
+        name, node = self.server.protocol.federation.names[client], self.server.name(index)
+        line = f"client {name}, from step {step + 1}: node {node!r}: {problem}"
+        conversation = self.server.conversation
+        conversation.unused[self.method.algorithm.name, self.setup.seed] = line
         logging.getLogger(__name__).warning(
-            "%s, seed %d: client %s, from step %d: node %r: %s",
-            *(self.method.name, self.setup.seed),
-            *(self.server.protocol.federation.names[client], step + 1),
-            *(self.server.name(index), problem),
+            "%s, seed %d: %s", self.method.name, self.setup.seed, line
         )
         return None
 

@@ -136,6 +136,7 @@ class Conversation:
         failed: Why nodes did not answer the last requests of `answers`, by node.
         refused: Which of these refused.
         lost: Which of these refused since client state that the request names is lost.
+        unused: Why the last update that was not used was not, by method and seed.
         gone: Nodes that were not connected when patience was over. Until they are connected again,
             requests wait for the other nodes only, if there are others.
         opened: The requests without an answer, by identifier.
@@ -149,6 +150,7 @@ class Conversation:
     failed: dict[int, str] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    unused: dict[tuple[str, int], str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     opened: dict[str, _Open] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)

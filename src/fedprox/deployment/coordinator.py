@@ -1,5 +1,6 @@
 """`deploy`: an experiment whose clients are on nodes, by the simulation's loop."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedprox.deployment.conversation import Conversation
@@ -34,6 +35,17 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
     server = Server(conversation, deployment, protocol, methods)
     follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
     return train(protocol, methods, Nodes(server), follow)
+
+
+def without_updates(runs: Sequence[Run], conversation: Conversation) -> list[str]:
+    """A line for each run in which no update was ever used, with the last reason."""
+    unknown = "no client was drawn, or all were late, or a process before this one said why"
+    return [
+        f"{run.label}, seed {run.seed}: no update was used in any of its {run.final.round} rounds; "
+        f"the last reason: {conversation.unused.get((run.method, run.seed), unknown)}"
+        for run in runs
+        if run.empty_rounds == run.final.round
+    ]
 
 
 def methods_of(deployment: Deployment) -> list[Method]:

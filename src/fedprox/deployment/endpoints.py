@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, reason, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -148,3 +148,15 @@ def _may_pass(error: Exception) -> bool:
 def is_tls(error: Exception) -> bool:
     """Whether two sides could not agree on an encrypted connection."""
     return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
+
+
+NOT_THE_AUTHORITY = ("expired", "not yet valid", "not valid for", "mismatch")
+"""In words of OpenSSL, what is wrong with a certificate whoever signed it."""
+
+
+def tls_in_words(error: Exception, ca_certificate: Path) -> str:
+    """Why two sides could not agree on an encrypted connection, in one line."""
+    text = reason(error)
+    if "certificate" not in text or any(each in text for each in NOT_THE_AUTHORITY):
+        return text
+    return f"{text}; is {ca_certificate} the certificate of its authority?"

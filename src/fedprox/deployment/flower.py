@@ -93,6 +93,10 @@ SLACK = 100_000
 """Bytes of a message's objects beside those of its parcel, but for a share of these."""
 
 
+MOST_REPLY = 250_000_000
+"""Most bytes of a reply; the longest ones describe a million clients."""
+
+
 def require_flower() -> None:
     """Raise `InputError` unless a version of Flower is installed that this file can use."""
     try:
@@ -130,8 +134,11 @@ def problem_of(error: "httpx.HTTPStatusError") -> str:
     return known.message.rstrip(".") if known else f"HTTP status {error.response.status_code}"
 
 
-class TooLong(Exception):  # noqa: N818 - what has happened to a message
+class TooLong(ValueError):  # noqa: N818 - what has happened to a message
     """A message of more bytes than expected."""
+
+    def __init__(self) -> None:
+        super().__init__("it has more bytes than were expected")
 
 
 class Lost(Exception):  # noqa: N818 - what has happened to a message
@@ -142,7 +149,7 @@ class _Transport:
     """Sends Flower's requests over a connection of our own, with the headers that they need.
 
     Its timeouts are longer than Flower's, for large objects on slow lines. It asks no proxy on the
-    loopback, and refuses a response that is too long before reading it.
+    loopback, and reads no more of a response than it may have, whatever length that names.
 
     Attributes:
         token: The token of the current task; empty without one.
@@ -152,22 +159,40 @@ class _Transport:
     def __init__(self, address: str, verify: "ssl.SSLContext | bool") -> None:
         self.token, self.most = "", math.inf
         self.version = dict(RuntimeVersionMetadata.from_local_component("fedprox").as_metadata())
-        self.http = httpx.Client(
-            verify=verify,
-            trust_env=not is_loopback(address),
-            event_hooks={"response": [self._require_short]},
-        )
+        self.http = httpx.Client(verify=verify, trust_env=not is_loopback(address))
 
     def intercept(self, context: Any, _: Any) -> "httpx.Response":
         """Send a request, as the last of a client's interceptors."""
         context.request.headers.update(self.version)
         if self.token and context.rpc_method != ACQUIRE:
             context.request.headers[TASK_TOKEN_HEADER] = self.token
-        return self.http.send(context.request)
+        # what is compressed could grow without end while it is read
+        context.request.headers["accept-encoding"] = "identity"
+        response = self.http.send(context.request, stream=True)
+        try:
+            body = self._read(response)
+        finally:
+            response.close()
+        return httpx.Response(response.status_code, content=body, request=context.request)
 
-    def _require_short(self, response: "httpx.Response") -> None:
-        if float(response.headers.get("content-length", 0)) > self.most + SLACK:
-            raise TooLong("it has more bytes than were expected")
+    def _read(self, response: "httpx.Response") -> bytes:
+        """The body of a response.
+
+        Raises:
+            TooLong: If it has more bytes than it may have; no more are read.
+            httpx.RemoteProtocolError: If it is compressed.
+        """
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise httpx.RemoteProtocolError("a compressed response, which was not asked for")
+        most = min(self.most + SLACK, MOST_REPLY)
+        if float(response.headers.get("content-length", 0)) > most:
+            raise TooLong
+        body = bytearray()
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > most:
+                raise TooLong
+        return bytes(body)
 
 
 class Link(NamedTuple):
@@ -290,7 +315,8 @@ def heartbeats(runtime: Link) -> Iterator[None]:
 
     def beat() -> None:
         while not done.wait(TASK_HEARTBEAT):
-            with contextlib.suppress(httpx.HTTPError, RuntimeError):  # other calls report it
+            # other calls report it
+            with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
                 _call(runtime, "SendTaskHeartbeat")
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -606,7 +632,7 @@ class Incoming:
     def _count(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise TooLong("it has more bytes than were expected")
+            raise TooLong
 
     def _require_short(self) -> None:
         """Raise `TooLong` if arrays would be too long; pieces may repeat, in one and in several."""

@@ -20,6 +20,7 @@ from fedprox.deployment.endpoints import (
     read_private_key,
     require_address,
     require_certificates,
+    tls_in_words,
 )
 from fedprox.deployment.flower import (
     Incoming,
@@ -153,12 +154,14 @@ class _Journal:
     """Reports how the connection to the SuperLink is, each problem once."""
 
     def __init__(self, connection: NodeConnection) -> None:
-        self.connection, self.reported, self.signed_on = connection, "", False
+        self.connection, self.signed_on = connection, False
+        self.reported = set[str]()  # since the last call that succeeded
         self.log = logging.getLogger(__name__)
 
     def connected(self, node: int) -> None:
         """The node has signed on."""
-        self.signed_on, self.reported = True, ""
+        self.signed_on = True
+        self.reported.clear()
         self.log.info("connected to %s as node %s", self.connection.superlink, node)
 
     def disconnected(self) -> None:
@@ -171,14 +174,14 @@ class _Journal:
         """A call has succeeded."""
         if self.signed_on and self.reported:
             self.log.info("SuperLink %s: it answers again", self.connection.superlink)
-            self.reported = ""
+            self.reported.clear()
 
     def problem(self, error: Exception) -> None:
         """A call has failed."""
         line = self._in_words(error)
-        if line != self.reported:
+        if line not in self.reported:
             self.log.warning("SuperLink %s: %s; trying again", self.connection.superlink, line)
-        self.reported = line
+        self.reported.add(line)
 
     def _in_words(self, error: Exception) -> str:
         if isinstance(error, httpx.HTTPStatusError):
@@ -192,9 +195,9 @@ class _Journal:
                 )
             return foreign(problem_of(error))
         if is_tls(error):
-            authority = f"its certificate was not signed by {self.connection.ca_certificate}"
-            return f"{authority} or is for another address"
-        return reason(error) if isinstance(error, ValueError) else "it does not answer"
+            return foreign(tls_in_words(error, self.connection.ca_certificate))
+        text = foreign(reason(error))
+        return text if isinstance(error, ValueError) else f"it does not answer: {text}"
 
 
 def _answer_all(

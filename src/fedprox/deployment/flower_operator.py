@@ -19,6 +19,7 @@ from fedprox.deployment.endpoints import (
     read_public_key,
     require_address,
     require_certificates,
+    tls_in_words,
 )
 from fedprox.deployment.flower import (
     Incoming,
@@ -126,9 +127,12 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
         raise ConnectionError(f"{here}: {text}") from error
     except httpx.TransportError as error:
         if is_tls(error):
-            text = f"{reason(error)}; is {ca_certificate} the certificate of its authority?"
-            raise InputError(f"{here}: {text}") from error
+            raise InputError(f"{here}: {tls_in_words(error, ca_certificate)}") from error
         raise ConnectionError(f"{here} does not answer: {reason(error)}") from error
+    except InputError:
+        raise
+    except ValueError as error:  # a proxy may send what is no message, or has no end
+        raise ConnectionError(f"{here}: {reason(error)}") from error
 
 
 def _start_run(address: str, ca_certificate: Path, runtime: Link) -> int:

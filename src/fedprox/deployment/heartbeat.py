@@ -46,10 +46,10 @@ def _stay(
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
                 return "the SuperLink refuses the node's key"
             pause = SOON
-        except httpx.TransportError:
+        except (httpx.TransportError, ValueError):  # a proxy may send what is no message
             pause = SOON
     try:
         sign_off(fleet, node)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ValueError) as error:
         return f"the node did not sign off: {error}"
     return None

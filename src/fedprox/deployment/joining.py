@@ -1,6 +1,5 @@
 """Nodes join: the coordinator waits for them, and asks what they hold."""
 
-import importlib.metadata
 import logging
 import secrets
 import time
@@ -10,9 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox import __version__
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.messages import VERSION, DataKind, Description, Request
-from fedprox.deployment.stand_in import check_description, common_kind
+from fedprox.deployment.stand_in import (
+    check_description,
+    check_fits,
+    class_warning,
+    common_kind,
+)
 from fedprox.errors import InputError, distinct, foreign, require
 
 DESCRIBE_EVERY = 2.0
@@ -66,7 +71,8 @@ def join(
 ) -> Joined:
     """Wait for nodes to join.
 
-    A node that cannot join is left out, in one line, and asked again until the others are there.
+    A node that cannot join, or does not fit those that joined before it, is left out, in one line,
+    and asked again until the others are there.
 
     Args:
         conversation: The conversation, whose patience bounds the wait.
@@ -120,6 +126,8 @@ def join(
         "no node reports losses, so a run that diverges could not be told from one that learns; at "
         'least one node must have "loss" in policy.report',
     )
+    if line := class_warning(descriptions):
+        logging.getLogger(__name__).warning("%s", line)
     return Joined(tuple(ordered), descriptions)
 
 
@@ -157,11 +165,10 @@ def _checked(
     """
     require(description is not None, "it does not describe itself")
     assert description is not None
-    ours = importlib.metadata.version("fedprox")
     require(
-        description.version == ours,
-        f"it has fedprox {foreign(description.version)}; the coordinator has {ours}, and results "
-        "are the same only with the same version",
+        description.version == __version__,
+        f"it has fedprox {foreign(description.version)}; the coordinator has {__version__}, and "
+        "results are the same only with the same version",
     )
     check_description(description)
     name = description.name
@@ -171,4 +178,5 @@ def _checked(
             each.name != name or other == node,
             f"its name {name!r} is that of node {other}; names of nodes must differ",
         )
+    check_fits(description, described.values())
     return description

@@ -1,6 +1,5 @@
 """What a node remembers over all runs: a file of its folder for each thing."""
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -36,4 +35,4 @@ def write_kept(path: Path, content: Message) -> None:
         OSError: If it cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content.model_dump(mode="json"), indent=1).encode())
+    write_whole(path, content.model_dump_json(indent=1).encode())

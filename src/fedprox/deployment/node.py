@@ -6,7 +6,6 @@ It counts what it answers with its data, on disk, before an answer leaves it (`s
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import time
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedprox import __version__
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.broadcast import filled
 from fedprox.deployment.declared import check_clip, check_declaration, check_jobs, check_steps
@@ -196,8 +196,7 @@ class Node:
 
     def _computed(self, request: Request, head: bytes) -> tuple[Answer, dict[str, Array]]:
         if request.kind == "describe":
-            version = importlib.metadata.version("fedprox")
-            description = describe(self.name, version, self.federation, self.reports)
+            description = describe(self.name, __version__, self.federation, self.reports)
             return Answer(id="", description=description), {}
         setup = request.setup
         if setup is None:
@@ -209,11 +208,13 @@ class Node:
         self.policy.check_measures(parts.given, parts.solver)
         if setup.privacy is not None:
             check_declaration(setup, setup.privacy, parts.given, parts.points)
-            self.policy.check_privacy(setup.privacy, self.spent.others(setup))
+            others, before = self.spent.others(setup), self.spent.before
+            self.policy.check_privacy(setup.privacy, others, before)
         if setup.private_steps is not None:
             check_steps(setup, parts.given, parts.solver, parts.points)
         if request.kind == "prepare":
             self._check_planned(request, setup, parts)
+            self.policy.check_planned(parts.given, parts.solver, self.federation.train.sizes)
             left = setup.rounds - 1 - self.spent.of(setup).round
             self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)
@@ -269,7 +270,8 @@ class Node:
         unknown = sorted(set(planned) - set(parts.index))
         require(not unknown, f"planned: clients {', '.join(unknown)} are not on this node")
         left = {name: max(0, steps - taken.get(name, 0)) for name, steps in planned.items()}
-        self.policy.check_steps(self.spent.with_steps(parts.releases(left)))
+        steps = self.spent.with_steps(parts.releases(left))
+        self.policy.check_steps(steps, self.spent.steps_before)
 
     def _pay(self, asked: Asked) -> None:
         """Count a request on disk, before anything is computed from data.
@@ -281,7 +283,7 @@ class Node:
         if work is not None:
             steps = asked.parts.releases(dict(zip(work.names, work.steps, strict=True)))
         after = self.spent.paid(asked.request, asked.parts.points, asked.digest, steps)
-        self.policy.check_steps({name: after.steps[name] for name in steps})
+        self.policy.check_steps({name: after.steps[name] for name in steps}, after.steps_before)
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(asked.setup), asked.setup.privacy
         require(

@@ -1,6 +1,7 @@
 """A node's policy: what it computes for others, and what it reports."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +15,13 @@ from fedprox.deployment.secure.setting import require_threshold
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import Mechanism, epsilon_together, quick_epsilon, rounded_up
+from fedprox.privacy.accounting import (
+    Composed,
+    Mechanism,
+    epsilon_together,
+    quick_epsilon,
+    rounded_up,
+)
 from fedprox.privacy.setting import Unit
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
@@ -98,7 +105,7 @@ class Policy(Section):
     most_epochs: float | None = Field(
         default=None,
         description="Most epochs of a client in a round, also where a solver counts steps; no "
-        "limit if left out.",
+        "limit if left out. A run in which one of the node's clients could take more is refused.",
         examples=[50.0],
     )
     report: list[Report] = Field(
@@ -117,9 +124,9 @@ class Policy(Section):
         default=1,
         description="Fewest clients over which a measure is summed; measures of fewer are not "
         "reported. In methods whose clients send gradients or losses of their own, the node sits "
-        "out rounds with fewer of its clients. Above 1 it refuses a solver with `gamma`, and "
-        "compression, by which each client's update travels by itself. Sums of updates are sent "
-        "for any number of clients.",
+        "out rounds with fewer of its clients, and refuses runs if it has fewer. Above 1 it "
+        "refuses a solver with `gamma`, and compression, by which each client's update travels by "
+        "itself. Sums of updates are sent for any number of clients.",
         examples=[10],
     )
     privacy: PrivacyPolicy | None = Field(
@@ -198,37 +205,48 @@ class Policy(Section):
             "over all runs",
         )
 
-    def check_privacy(self, hiding: Hiding, others: Sequence[tuple[Mechanism, int]]) -> None:
+    def check_privacy(
+        self,
+        hiding: Hiding,
+        others: Sequence[tuple[Mechanism, int]],
+        before: Composed | None = None,
+    ) -> None:
         """Raise `InputError` if a private run costs more epsilon than is left.
 
         Args:
             hiding: What the run declares, which counts as a whole.
             others: What the rounds of other runs have released, and their numbers.
+            before: Rounds before those, composed.
         """
         weakest = self.privacy
         if weakest is None:
             return
         spent = (*others, (hiding.mechanism, hiding.rounds))
-        epsilon = epsilon_together(spent, weakest.delta)
+        epsilon = epsilon_together(spent, weakest.delta, before)
         require(
             epsilon <= weakest.epsilon,
             f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for this run "
             f"and all before it together; at most epsilon = {weakest.epsilon:g} is allowed",
         )
 
-    def check_steps(self, clients: Mapping[str, Sequence[tuple[Mechanism, int]]]) -> None:
+    def check_steps(
+        self,
+        clients: Mapping[str, Sequence[tuple[Mechanism, int]]],
+        before: Mapping[str, Composed] = MappingProxyType({}),
+    ) -> None:
         """Raise `InputError` if the private steps of a client cost more epsilon than is left.
 
         Args:
             clients: By client, what its steps of all runs release, and their numbers.
+            before: Steps of clients before those, composed.
         """
         weakest = self.privacy
         if weakest is None:
             return
         for name, steps in clients.items():
-            if quick_epsilon(steps, weakest.delta) <= weakest.epsilon:
+            if quick_epsilon(steps, weakest.delta, before.get(name)) <= weakest.epsilon:
                 continue
-            epsilon = epsilon_together(tuple(steps), weakest.delta)
+            epsilon = epsilon_together(tuple(steps), weakest.delta, before.get(name))
             require(
                 epsilon <= weakest.epsilon,
                 f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for each "
@@ -248,6 +266,21 @@ class Policy(Section):
             solver.gamma is None or ("gradients" in self.report and self.fewest_clients == 1),
             "solver.gamma: steps show when a client's gradient was small; that needs "
             '"gradients" in policy.report, and policy.fewest_clients = 1',
+        )
+
+    def check_planned(self, algorithm: Algorithm, solver: Solver, rows: NDArray[np.int64]) -> None:
+        """Raise `InputError` if rounds of a run would be refused, as is known beforehand.
+
+        Args:
+            algorithm: The method.
+            solver: Its local solver.
+            rows: Training rows of each of the node's clients.
+        """
+        self.check_work(solver, rows, solver.steps_for(rows))
+        require(
+            len(rows) >= self.fewest_clients or not algorithm.measures_first,
+            f"{algorithm.name}: its clients send what they measure, and gradients and losses of "
+            f"fewer than {self.fewest_clients} clients are not sent; the node has {len(rows)}",
         )
 
     def check_clients(self, jobs: Jobs) -> None:

@@ -597,7 +597,8 @@ class RemoteSeed:
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
                     del answers[index]
-            self._warn(f"node {server.name(index)!r}: {problem}; evaluated without it")
+            line = f"node {server.name(index)!r}: {problem}; evaluated without it"
+            self._warn(line, of_update=False)
         if secret is not None:
             nodes_sums, answers = self._sum_of_measures(secret, answers)
         require(
@@ -639,7 +640,10 @@ class RemoteSeed:
         """Nodes do not report measures of single clients."""
         del now
 
-    def _warn(self, line: str) -> None:
+    def _warn(self, line: str, *, of_update: bool = True) -> None:
+        """Log a line, and keep it if it says why an update is not used."""
+        if of_update:
+            self.server.conversation.unused[self.method.algorithm.name, self.seed] = line
         logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, self.seed, line)
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:

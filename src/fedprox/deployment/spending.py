@@ -13,10 +13,12 @@ node, and so are not counted.
 
 Private local steps are counted for each client. The same request has other rows and other noise
 once it is computed anew, and so is paid anew.
+
+An answer must not cost more the more a node has answered. So releases are counted by what they
+release for the last `EXACTLY` different mechanisms alone; those before are composed to a bound.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,11 +26,14 @@ from pydantic import Field
 
 from fedprox.deployment.kept import read_kept, write_kept
 from fedprox.deployment.messages import Count, Kind, Message, Request, Round, Setup
-from fedprox.privacy.accounting import Mechanism
+from fedprox.privacy.accounting import Composed, Mechanism, alike, composed_with
 
 FILE = "spent.json"
 
-RUNS = 1000
+EXACTLY = 32
+"""Different mechanisms whose releases are counted one by one, for a tight composition."""
+
+RUNS = 100
 """Runs whose last rounds are kept. A run that is forgotten pays its earlier rounds once more."""
 
 NO_ROUND = -1
@@ -57,7 +62,7 @@ class RunSpent(Message):
 
 
 Taken = list[tuple[Mechanism, Count]]
-"""Private local steps of a client, by what they release."""
+"""Releases by what they release, the last ones at the end."""
 
 
 class Spent(Message):
@@ -66,23 +71,30 @@ class Spent(Message):
     Attributes:
         rounds: Rounds of all runs, counted once for each sweep point.
         private: Rounds of all private runs, by what they release.
+        before: Private rounds before those; None if there are none.
         steps: Private local steps of each client in all runs, by what they release.
+        steps_before: Private local steps of clients before those.
         runs: What each of the last runs has spent, the last one at the end.
     """
 
     rounds: int = Field(default=0, ge=0)
-    private: list[tuple[Mechanism, Count]] = Field(default_factory=list)
+    private: Taken = Field(default_factory=list)
+    before: Composed | None = None
     steps: dict[str, Taken] = Field(default_factory=dict)
+    steps_before: dict[str, Composed] = Field(default_factory=dict)
     runs: dict[str, RunSpent] = Field(default_factory=dict)
 
     def of(self, setup: Setup) -> RunSpent:
         """What a run has spent so far."""
         return self.runs.get(_name(setup), RunSpent())
 
-    def others(self, setup: Setup) -> list[tuple[Mechanism, int]]:
-        """The private rounds of all other runs."""
+    def others(self, setup: Setup) -> Taken:
+        """The private rounds of all other runs, but for those in `before`."""
         own = self.of(setup)
-        return [(each, n - own.releases * (each == own.mechanism)) for each, n in self.private]
+        # never below 0, where rounds of this run are in `before`
+        return [
+            (each, max(0, n - own.releases * (each == own.mechanism))) for each, n in self.private
+        ]
 
     def with_steps(self, steps: Mapping[str, tuple[Mechanism, int]]) -> dict[str, Taken]:
         """The private steps of each of some clients, with some more that they take.
@@ -90,12 +102,7 @@ class Spent(Message):
         Args:
             steps: By client, what each step releases, and their number.
         """
-        after = {}
-        for name, (mechanism, more) in steps.items():
-            taken = Counter(dict(self.steps.get(name, [])))
-            taken[mechanism] += more
-            after[name] = list(taken.items())
-        return after
+        return {name: _with(self.steps.get(name, ()), *more) for name, more in steps.items()}
 
     def paid(
         self,
@@ -141,15 +148,49 @@ class Spent(Message):
         )
         name = _name(request.setup)
         runs = {key: each for key, each in self.runs.items() if key != name} | {name: after}
-        private = Counter(dict(self.private))
-        if mechanism is not None:
-            private[mechanism] += releases
+        private = self.private
+        if mechanism is not None and releases:
+            private = _with(private, mechanism, releases)
+        private, before = _bounded(private, self.before)
+        taken, steps_before = dict(self.steps), dict(self.steps_before)
+        for client, each in self.with_steps(steps).items():
+            taken[client], composed = _bounded(each, self.steps_before.get(client), alike)
+            if composed is not None:
+                steps_before[client] = composed
         return Spent(
             rounds=self.rounds + more * points,
-            private=list(private.items()),
-            steps=self.steps | self.with_steps(steps),
+            private=private,
+            before=before,
+            steps=taken,
+            steps_before=steps_before,
             runs=dict(list(runs.items())[-RUNS:]),
         )
+
+
+def _with(taken: Iterable[tuple[Mechanism, int]], mechanism: Mechanism, more: int) -> Taken:
+    """Releases with some more, which become the last ones."""
+    known = dict(taken)
+    count = known.pop(mechanism, 0) + more
+    return [*known.items(), (mechanism, count)]
+
+
+def _bounded(
+    taken: Taken,
+    before: Composed | None,
+    bounding: Callable[[Mechanism], Mechanism] = lambda mechanism: mechanism,
+) -> tuple[Taken, Composed | None]:
+    """The last releases, and the others composed.
+
+    Args:
+        taken: The releases.
+        before: What is composed already.
+        bounding: The mechanism that a composed one is taken for.
+    """
+    taken = [(mechanism, n) for mechanism, n in taken if n]
+    old, last = taken[:-EXACTLY], taken[-EXACTLY:]
+    if old:
+        before = composed_with(before, [(bounding(each), n) for each, n in old])
+    return last, before
 
 
 def read_spent(folder: Path) -> Spent:

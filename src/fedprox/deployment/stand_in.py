@@ -13,7 +13,7 @@ import numpy as np
 
 from fedprox.deployment.messages import Clients, DataKind, Description
 from fedprox.deployment.policy import REPORTS
-from fedprox.errors import LARGEST, InputError, foreign, require, shown
+from fedprox.errors import LARGEST, foreign, require, shown
 from fedprox.features import index_of
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
@@ -54,6 +54,66 @@ def describe(name: str, version: str, federation: Federation, reports: list[str]
         central_validation=len(validation) if isinstance(validation, Examples) else 0,
         reports=reports,
     )
+
+
+def declared_in_words(description: Description) -> str:
+    """What a node says of its data, in one line."""
+    clients, kind = description.clients, description.kind
+    count = len(clients.names)
+    parts = [f"{count:,} client{'s' * (count != 1)}"]
+    parts += [f"{sum(clients.train):,} training rows", f"{sum(clients.test):,} test rows"]
+    if kind.classes:
+        parts.append(f"{kind.classes:,} classes, labels up to {kind.classes - 1}")
+    return f"node {description.name}: {', '.join(parts)}"
+
+
+def class_warning(descriptions: Sequence[Description]) -> str:
+    """That labels of nodes may not mean the same; empty if nodes have as many classes.
+
+    Which labels a node has, and how often, it does not say.
+    """
+    nodes: dict[int, list[str]] = {}
+    for each in descriptions:
+        nodes.setdefault(each.kind.classes, []).append(each.name)
+    if len(nodes) == 1:
+        return ""
+    have = "; ".join(
+        f"{classes:,} on {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}"
+        for classes, names in sorted(nodes.items())
+    )
+    most = max(nodes)
+    return (
+        f"nodes differ in their number of classes: {have}. The run has {most:,}, labels 0 to "
+        f"{most - 1}. A label must mean the same on all nodes, and labels that none of them has "
+        "are classes all the same; each node shows which of its labels occur when it starts"
+    )
+
+
+NAMED, RANGES = 3, 10
+"""Most nodes of a number of classes, and ranges of labels, that a line names."""
+
+
+def labels_in_words(federation: Federation) -> str:
+    """Which labels a node's training rows have, and how many; for the node's own log alone.
+
+    >>> rows = [(np.zeros((4, 1), np.float32), np.array([5, 6, 6, 9]))]
+    >>> labels_in_words(Federation.from_arrays(rows, names=["a"]))
+    'labels of training rows: 5: 1, 6: 2, 9: 1; 7 of 10 classes have none: 0 to 4, 7 to 8'
+    """
+    if not federation.classes:
+        return ""
+    y = np.asarray(federation.train.y)
+    counts = np.bincount(y[y >= 0].astype(np.int64), minlength=federation.classes)
+    have, none = np.flatnonzero(counts), np.flatnonzero(counts == 0)
+    shown = [f"{label}: {counts[label]:,}" for label in have[: 2 * RANGES].tolist()]
+    line = ", ".join(shown) + ", ..." * (len(have) > 2 * RANGES)
+    line = f"labels of training rows: {line}"
+    if not len(none):
+        return line
+    ends = np.split(none, np.flatnonzero(np.diff(none) > 1) + 1)
+    ranges = [f"{a[0]} to {a[-1]}" if len(a) > 1 else str(a[0]) for a in ends[:RANGES]]
+    missing = ", ".join(ranges) + ", ..." * (len(ends) > RANGES)
+    return f"{line}; {len(none):,} of {federation.classes:,} classes have none: {missing}"
 
 
 MOST_CLIENTS, MOST_CLASSES, MOST_NUMBERS, MOST_WEIGHTS = 10**6, 10**5, 10**7, 10**9
@@ -113,28 +173,49 @@ def check_description(description: Description) -> None:
     )
 
 
-def common_kind(descriptions: Sequence[Description]) -> DataKind:
-    """What the data of all nodes have in common.
+def check_fits(description: Description, others: Iterable[Description]) -> None:
+    """Raise `InputError` if a node cannot join others: their data or the names of their clients.
 
-    Raises:
-        InputError: If the nodes' data cannot train one model. The message names two nodes.
+    Args:
+        description: What the node says of itself.
+        others: What those have said that joined before it, and have the names that they gave.
     """
-    first = descriptions[0]
-    for each in descriptions[1:]:
-        for key in ("features", "feature_type", "label", "label_type", "augmented"):
-            ours, theirs = getattr(first.kind, key), getattr(each.kind, key)
-            require(
-                ours == theirs,
-                f"nodes {first.name!r} and {each.name!r} differ in {key.replace('_', ' ')}: {ours} "
-                f"and {theirs}; all nodes need data of one kind",
-            )
+    mine, names = description.kind, set(description.clients.names)
+    for other in others:
+        theirs, known = other.kind, f"node {other.name!r}"
+        taken = next((name for name in other.clients.names if name in names), None)
         require(
-            bool(first.kind.classes) == bool(each.kind.classes),
-            f"nodes {first.name!r} and {each.name!r}: labels are classes in one, not in the other",
+            taken is None,
+            f"its client {taken!r} is on {known} too; names of clients must differ",
         )
+        for key in ("features", "feature_type", "label", "label_type", "augmented"):
+            have, needed = getattr(mine, key), getattr(theirs, key)
+            require(
+                have == needed,
+                f"{key.replace('_', ' ')}: it has {foreign(have)}, and {known} {needed}; all nodes "
+                "need data of one kind",
+            )
+        classes = bool(mine.classes)
+        are, are_not = ("are", "are not") if classes else ("are not", "are")
+        require(
+            classes == bool(theirs.classes),
+            f"its labels {are} classes, those of {known} {are_not}",
+        )
+        validated = bool(description.clients.validation)
+        have, have_not = ("have", "have none") if validated else ("have no", "have some")
+        require(
+            validated == bool(other.clients.validation),
+            f"its clients {have} validation rows, those of {known} {have_not}; all nodes or none "
+            "must have them",
+        )
+
+
+def common_kind(descriptions: Sequence[Description]) -> DataKind:
+    """What the data of all nodes have in common, of which `check_fits` was asked."""
     classes = max(each.kind.classes for each in descriptions)
     greatest = max(each.kind.greatest for each in descriptions)
-    return first.kind.model_copy(update={"classes": classes, "greatest": greatest})
+    common = {"classes": classes, "greatest": greatest}
+    return descriptions[0].kind.model_copy(update=common)
 
 
 def one_client(kind: DataKind) -> Federation:
@@ -143,39 +224,19 @@ def one_client(kind: DataKind) -> Federation:
 
 
 def stand_in(kind: DataKind, descriptions: Sequence[Description]) -> Federation:
-    """A stand-in for the clients of all nodes, node by node.
-
-    Raises:
-        InputError: If two clients have the same name, or only some nodes have validation rows.
-    """
+    """A stand-in for the clients of all nodes, node by node."""
     clients = [each.clients for each in descriptions]
-    owners: dict[str, str] = {}
-    for each in descriptions:
-        for name in each.clients.names:
-            require(
-                name not in owners,
-                f"client {name!r} is on node {owners.get(name)!r} and on node {each.name!r}; names "
-                "of clients must differ",
-            )
-            owners[name] = each.name
-    validated = {each.name: bool(each.clients.validation) for each in descriptions}
-    central = sum(each.central_validation for each in descriptions)
-    have, lack = ([name for name, has in validated.items() if has is one] for one in (True, False))
-    if have and lack:
-        raise InputError(
-            f"clients of node {have[0]!r} have validation rows, those of node {lack[0]!r} have "
-            "none; all nodes or none must have them"
-        )
 
     def joined(parts: Iterable[Sequence[int]]) -> list[int]:
         return [number for part in parts for number in part]
 
+    central = sum(each.central_validation for each in descriptions)
     validation: Sequence[int] | int | None = central or None
-    if have:
+    if clients[0].validation:
         validation = joined(c.validation for c in clients)
     return _federation(
         kind,
-        list(owners),
+        [name for c in clients for name in c.names],
         joined(c.train for c in clients),
         joined(c.test for c in clients),
         validation,

@@ -23,13 +23,17 @@ _NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, mode: int = 0o777) -> Iterator[None]:
     """Lock a folder against other writers; create it if needed.
 
     The operating system locks a file `.lock` in the folder, which names the holder. A process that
     is killed leaves the file, which the next one takes over, but no lock. At the end the file is
     removed, and so are folders that were created here and are still empty. Without support by the
     system or the file system, nothing is locked.
+
+    Args:
+        folder: The folder.
+        mode: Permissions of the folder if it is created, but for the umask.
 
     Raises:
         InputError: If another process holds the lock, or `.lock` is a symbolic link.
@@ -48,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     try:
         with tidied(clean_up):
-            file = _acquire(folder)
+            file = _acquire(folder, mode)
             for path in created:
                 flush_folder(path.parent)
             yield
@@ -76,10 +80,10 @@ def holder(folder: Path) -> str | None:
     return None
 
 
-def _acquire(folder: Path) -> int:
+def _acquire(folder: Path, mode: int) -> int:
     """Open and lock the lock file; returns its descriptor."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
         try:
             file = open_no_link(folder / NAME, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:

@@ -15,6 +15,7 @@ of a mini-batch is a release, and the mini-batches are Poisson samples.
 dp-accounting is imported inside functions, since the import takes a second.
 """
 
+import copy
 import importlib.metadata
 import logging
 import math
@@ -51,6 +52,14 @@ TIGHTNESS = 1e-4
 
 MOST_NOISE = 1e6
 """Largest noise multiplier; beyond, rounding errors are larger than the privacy losses."""
+
+DIFFERENT_NEIGHBOURS = (
+    'private runs with cohort.sampling = "uniform" and others on the same clients: their '
+    "neighbouring federations differ, so their epsilons cannot be added; use one sampling"
+)
+
+LITTLE, LARGEST_DIVERGENCE, MOST_EPSILON = 1e-3, 1e100, 700.0
+"""Bounds beyond which a composition proves nothing: of noise, divergences and epsilon."""
 
 CLOSENESS = 1e-6
 """Relative margin below a target epsilon, above the rounding errors of a composition."""
@@ -395,8 +404,96 @@ def calibrated_steps(privacy: Privacy, clients: Sequence[Steps]) -> float:
             return noise
 
 
+class Composed(NamedTuple):
+    """Any number of releases on the same clients, of which only a bound is kept.
+
+    Attributes:
+        replaces: Whether neighbours differ in a replaced client.
+        orders: Orders of the Rényi divergences.
+        divergences: The divergence at each of these, of all releases without capacities.
+        exceeds: Probability that one of the cohorts exceeds its capacity.
+    """
+
+    replaces: bool
+    orders: tuple[float, ...]
+    divergences: tuple[float, ...]
+    exceeds: float
+
+
+def composed_with(before: Composed | None, spent: Iterable[tuple[Mechanism, int]]) -> Composed:
+    """Some releases together with those that are composed already.
+
+    Args:
+        before: The earlier ones; None without any.
+        spent: What rounds release, and their numbers; at least one if there are no earlier ones.
+
+    Raises:
+        InputError: If neighbouring federations differ in kind.
+    """
+    from scipy import stats
+
+    for mechanism, rounds in spent:
+        count = rounds * mechanism.releases
+        plain = mechanism._replace(capacity=None, accountant="rdp", delta=0.5)
+        orders, each = _rdp(
+            plain._replace(noise_multiplier=max(mechanism.noise_multiplier, LITTLE))
+        )
+        little = mechanism.noise_multiplier < LITTLE
+        some = [math.inf if little else count * float(one) for one in each]
+        more = (min(one, LARGEST_DIVERGENCE) for one in some)  # a number that JSON has
+        exceeds = 0.0
+        if mechanism.cut:
+            rate = mechanism.clients_per_round / mechanism.clients
+            # of the neighbour with one client more
+            beyond = float(stats.binom.sf(mechanism.capacity, mechanism.clients + 1, rate))
+            exceeds = min(1.0, count * beyond)
+        new = Composed(mechanism.replaces, tuple(map(float, orders)), tuple(more), exceeds)
+        before = new if before is None else _both(before, new)
+    assert before is not None
+    return before
+
+
+def _both(a: Composed, b: Composed) -> Composed:
+    """Two compositions together, at the orders that both have."""
+    require(a.replaces == b.replaces, DIFFERENT_NEIGHBOURS)
+    known = dict(zip(a.orders, a.divergences, strict=True))
+    both = {
+        order: min(known[order] + more, LARGEST_DIVERGENCE)
+        for order, more in zip(b.orders, b.divergences, strict=True)
+        if order in known
+    }
+    exceeds = min(1.0, a.exceeds + b.exceeds)
+    return Composed(a.replaces, tuple(both), tuple(both.values()), exceeds)
+
+
+def _bound_of(composed: Composed, delta: float) -> float:
+    r"""An upper bound of epsilon.
+
+    Cohorts that are cut differ from those that are not with the probability :math:`p` that one
+    exceeds its capacity. So :math:`\delta \leq \delta' + (1 + e^\epsilon) p`, where
+    :math:`\delta'` is that of the divergences at :math:`\epsilon`.
+    """
+    from dp_accounting import rdp
+
+    if min(composed.divergences, default=math.inf) >= LARGEST_DIVERGENCE:
+        return math.inf
+    epsilon = 0.0
+    while epsilon < MOST_EPSILON:
+        left = delta - (1 + math.exp(epsilon)) * composed.exceeds
+        if left <= 0:
+            break
+        with _quiet():
+            found = float(rdp.compute_epsilon(composed.orders, composed.divergences, left)[0])
+        if found <= epsilon or not composed.exceeds:
+            return found
+        epsilon = found * (1 + CLOSENESS)  # at which less is left, so more is needed
+    return math.inf
+
+
 @lru_cache(maxsize=64)
-def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
+def epsilon_together(
+    spent: tuple[tuple[Mechanism, int], ...], delta: float, before: Composed | None = None
+) -> float:
     """Epsilon of several runs on the same clients together.
 
     Args:
@@ -404,6 +501,7 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
             count. Rényi divergences are composed if all runs are accounted so, else privacy loss
             distributions.
         delta: Delta of the guarantee.
+        before: What is composed already. With it Rényi divergences are composed in any case.
 
     Returns:
         An upper bound; infinity if a run has no noise, or so little that no bound can be computed.
@@ -422,11 +520,9 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
     for mechanism, rounds in spent:
         runs[mechanism._replace(delta=delta)] += rounds
     runs = +runs  # without those of no rounds
-    require(
-        len({mechanism.replaces for mechanism in runs}) <= 1,
-        'private runs with cohort.sampling = "uniform" and others on the same clients: their '
-        "neighbouring federations differ, so their epsilons cannot be added; use one sampling",
-    )
+    require(len({mechanism.replaces for mechanism in runs}) <= 1, DIFFERENT_NEIGHBOURS)
+    if before is not None:
+        return _bound_of(composed_with(before, runs.items()), delta)
     if any(mechanism.noise_multiplier == 0 for mechanism in runs):
         return math.inf
     try:
@@ -437,7 +533,9 @@ def epsilon_together(spent: tuple[tuple[Mechanism, int], ...], delta: float) -> 
         return math.inf
 
 
-def quick_epsilon(spent: Sequence[tuple[Mechanism, int]], delta: float) -> float:
+def quick_epsilon(
+    spent: Sequence[tuple[Mechanism, int]], delta: float, before: Composed | None = None
+) -> float:
     """An upper bound of `epsilon_together` that is found in a millisecond for most clients.
 
     Rényi divergences are added, as if each client had at most as many rows, up to a power of
@@ -446,33 +544,46 @@ def quick_epsilon(spent: Sequence[tuple[Mechanism, int]], delta: float) -> float
     Args:
         spent: As for `epsilon_together`, of mechanisms without a capacity.
         delta: Delta of the guarantee.
+        before: What is composed already.
 
     >>> steps = Steps(600, 64, 0).mechanism(Privacy(1.0, noise_multiplier=4.0), 4.0)
     >>> [round(f(((steps, 200),), 1e-5), 2) for f in (epsilon_together, quick_epsilon)]
     [1.53, 1.69]
     """
+    return epsilon_together(tuple((alike(each), n) for each, n in spent), delta, before)
 
-    def bounding(mechanism: Mechanism) -> Mechanism:
-        fewer = int(ALIKE ** int(math.log(mechanism.clients, ALIKE)))
-        clients = max(fewer, mechanism.clients_per_round)
-        return mechanism._replace(clients=clients, accountant="rdp")
 
-    return epsilon_together(tuple((bounding(each), n) for each, n in spent), delta)
+def alike(mechanism: Mechanism) -> Mechanism:
+    """A mechanism of local steps whose divergences are at least as large, one of a few."""
+    fewer = int(ALIKE ** int(math.log(mechanism.clients, ALIKE)))
+    clients = max(fewer, mechanism.clients_per_round)
+    return mechanism._replace(clients=clients, accountant="rdp")
 
 
 def _composed_epsilon(runs: Mapping[Mechanism, int], delta: float) -> float:
-    from dp_accounting import pld
-
     counts = {mechanism: rounds * mechanism.releases for mechanism, rounds in runs.items()}
     if all(mechanism.accountant == "rdp" for mechanism in counts):
         return _rdp_epsilon(counts, delta)
     total = sum(counts.values())
     interval = max(_interval(mechanism, total) for mechanism in counts)
+    *earlier, (mechanism, count) = counts.items()
+    # mostly only the number of the last one has changed since the last time
+    accountant = copy.deepcopy(_composed_first(tuple(earlier), interval))
+    with _quiet():
+        accountant.compose(_event(mechanism), count)
+        return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=BLOCK)
+def _composed_first(counts: tuple[tuple[Mechanism, int], ...], interval: float) -> Any:
+    """An accountant that has seen some releases."""
+    from dp_accounting import pld
+
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     with _quiet():
-        for mechanism, count in counts.items():
+        for mechanism, count in counts:
             accountant.compose(_event(mechanism), count)
-        return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def _spent(mechanism: Mechanism, rounds: int) -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import tomli_w
 
+from fedprox import __version__
 from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import require
 from fedprox.federation import Federation
@@ -55,7 +56,7 @@ LOG_ID = "fedprox-id"
 LONGEST = 150
 """Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
-PACKAGES = ("fedprox", "flax", "jax", "jaxlib", "numpy", "optax")
+PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax")
 
 
 class RunDirectory:
@@ -73,6 +74,7 @@ class RunDirectory:
         extend: Whether the run resumes, so that the folder may hold finished results of the same
             experiment with fewer rounds, to be extended.
         client_records: Whether `clients.jsonl` is written, from records with measures of clients.
+        lock: Whether to lock the folder; False if the caller has.
 
     Attributes:
         replaced: Description of the results that are replaced; empty if there are none.
@@ -87,12 +89,13 @@ class RunDirectory:
         replace: bool | None = None,
         extend: bool = False,
         client_records: bool = False,
+        lock: bool = True,
     ) -> None:
         self.path, self.experiment = path, experiment
         self.replaced = ""
         self.extended: int | None = None
         self._replace, self._extend = replace, extend
-        self._client_records = client_records
+        self._client_records, self._lock = client_records, lock
         self._metrics: BinaryIO | None = None
         self._clients: ClientLines | None = None
         self._open = ExitStack()
@@ -173,7 +176,8 @@ class RunDirectory:
 
     def __enter__(self) -> "RunDirectory":
         with self._open:
-            self._open.enter_context(locked(self.path))
+            if self._lock:
+                self._open.enter_context(locked(self.path))
             self._check()  # again: another process may have written to it meanwhile
             self._open = self._open.pop_all()
         return self
@@ -404,7 +408,8 @@ def _json_number(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of what the results depend on, the devices, and the git revision if there is one."""
-    known = {name: importlib.metadata.version(name) for name in PACKAGES}
+    known = {"fedprox": __version__}
+    known |= {name: importlib.metadata.version(name) for name in PACKAGES}
     devices = jax.devices()
     known |= {
         "python": platform.python_version(),

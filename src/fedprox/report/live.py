@@ -1,9 +1,10 @@
 """What is seen of a run from outside while it trains, and how it is asked to stop.
 
-Once a second at most the run's process writes `status.json`, and the same numbers as `metrics.prom`
-for the textfile collector of Prometheus' node_exporter; once a minute the report. Between rounds it
-looks for a file `stop`. A run that is complete leaves none of these but the report. A study does so
-in its own folder, over the rounds of all its runs.
+With each record the run's process writes `status.json`, and the same numbers as `metrics.prom` for
+the textfile collector of Prometheus' node_exporter; once a minute the report. All measures of a
+status are those of one record. Between rounds the process looks for a file `stop`. A run that is
+complete leaves none of these but the report. A study does so in its own folder, over the rounds of
+all its runs.
 """
 
 import json
@@ -26,20 +27,51 @@ from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress, status
 from fedprox.simulation.results.record import Record
 
-STATUS, PROMETHEUS, STOP = FILES = "status.json", "metrics.prom", "stop"
+STATUS, PROMETHEUS, STOP = "status.json", "metrics.prom", "stop"
+FILES: tuple[str, ...] = (STATUS, PROMETHEUS, STOP)
 """Names of the files in a run directory."""
 
 STUDY = "study.json"
 """Name of the file that a complete study has in its folder."""
 
-STATUS_EVERY, PAGE_EVERY = 1.0, 60.0
-"""Seconds between two writes of the status, and of the report."""
+STATUS_MOST, PAGE_EVERY = 1.0, 60.0
+"""Seconds that a status waits at most after the one before, and a report at least."""
 
 SPARE = 50
-"""How many times as long as a report takes the next one waits at least."""
+"""How many times as long as writing took the next status or report waits, within these bounds."""
 
 COSTS = ("rounds", "seconds", "bytes_down", "bytes_up")
 """What is summed for each node of a deployment."""
+
+
+class _StatusFiles:
+    """Writes statuses into a folder, at once but for those that follow each other very fast.
+
+    Args:
+        folder: The folder.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._folder, self._clock, self._due = folder, clock, -math.inf
+        self._waits: Mapping[str, Any] | None = None
+
+    def write(self, status: Mapping[str, Any], *, at_once: bool = False) -> None:
+        """Write a status, unless a later one may take its place."""
+        began = self._clock()
+        self._waits = {**status, "updated": began}
+        if began >= self._due or at_once:
+            self.flush()
+            now = self._clock()
+            self._due = now + min(STATUS_MOST, SPARE * (now - began))
+
+    def flush(self) -> None:
+        """Write the last status if it was not written."""
+        if self._waits is not None:
+            shown, self._waits = self._waits, None
+            with suppress(OSError):  # a full disk is said by what matters
+                write_whole(self._folder / STATUS, json.dumps(shown).encode() + b"\n")
+                write_whole(self._folder / PROMETHEUS, prometheus(shown).encode())
 
 
 class Live:
@@ -58,34 +90,38 @@ class Live:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory, self._checkpoints, self._clock = directory, checkpoints, clock
-        self._written, self._page_due = -math.inf, clock() + PAGE_EVERY
-        self._status: dict[str, Any] = {"began": clock()}
+        self._files = _StatusFiles(directory.path, clock)
+        self._began, self._page_due = clock(), clock() + PAGE_EVERY
+        self._progress, self._measured = dict[str, Any](), dict[str, Any]()
         self._nodes: dict[str, dict[str, float]] = {}
         self._last: tuple[str, int, int] | None = None
 
     def progress(self, now: Progress) -> None:
         """Note the progress of the rounds."""
-        self._status |= _noted(now)
+        before = self._progress.get("label"), self._progress.get("seed")
+        if now.round == 0 and (now.label, now.seed) != before:
+            self._measured = {}  # those of another run
+        self._progress = _noted(now)
         self._write()
 
     def record(self, record: Record) -> None:
         """Note a record, of a deployment also what it cost and which nodes were heard of."""
         this = record.method, record.seed, record.round
-        if this != self._last:  # the points of a sweep share their messages
-            for client in (record.network or {}).values():
-                node = self._nodes.setdefault(str(client["node"]), dict.fromkeys(COSTS, 0.0))
-                for cost in COSTS:
-                    node[cost] += client[cost]
-                node["seen"] = self._clock()
-            for cost in ("seconds", "bytes_down", "bytes_up"):
-                if (value := getattr(record, cost)) is not None:
-                    self._status[cost] = self._status.get(cost, 0) + value
+        another = this != self._last  # the points of a sweep share their messages
         self._last = this
-        if "label" not in self._status:  # the records of a checkpoint precede all progress
+        if not self._progress or (another and record.round == 0 and self._measured):
+            # all records of a checkpoint precede the progress, and a finished run has none
             rounds = self._directory.experiment["rounds"]
-            self.progress(Progress(record.label, record.seed, record.round, rounds))
-        accuracy = record.test_accuracy
-        self._status["test_accuracy"] = accuracy if math.isfinite(accuracy) else None
+            self._measured = {}
+            self._progress = _noted(Progress(record.label, record.seed, record.round, rounds))
+        if another:
+            self._note_costs(record)
+        known, loss = self._measured.get("loss"), _finite(record.train_loss)
+        if another or (loss is not None and (known is None or loss < known)):
+            accuracy = _finite(record.test_accuracy)
+            self._measured |= {"round": record.round, "loss": loss, "test_accuracy": accuracy}
+        done = max(self._progress["rounds_done"], record.round)
+        self._progress["rounds_done"] = done
         self._write(at_once=record.nodes is not None)
         now, path = self._clock(), self._directory.path
         if now >= self._page_due and self._directory.begun:
@@ -94,15 +130,27 @@ class Live:
             took = self._clock() - now
             self._page_due = now + max(PAGE_EVERY, SPARE * took)
 
+    def _note_costs(self, record: Record) -> None:
+        """Add what the rounds since the last record cost."""
+        for client in (record.network or {}).values():
+            node = self._nodes.setdefault(str(client["node"]), dict.fromkeys(COSTS, 0.0))
+            for cost in COSTS:
+                node[cost] += client[cost]
+            node["seen"] = self._clock()
+        for cost in ("seconds", "bytes_down", "bytes_up"):
+            if (value := getattr(record, cost)) is not None:
+                self._measured[cost] = self._measured.get(cost, 0) + value
+
     def _write(self, *, at_once: bool = False) -> None:
         if not self._directory.begun:
             return
-        now, path = self._clock(), self._directory.path
-        _stop_if_asked(path, self._checkpoints)
-        if now - self._written < STATUS_EVERY and not at_once:
-            return
-        _write_status(path, {**self._status, "updated": now, "nodes": self._nodes})
-        self._written = now
+        _stop_if_asked(self._directory.path, self._checkpoints)
+        status = {"began": self._began, **self._progress, **self._measured, "nodes": self._nodes}
+        self._files.write(status, at_once=at_once)
+
+    def end(self) -> None:
+        """Write the last status of a run that is stopped or fails."""
+        self._files.flush()
 
     def clean_up(self) -> None:
         """Remove the files of a run that is complete, or of an earlier one."""
@@ -112,39 +160,40 @@ class Live:
 class StudyLive:
     """Writes how far a study is into its folder, and stops it when asked to.
 
+    Its rounds are those of all runs, so its status has no loss, which would be that of one.
+
     Args:
         folder: The study's folder.
         clock: Seconds since 1970.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder, self._clock, self._written = folder, clock, -math.inf
+        self._folder, self._files = folder, _StatusFiles(folder, clock)
         clean_up(folder)  # of an earlier process
 
     def progress(self, now: Progress, checkpoints: Checkpoints) -> None:
         """Note the progress over all rounds, and stop the training of `checkpoints` if asked to."""
         _stop_if_asked(self._folder, checkpoints)
-        if (time := self._clock()) - self._written >= STATUS_EVERY:
-            _write_status(self._folder, {**_noted(now), "updated": time, "nodes": {}})
-            self._written = time
+        self._files.write({**_noted(now), "nodes": {}})
+
+    def end(self) -> None:
+        """Write the last status of a study that is stopped or fails."""
+        self._files.flush()
 
 
 def _noted(now: Progress) -> dict[str, Any]:
-    known = {"label": now.label, "seed": now.seed, "round": now.round, "rounds": now.rounds}
-    loss = None if now.loss is None or not math.isfinite(now.loss) else now.loss
-    return known | {"loss": loss, "state": status(now._replace(loss=None))}
+    known = {"label": now.label, "seed": now.seed, "rounds_done": now.round, "rounds": now.rounds}
+    return known | {"state": status(now._replace(loss=None))}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _stop_if_asked(folder: Path, checkpoints: Checkpoints) -> None:
     if (folder / STOP).exists():
         (folder / STOP).unlink(missing_ok=True)
         checkpoints.stopping = checkpoints.stopping or signal.SIGTERM
-
-
-def _write_status(folder: Path, shown: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # a full disk is said by what matters
-        write_whole(folder / STATUS, json.dumps(shown).encode() + b"\n")
-        write_whole(folder / PROMETHEUS, prometheus(shown).encode())
 
 
 def clean_up(folder: Path) -> None:
@@ -154,13 +203,14 @@ def clean_up(folder: Path) -> None:
 
 
 GAUGES = {
-    "round": "Rounds done.",
+    "rounds_done": "Rounds done.",
     "rounds": "Rounds of the run.",
-    "loss": "Training loss at the last evaluation.",
-    "test_accuracy": "Test accuracy at the last evaluation.",
-    "seconds": "Seconds of rounds and evaluations.",
-    "bytes_down": "Bytes that nodes received.",
-    "bytes_up": "Bytes that nodes sent.",
+    "round": "Round of the last evaluation.",
+    "loss": "Training loss at the last evaluation, of a sweep the lowest.",
+    "test_accuracy": "Test accuracy at the last evaluation, of a sweep that with this loss.",
+    "seconds": "Seconds of rounds and evaluations up to this evaluation.",
+    "bytes_down": "Bytes that nodes received up to this evaluation.",
+    "bytes_up": "Bytes that nodes sent up to this evaluation.",
     "updated": "Time of this status.",
 }
 """The numbers of a status that `metrics.prom` has, and what they are."""
@@ -172,7 +222,7 @@ def prometheus(shown: Mapping[str, Any]) -> str:
     >>> node = {"rounds": 3.0, "seconds": 4.5, "bytes_down": 9.0, "bytes_up": 8.0, "seen": 7.0}
     >>> known = {"label": "fedavg", "seed": 0, "round": 3, "loss": None, "nodes": {"a": node}}
     >>> print(prometheus(known))
-    # HELP fedprox_round Rounds done.
+    # HELP fedprox_round Round of the last evaluation.
     # TYPE fedprox_round gauge
     fedprox_round{method="fedavg",seed="0"} 3
     # HELP fedprox_node_seen Time at which a node was last heard of.
@@ -232,16 +282,20 @@ def status_lines(folder: Path, now: float) -> list[str]:
 
 
 def _of_run(known: Mapping[str, Any]) -> str:
-    parts = [f"{foreign(known['label'])}, seed {known['seed']}: round {known['round']}"]
-    parts[0] += f" of {known['rounds']}"
+    done, measured = known["rounds_done"], known.get("round")
+    round_ = done if measured is None else measured
+    parts = [
+        f"{foreign(known['label'])}, seed {known['seed']}: round {round_} of {known['rounds']}"
+    ]
     parts += [known["state"]] if known["state"] else []
-    parts += [f"loss {known['loss']:.4g}"] if known["loss"] is not None else []
+    if known.get("loss") is not None:
+        parts.append(f"loss {known['loss']:.4g}")
     if known.get("test_accuracy") is not None:
         parts.append(f"test accuracy {100 * known['test_accuracy']:.2f} %")
     if "bytes_up" in known:
         parts.append(f"{known['seconds']:.1f} s")
         parts.append(f"{decimal(known['bytes_down'])} down, {decimal(known['bytes_up'])} up")
-    return ", ".join(parts)
+    return ", ".join(parts) + (f"; {done} rounds done" if done != round_ else "")
 
 
 def _ago(seconds: float) -> str:

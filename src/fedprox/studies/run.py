@@ -113,10 +113,13 @@ def train_cells(
             opened.enter_context(locked(place.out))
         report = opened.enter_context(showing(progress))
         trainer = _Trainer(place, report, len(cells), sum(trained))
-        outcomes = [
-            trainer.outcome(cell, name, seeds, more, tuning)
-            for cell, name in zip(cells, names, strict=True)
-        ]
+        try:
+            outcomes = [
+                trainer.outcome(cell, name, seeds, more, tuning)
+                for cell, name in zip(cells, names, strict=True)
+            ]
+        finally:
+            trainer.end()
         if place.out is not None:
             clean_up(place.out)
     return outcomes, tuning.sentence(budgets, list(measures), seeds if more else ())
@@ -178,6 +181,11 @@ class _Trainer:
             (run,) = self._train(cell, method, [seed], folders[-1], point)
             runs.append(relabelled(run, runs[0].label))
         return Outcome(cell.levels, runs, len(points), folders)
+
+    def end(self) -> None:
+        """Write the last status of a study that is stopped or fails."""
+        if self._live is not None:
+            self._live.end()
 
     def _groups(
         self,
