@@ -187,12 +187,67 @@ def test_a_node_sends_nothing_that_it_does_not_report(fresh: Fresh, tmp_path: Pa
     assert sent == [expected, expected]
 
 
-def test_somebody_must_report_losses(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_run_without_losses_goes_on_without_measures(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(folder: str, report: list[Any]) -> Any:
+        sites = fresh(tmp_path / folder)
+        for site in sites:
+            site.node.policy = Policy(report=report)
+        (run,) = deployed(TABLE | {"rounds": 2}, [site.answer for site in sites])
+        return run
+
+    whole = run("whole", ["loss", "accuracy"])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        accuracy, nothing = run("accuracy", ["accuracy"]), run("nothing", [])
+    line = "no node reports losses: a run that diverges cannot be told from one that learns"
+    assert [record.getMessage() for record in caplog.records] == [line, line]
+    for blind in (accuracy, nothing):
+        assert vector(blind.params).tobytes() == vector(whole.params).tobytes()
+        assert [record.round for record in blind.history] == [0, 1, 2]
+        assert [record.measured for record in blind.history] == [False] * 3
+        assert blind.diverged_at is None
+        assert math.isnan(blind.final.train_loss)
+    assert accuracy.final.test_accuracy == whole.final.test_accuracy
+    assert math.isnan(nothing.final.test_accuracy)
+    assert [record.measured for record in whole.history] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("report", "change", "line"),
+    [
+        (
+            ["accuracy"],
+            {"target_loss": 0.1},
+            'target_loss needs train_loss, and no node reports "l',
+        ),
+        (
+            ["loss"],
+            {"target_accuracy": 0.9},
+            "target_accuracy needs test_accuracy, and no node rep",
+        ),
+        (
+            ["accuracy"],
+            {"method": [{"name": "fedprox", "mu": 1.0, "adapt": True}]},
+            'fedprox: an adaptive mu needs train_loss, and no node reports "loss" (policy.report',
+        ),
+        (
+            ["accuracy"],
+            {"selection": {"keep": "best", "measure": "test_loss"}},
+            'selection needs test_loss, and no node reports "loss"',
+        ),
+    ],
+)
+def test_a_run_that_needs_measures_is_refused_without_them(
+    report: list[Any], change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+) -> None:
     sites = fresh(tmp_path)
     for site in sites:
-        site.node.policy = Policy(report=["accuracy"])
-    with pytest.raises(InputError, match=r"^no node reports losses, so a run that diverges"):
-        deployed(TABLE, [site.answer for site in sites])
+        site.node.policy = Policy(report=report)
+    with pytest.raises(InputError) as raised:
+        deployed(TABLE | change, [site.answer for site in sites])
+    assert str(raised.value).startswith(line)
 
 
 def test_a_metric_may_be_named_like_a_measure() -> None:

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -33,12 +33,14 @@ from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, method_of, resolve_with, solver_of
 from fedprox.experiment.sections import Experiment
+from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.messages.faults import Faults
 from fedprox.model import digest
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.planning.epsilon import LocalSteps, noise_of
+from fedprox.simulation.results.selection import VALIDATION_LOSS
 
 FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
@@ -159,7 +161,28 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
     if resolved.privacy is not None:
         _require_one_run(resolved, experiment.seed)
+    _require_measures(resolved, joined.reports)
     return Deployment(joined, experiment, resolved, ledger, secure)
+
+
+def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
+    """Raise `InputError` if an experiment needs a measure that no node reports."""
+    needs = [
+        (f"{method.name}: an adaptive mu", "train_loss")
+        for method in resolved.methods
+        if method.adapt is not None
+    ]
+    if resolved.target is not None:
+        needs.append((resolved.target.key, resolved.target.measure))
+    if resolved.selection.selects:
+        needs.append(("selection", resolved.selection.measure or VALIDATION_LOSS))
+    for what, measure in needs:
+        kind = "loss" if measure in LOSSES else "accuracy" if measure in ACCURACIES else "metrics"
+        require(
+            kind in reported,
+            f'{what} needs {measure}, and no node reports "{kind}" (policy.report, and '
+            "exact_measures in policy.privacy)",
+        )
 
 
 def _require_one_run(resolved: Resolved, seed: int | list[int]) -> None:
