@@ -23,7 +23,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import deployed, table_of, vector
+from tests.deployment.federations import EVERYTHING, deployed, table_of, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=1, evaluation={"every": 1})
 ALL = TABLE | {"cohort": {"clients_per_round": 4}}
@@ -356,7 +356,8 @@ def test_clients_that_are_left_out_do_not_count(
 def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
     node = fresh(tmp_path)[0].node
     assert "gradients" in node.reports
-    node.policy = Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5))
+    asked = PrivacyPolicy(epsilon=1.0, delta=1e-5, exact_measures=True)
+    node.policy = EVERYTHING.model_copy(update={"privacy": asked})
     assert node.reports == ["loss", "accuracy", "metrics"]
     for epsilon, delta in ((0.0, 0.1), (1.0, 2.0)):
         policy = Policy(privacy=PrivacyPolicy(epsilon=epsilon, delta=delta))

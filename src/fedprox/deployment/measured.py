@@ -126,20 +126,18 @@ class Declared(NamedTuple):
     central: bool
 
 
-def declared_by(description: Description, share: float, *, sampled: bool) -> Declared:
+def declared_by(description: Description, share: float) -> Declared:
     """What a node says it holds.
 
     Args:
         description: What the node says of itself.
         share: Its share of all training rows.
-        sampled: Whether evaluations read some rows, which stand for all; labels are then counted
-            as if each row had as many as the sampled ones.
     """
     clients, length = description.clients, math.prod(description.kind.label)
     test, validation = sum(clients.test), sum(clients.validation) + description.central_validation
-    labels = test * length if sampled and length > 1 else sum(clients.labels)
     central = bool(description.central_validation)
     count = len(clients.names)
+    labels = sum(clients.labels)
     return Declared(share, count, test, labels, validation, validation * length, central)
 
 

@@ -119,7 +119,7 @@ class RemoteMethod:
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
         self.allowed = self.shapes.arrays()
         self.declared = [
-            declared_by(each, float(share), sampled=server.sampled)
+            declared_by(each, float(share))
             for each, share in zip(
                 server.deployment.joined.descriptions, server.shares, strict=True
             )
@@ -590,6 +590,8 @@ class RemoteSeed:
         server, remote, answers = self.server, self.remote, self.server.answers(asked)
         nodes_sums = []
         for index in nodes:
+            if secret is not None and index not in {*asked, *secret.problems}:
+                continue  # the sum was given up before
             problem = server.problem(index)
             if secret is not None:
                 problem = secret.problems.get(index, problem)

@@ -25,7 +25,7 @@ from fedprox.deployment.messages import (
     Securing,
     Setup,
 )
-from fedprox.deployment.parts import parameters_in_words
+from fedprox.deployment.parts import parameters_in_words, require_deployable
 from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.secure.setting import securing_of
 from fedprox.deployment.stand_in import stand_in
@@ -79,23 +79,11 @@ def check_deployable(experiment: Experiment) -> None:
     solver, _ = solver_of(experiment.solver)
     for number, table in enumerate(experiment.method):
         method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
-        require(
-            not method.pooled,
-            f"{method.name} has all rows in one place; leave it out in a deployment",
-        )
-        require(
-            not method.everyone,
-            f"{method.name} needs every client in every round; leave it out in a deployment, where "
-            "nodes may be missing",
-        )
-        require(
-            method.probe is None,
-            f"{method.name}: its clients measure several models; leave it out in a deployment, "
-            "whose nodes measure one",
-        )
+        require_deployable(method)
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
         ("aggregation.ranks", experiment.aggregation.ranks, "all messages have one shape"),
+        ("evaluation.rows", experiment.evaluation.rows, "nodes measure all their rows"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
@@ -233,7 +221,6 @@ class Server:
         self.asked = 0
         self.repeated: Sequence[range] = ()
         sizes = protocol.federation.train.sizes
-        self.sampled = deployment.experiment.evaluation.rows is not None
         base = protocol.model.base
         self.base = None if base is None else digest(base)
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
@@ -257,7 +244,6 @@ class Server:
             solver=table["solver"],
             method=table["method"][number],
             evaluated=protocol.evaluation.model,
-            rows=deployment.experiment.evaluation.rows,
             gradients=protocol.evaluation.gradients,
             deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),
