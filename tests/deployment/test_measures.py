@@ -1,5 +1,6 @@
 """Measures are releases: what an operator cannot learn from a node's exact answers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox.deployment.messages import Array, digest_of, pack_arrays, unpack_answer, unpack_arrays
+from fedprox.deployment.messages import (
+    READS,
+    VERSION,
+    Array,
+    Request,
+    Setup,
+    digest_of,
+    pack_arrays,
+    unpack_answer,
+    unpack_arrays,
+)
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
@@ -231,3 +242,96 @@ def test_a_node_runs_no_method_that_no_deployment_has(
     node = sites[0].moved(tmp_path).node
     refused = Asked(node.answer(edited(requests[kind], setup__method=method))).refused
     assert line in refused
+
+
+UNREAD: dict[str, Any] = {
+    "participation": 1e-9,
+    "planned": {"0": 1},
+    "initial": True,
+    "seconds": 1.0,
+}
+"""Values of fields that an evaluation does not read, but for the work."""
+
+
+def test_a_request_has_nothing_that_its_kind_does_not_read(
+    plain: tuple[list[Site], Requests], tmp_path: Path
+) -> None:
+    sites, requests = plain
+    node = sites[0].moved(tmp_path).node
+    work = json.loads(requests["train"].head)["work"]
+    given = {**UNREAD, "work": work, "round": 1, "arrays": ["0" * 32]}
+    for kind, reads in READS.items():
+        fields = given.keys() - reads
+        assert fields
+        for name in fields:
+            head = {"version": VERSION, "id": "x", "kind": kind, name: given[name]}
+            line = f"request: {kind} does not read {name}: leave it out"
+            assert Asked(node.answer(Parcel(json.dumps(head).encode()))).refused == line
+    for name in UNREAD:
+        refused = Asked(node.answer(edited(requests["evaluate"], **{name: given[name]}))).refused
+        assert refused == f"request: evaluate does not read {name}: leave it out"
+
+
+SAME, FEWER, REFUSED = "the same answer", "fewer measures", "refused"
+
+ALONE: dict[str, tuple[Any, str]] = {
+    "id": ("another", SAME),
+    "version": (VERSION + 1, REFUSED),
+    "kind": ("gradients", REFUSED),
+    "round": (1, SAME),
+    "work": ({}, REFUSED),
+    "secret": ({"sum": "0" * 32, "of": "evaluate", "by": "rows"}, SAME),
+    **{name: (value, REFUSED) for name, value in UNREAD.items()},
+    "setup__run": ("another", SAME),
+    "setup__number": (3, SAME),
+    "setup__seed": (7, SAME),
+    "setup__rounds": (9, SAME),
+    "setup__clients": (400, SAME),
+    "setup__clients_per_round": (1, SAME),
+    "setup__data__classes": (11, REFUSED),
+    "setup__parameters": ("", REFUSED),
+    "setup__model": ({"name": "mlp"}, REFUSED),
+    "setup__base": ("0" * 64, SAME),
+    "setup__solver__learning_rate": (1e-9, SAME),
+    "setup__method": ({"name": "fedprox", "mu": 1.0}, SAME),
+    "setup__evaluated": ("cohort", SAME),
+    "setup__gradients": (False, FEWER),
+    "setup__deadline": (1e-3, SAME),
+    "setup__privacy": ({}, REFUSED),
+    "setup__private_steps": (
+        {"clip": 1.0, "noise_multiplier": 0.0, "delta": 0.1, "accountant": "pld"},
+        SAME,
+    ),
+    "setup__secure": (
+        {"threshold": 3, "bound": 1.0, "bits": 32, "honest": 1, "nodes": []},
+        REFUSED,
+    ),
+    "setup__compression": ({"codec": "sign"}, SAME),
+    "setup__products": (True, REFUSED),
+}
+"""What an evaluation that differs in one field alone is answered."""
+
+
+def test_evaluations_that_differ_in_one_field(
+    plain: tuple[list[Site], Requests], tmp_path: Path
+) -> None:
+    """No field but the model says what is measured."""
+    sites, requests = plain
+    node = sites[0].moved(tmp_path).node
+    node.arrays = {}
+    request = requests["evaluate"]
+    first = Asked(node.answer(edited(request)))
+    assert "loss" in first
+    fields = set(Request.model_fields) - {"setup", "arrays"} | {
+        f"setup__{n}" for n in Setup.model_fields
+    }
+    assert fields == {"__".join(name.split("__")[:2]) for name in ALONE}
+    for name, (value, expected) in ALONE.items():
+        answer = Asked(node.answer(edited(request, **{name: value})))
+        if expected == REFUSED:
+            assert answer.refused, name
+            continue
+        assert not answer.refused, name
+        assert answer.keys() == first.keys() if expected == SAME else answer.keys() < first.keys()
+        for array, own in answer.items():
+            assert own.tobytes() == first[array].tobytes(), name
