@@ -91,9 +91,10 @@ def stolen(node: Node, request: Parcel, **changes: Any) -> tuple[int, Array] | N
         for label in range(CLASSES)
     ]
     zero = measured(node, request, model({}, {}), **changes).get("loss")
-    if zero is None or any(loss is None for loss in losses):
+    known = [float(loss[0]) for loss in losses if loss is not None]
+    if zero is None or len(known) < CLASSES:
         return None
-    label = int(np.argmin([float(np.sum(loss)) for loss in losses]))
+    label = int(np.argmin(known))
     row = np.zeros(FEATURES)
     for j in range(FEATURES):
         loss = measured(node, request, model({}, {(j, label): 0.01}), **changes)["loss"]

@@ -707,7 +707,7 @@ def test_a_model_with_infinite_measures_gives_no_sum(
         sums = evaluate(parts, params)
         infinite[0] += 1
         if infinite[0] == 1:
-            return sums._replace(unmeasured=np.array([1]), weight=np.array([0.5]))
+            return sums._replace(unmeasured=jnp.array([1]), weight=jnp.array([0.5]))
         if infinite[0] == 1 + NODES:
             loss = {**sums.test["loss"], "sum": np.array([np.inf], np.float32)}  # type: ignore[index]
             return sums._replace(test={**sums.test, "loss": loss})  # type: ignore[dict-item]
