@@ -23,7 +23,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import EVERYTHING, deployed, table_of, vector
+from tests.deployment.federations import EVERYTHING, changed, deployed, table_of, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=1, evaluation={"every": 1})
 ALL = TABLE | {"cohort": {"clients_per_round": 4}}
@@ -248,6 +248,33 @@ def test_a_run_that_needs_measures_is_refused_without_them(
     with pytest.raises(InputError) as raised:
         deployed(TABLE | change, [site.answer for site in sites])
     assert str(raised.value).startswith(line)
+
+
+def test_what_follows_measures_stays_where_nothing_is_measured(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """An adaptive mu and patience, in a run whose nodes stop to report."""
+    kept = set[int]()
+
+    def silent(node: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+        def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+            if node in kept:
+                arrays.clear()
+            elif not head["lacks"]:
+                kept.add(node)
+
+        return change
+
+    table = TABLE | {
+        "rounds": 3,
+        "method": [{"name": "fedprox", "mu": 1.0, "adapt": True}],
+        "selection": {"measure": "test_loss", "patience": 1},
+    }
+    sites = fresh(tmp_path)
+    nodes = [changed(site.answer, "evaluate", silent(i)) for i, site in enumerate(sites)]
+    (run,) = deployed(table, nodes)
+    assert [record.measured for record in run.history] == [True, False, False, False]
+    assert [record.hparams["mu"] for record in run.history] == [1.0] * 4
 
 
 def test_a_metric_may_be_named_like_a_measure() -> None:
