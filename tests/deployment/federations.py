@@ -19,7 +19,7 @@ from fedprox.deployment.memory import in_memory
 from fedprox.deployment.messages import Arrays, pack_arrays, unpack_arrays
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.server import resolve_deployment
 from fedprox.deployment.states import States
@@ -48,6 +48,9 @@ STATEFUL: list[dict[str, Any]] = [{"name": "scaffold"}, {"name": "feddane", "mu"
 
 FEDPROX = {"name": "fedprox", "mu": 0.5}
 
+EVERYTHING = Policy(report=list(REPORTS))
+"""A policy that also reports gradients."""
+
 
 def table_of(*methods: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """An experiment with methods, whose sections are changed."""
@@ -70,7 +73,7 @@ def nodes_of(
     """The nodes that hold an experiment's clients."""
     federation = resolve(parse("test", dict(table))).federation
     return [
-        Node(f"node-{i}", part, folder / f"node-{i}", policy or Policy())
+        Node(f"node-{i}", part, folder / f"node-{i}", policy or EVERYTHING)
         for i, part in enumerate(dealt(federation, nodes))
     ]
 

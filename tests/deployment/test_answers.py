@@ -302,20 +302,13 @@ def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
 def test_a_node_declares_its_rows() -> None:
     values = {"version": "1", "label": [4], "test": [10], "labels": [7], "validation": [5]}
     description = Description.model_validate(described(**values))
-    exact = declared_by(description, 0.5, sampled=False)
+    exact = declared_by(description, 0.5)
     assert exact == Declared(0.5, 1, 10, 7, 5, 20, central=False)
-    assert declared_by(description, 0.5, sampled=True).labels == 40
-    for length, labels in ((1, 7), (2, 20)):
-        values["label"] = [length]
-        description = Description.model_validate(described(**values))
-        assert declared_by(description, 0.5, sampled=True).labels == labels
     clients = Clients(
         names=["a", "b"], train=[3, 4], test=[10, 20], labels=[7, 9], validation=[5, 6]
     )
     both = description.model_copy(update={"clients": clients, "central_validation": 100})
-    assert declared_by(both, 0.25, sampled=False) == Declared(
-        0.25, 2, 30, 16, 111, 222, central=True
-    )
+    assert declared_by(both, 0.25) == Declared(0.25, 2, 30, 16, 111, 444, central=True)
 
 
 def jobs_of(steps: list[int], weight: list[float]) -> Jobs:

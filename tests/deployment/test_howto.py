@@ -37,7 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
     page = blocks("deploy.md", "toml")
-    node, superlink, experiment, private, policy, rows, of_rows, secure, peers, hidden = page
+    node, superlink, experiment, private, policy, rows, of_rows, exact, *of_sums = page
+    secure, peers, hidden = of_sums
     names = ["hospital-a", "hospital-b"]
     file = folder / "file.toml"
 
@@ -67,6 +68,11 @@ def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
         policy_read = read_node_file(file).policy
         assert policy_read.privacy is not None
         assert policy_read.privacy.unit == unit
+
+    file.write_text(without_policy + exact)
+    privacy = read_node_file(file).policy.privacy
+    assert privacy is not None
+    assert privacy.exact_measures
 
     securing = parse("page", {**parse_toml(experiment), **data, **parse_toml(secure)}).deployment
     both = parse("page", {**parse_toml(experiment), **data, **parse_toml(hidden)})

@@ -54,7 +54,7 @@ def described_by(name: str, federation: Federation, **changes: Any) -> Callable[
     """A node that only describes itself."""
 
     def answer(parcel: Parcel) -> Parcel:
-        description = describe(name, VERSION, federation, ["loss"])
+        description = describe(name, VERSION, federation, ["loss"], sampled=False)
         head = json.loads(parcel.head)
         changed = Description.model_validate(description.model_dump() | changes)
         return pack(Answer(id=head["id"], description=changed))

@@ -9,7 +9,7 @@ import numpy as np
 import fedprox as fp
 from fedprox.algorithms.base import HParams
 from fedprox.algorithms.feddane import State
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import REPORTS, Policy
 from tests.deployment.federations import apart, changed, deployed, nodes_of, simulated, table_of
 
 ALL = {"clients_per_round": 4}
@@ -76,6 +76,6 @@ def scaled() -> fp.Algorithm:
 
 def test_an_exchange_reads_the_participation_of_a_simulation(tmp_path: Path) -> None:
     table = table_of({"name": SCALED}, rounds=1, evaluation={"every": 1})
-    nodes = nodes_of(table, tmp_path, policy=Policy(methods=[SCALED]))
+    nodes = nodes_of(table, tmp_path, policy=Policy(methods=[SCALED], report=list(REPORTS)))
     (ours,), (theirs,) = deployed(table, [node.answer for node in nodes]), simulated(table)
     assert apart(theirs.params, ours.params) < 1e-5

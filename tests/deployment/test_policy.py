@@ -24,7 +24,7 @@ from fedprox.errors import InputError
 from fedprox.experiment.messages import Section
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import deployed, table_of, vector
+from tests.deployment.federations import EVERYTHING, changed, deployed, table_of, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=1, evaluation={"every": 1})
 ALL = TABLE | {"cohort": {"clients_per_round": 4}}
@@ -120,7 +120,7 @@ REFUSED_BEFOREHAND: dict[str, tuple[Changes, Changes, str]] = {
         "mime: its clients send what they measure, and policy.report does not have",
     ),
     "fewest_clients": (
-        {"fewest_clients": 3},
+        {"fewest_clients": 3, "report": list(REPORTS)},
         {"method": {"name": "mime"}},
         "mime: its clients send what they measure, and gradients and losses of fewer than 3 "
         "clients are not sent; the node has 2",
@@ -156,6 +156,9 @@ REFUSED_BEFOREHAND: dict[str, tuple[Changes, Changes, str]] = {
 ELSEWHERE = {
     # clients with fewer rows are no part of the node
     "fewest_rows": "test_policy.py::test_clients_with_few_rows_are_not_mentioned",
+    # what a node does not report, a run does without
+    "measured_rows": "test_measures.py::test_seventy_one_evaluations_do_not_give_a_row",
+    "privacy.exact_measures": "test_measures.py::test_a_private_run_goes_on_without_measures",
     "secure.peers": "secure/test_rounds.py::test_a_node_that_is_not_known_is_not_summed_with",
 }
 
@@ -186,7 +189,7 @@ def test_every_bound_of_a_policy_is_checked_when_a_run_is_prepared(
         def change(setup: dict[str, Any], run: Changes = run) -> None:
             setup.update({"solver": SHORT} | run)
 
-        node.policy = Policy()
+        node.policy = Policy(report=list(REPORTS))
         if name.partition(".")[0] not in ("base", "secure"):  # without the bound it is allowed
             assert refused_by(node, request, change) == "", name
         node.policy = Policy.model_validate(policy)
@@ -309,12 +312,94 @@ def test_a_node_sends_nothing_that_it_does_not_report(fresh: Fresh, tmp_path: Pa
     assert sent == [expected, expected]
 
 
-def test_somebody_must_report_losses(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_run_without_losses_goes_on_without_measures(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(folder: str, report: list[Any]) -> Any:
+        sites = fresh(tmp_path / folder)
+        for site in sites:
+            site.node.policy = Policy(report=report)
+        (run,) = deployed(TABLE | {"rounds": 2}, [site.answer for site in sites])
+        return run
+
+    whole = run("whole", ["loss", "accuracy"])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        accuracy, nothing = run("accuracy", ["accuracy"]), run("nothing", [])
+    line = "no node reports losses: a run that diverges cannot be told from one that learns"
+    assert [record.getMessage() for record in caplog.records] == [line, line]
+    for blind in (accuracy, nothing):
+        assert vector(blind.params).tobytes() == vector(whole.params).tobytes()
+        assert [record.round for record in blind.history] == [0, 1, 2]
+        assert [record.measured for record in blind.history] == [False] * 3
+        assert blind.diverged_at is None
+        assert math.isnan(blind.final.train_loss)
+    assert accuracy.final.test_accuracy == whole.final.test_accuracy
+    assert math.isnan(nothing.final.test_accuracy)
+    assert [record.measured for record in whole.history] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("report", "change", "line"),
+    [
+        (
+            ["accuracy"],
+            {"target_loss": 0.1},
+            'target_loss needs train_loss, and no node reports "l',
+        ),
+        (
+            ["loss"],
+            {"target_accuracy": 0.9},
+            "target_accuracy needs test_accuracy, and no node rep",
+        ),
+        (
+            ["accuracy"],
+            {"method": [{"name": "fedprox", "mu": 1.0, "adapt": True}]},
+            'fedprox: an adaptive mu needs train_loss, and no node reports "loss" (policy.report',
+        ),
+        (
+            ["accuracy"],
+            {"selection": {"keep": "best", "measure": "test_loss"}},
+            'selection needs test_loss, and no node reports "loss"',
+        ),
+    ],
+)
+def test_a_run_that_needs_measures_is_refused_without_them(
+    report: list[Any], change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+) -> None:
     sites = fresh(tmp_path)
     for site in sites:
-        site.node.policy = Policy(report=["accuracy"])
-    with pytest.raises(InputError, match=r"^no node reports losses, so a run that diverges"):
-        deployed(TABLE, [site.answer for site in sites])
+        site.node.policy = Policy(report=report)
+    with pytest.raises(InputError) as raised:
+        deployed(TABLE | change, [site.answer for site in sites])
+    assert str(raised.value).startswith(line)
+
+
+def test_what_follows_measures_stays_where_nothing_is_measured(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """An adaptive mu and patience, in a run whose nodes stop to report."""
+    kept = set[int]()
+
+    def silent(node: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+        def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+            if node in kept:
+                arrays.clear()
+            elif not head["lacks"]:
+                kept.add(node)
+
+        return change
+
+    table = TABLE | {
+        "rounds": 3,
+        "method": [{"name": "fedprox", "mu": 1.0, "adapt": True}],
+        "selection": {"measure": "test_loss", "patience": 1},
+    }
+    sites = fresh(tmp_path)
+    nodes = [changed(site.answer, "evaluate", silent(i)) for i, site in enumerate(sites)]
+    (run,) = deployed(table, nodes)
+    assert [record.measured for record in run.history] == [True, False, False, False]
+    assert [record.hparams["mu"] for record in run.history] == [1.0] * 4
 
 
 def test_a_metric_may_be_named_like_a_measure() -> None:
@@ -423,7 +508,8 @@ def test_clients_that_are_left_out_do_not_count(
 def test_a_node_that_asks_for_privacy_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
     node = fresh(tmp_path)[0].node
     assert "gradients" in node.reports
-    node.policy = Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5))
+    asked = PrivacyPolicy(epsilon=1.0, delta=1e-5, exact_measures=True)
+    node.policy = EVERYTHING.model_copy(update={"privacy": asked})
     assert node.reports == ["loss", "accuracy", "metrics"]
     for epsilon, delta in ((0.0, 0.1), (1.0, 2.0)):
         policy = Policy(privacy=PrivacyPolicy(epsilon=epsilon, delta=delta))

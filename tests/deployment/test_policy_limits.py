@@ -13,6 +13,7 @@ from fedprox.models import MODELS
 from fedprox.privacy.accounting import Mechanism, epsilon_together
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.solver import Solver
+from tests.deployment.federations import EVERYTHING
 
 OWN = "package.module:function"
 RELEASED = Mechanism(100, 10, "bernoulli", None, 2.0, 1, 0.1, "rdp")
@@ -167,8 +168,28 @@ ROWS = np.array([5, 20, 35])
             "privacy: epsilon",
         ),
         (Policy(report=[]), "check_measures", [sends(), gamma(None)], ""),
-        (Policy(), "check_measures", [sends(), gamma(0.5)], ""),
-        (THREE, "check_measures", [sends(own_gradient=True, own_loss=True), gamma(None)], ""),
+        (Policy(), "check_measures", [sends(), gamma(0.5)], "solver.gamma: "),
+        (EVERYTHING, "check_measures", [sends(), gamma(0.5)], ""),
+        *(
+            (
+                EVERYTHING.model_copy(update=hidden),
+                "check_measures",
+                [sends(), gamma(0.5)],
+                "solver",
+            )
+            for hidden in (
+                {"privacy": PrivacyPolicy(epsilon=1.0, delta=1e-5)},
+                {"privacy": PrivacyPolicy(epsilon=1.0, delta=1e-5, exact_measures=True)},
+                {"secure": SECURE.secure},
+            )
+        ),
+        (Policy(), "check_measures", [sends(own_loss=True), gamma(None)], ""),
+        (
+            Policy(),
+            "check_measures",
+            [sends(own_gradient=True), gamma(None)],
+            "own: its clients se",
+        ),
         (THREE, "check_measures", [sends(), gamma(0.5)], "solver.gamma: "),
         (
             *(Policy(report=["loss", "accuracy", "metrics"]), "check_measures"),
@@ -243,11 +264,13 @@ def test_a_policy_allows_what_the_library_has() -> None:
     assert (policy.methods, policy.models, policy.report) == (
         list(ALGORITHMS),
         list(MODELS),
-        ["loss", "accuracy", "metrics", "gradients"],
+        ["loss", "accuracy", "metrics"],
     )
     assert REPORTS == ("loss", "accuracy", "metrics", "gradients")
     assert (policy.fewest_rows, policy.fewest_clients) == (1, 1)
     assert [policy.most_rounds, policy.most_epochs, policy.privacy] == [None] * 3
     policy.methods.clear()
     assert Policy().methods
-    assert Policy.model_validate({"report": list(REPORTS)}).report == policy.report
+    policy.report.clear()
+    assert Policy().report
+    assert Policy.model_validate({"report": list(REPORTS)}).report == list(REPORTS)

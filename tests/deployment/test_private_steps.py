@@ -284,7 +284,8 @@ def test_what_hides_no_row_is_refused(
 
 
 def test_clients_of_a_plan_are_on_the_node(training: Parcel, nodes: list[Site]) -> None:
-    strange = edited(training, kind="prepare", work=None, planned={"0": 1, "7": 1})
+    unread: dict[str, Any] = {"work": None, "participation": 0.0, "arrays": []}
+    strange = edited(training, kind="prepare", planned={"0": 1, "7": 1}, **unread)
     answer = unpack_answer(nodes[0].answer(strange))
     assert answer.refused == "planned: clients 7 are not on this node"
 

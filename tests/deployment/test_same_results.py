@@ -178,11 +178,12 @@ def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
 
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     # nodes draw other rows than a simulation, which numbers the clients otherwise
+    table = table_of(FEDPROX, rounds=2, cohort=ALL)
     whole, some = (
-        table_of(FEDPROX, rounds=2, evaluation={"rows": rows}, cohort=ALL) for rows in (None, 20)
+        nodes_of(table, tmp_path / str(rows), policy=Policy(measured_rows=rows))
+        for rows in (None, 20)
     )
-    nodes = nodes_of(whole, tmp_path)
-    (a,), (b,) = (deployed(table, [node.answer for node in nodes]) for table in (whole, some))
+    (a,), (b,) = (deployed(table, [node.answer for node in nodes]) for nodes in (whole, some))
     assert apart(a.params, b.params) == 0
     assert a.final.train_loss != b.final.train_loss
     for measure in ("train_loss", "test_loss"):

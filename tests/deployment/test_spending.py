@@ -34,7 +34,7 @@ from fedprox.errors import InputError
 from fedprox.privacy import AdaptiveClip, accounting
 from fedprox.privacy.accounting import Mechanism, composed_with, epsilon_together
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import Site, deployed, nodes_of, table_of
+from tests.deployment.federations import EVERYTHING, Site, deployed, nodes_of, table_of
 from tests.deployment.test_private import DELTA, private_table
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
@@ -350,7 +350,9 @@ def test_a_private_request_keeps_to_the_declaration(
 ) -> None:
     sites, requests = private
     node = sites[0].moved(tmp_path).node
-    node.policy = Policy(privacy=PrivacyPolicy(epsilon=50.0, delta=DELTA))
+    node.policy = EVERYTHING.model_copy(
+        update={"privacy": PrivacyPolicy(epsilon=50.0, delta=DELTA)}
+    )
     answer = asked(node, edited(requests["train"], kind=kind, **changes))
     assert answer.refused.startswith(line)
     assert node.spent == Spent()

@@ -12,7 +12,7 @@ from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirect
 from fedprox.report.live import FILES
 from fedprox.simulation.results.record import Record
 
-NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network"}
+NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network", "measured"}
 PRIVACY = {"epsilon", "delta"}
 TIME = {"time", "staleness"}
 

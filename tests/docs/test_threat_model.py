@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from fedprox.deployment.messages import Request, Setup, Work
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/concepts/threat-model.md"
 NAMED = re.compile(r"`((?:\w+/)+test_\w+\.py)::(test_\w+)`")
@@ -22,9 +24,22 @@ def test_every_claim_of_a_table_names_a_test() -> None:
     text = PAGE.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     tables = [i for i, line in enumerate(rows) if line.endswith("| Test |")]
-    assert len(tables) == 3
+    assert len(tables) == 4
     for begin in tables:
         claims = rows[begin + 2 :]
         end = next((i for i, line in enumerate(claims) if line.startswith("|---")), len(claims) + 1)
         for claim in claims[: end - 1]:
             assert NAMED.search(claim) or "(#differential-privacy)" in claim, claim
+
+
+def test_every_field_of_a_request_has_a_line() -> None:
+    """Whoever adds a field says what two answers that differ in it alone show."""
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition("### What a request can ask")[2].partition("\n\n**")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = [name for cell in first for name in re.findall(r"`([\w.]+)`", cell)]
+    fields = set(Request.model_fields) - {"setup", "work"}
+    fields |= {f"setup.{name}" for name in Setup.model_fields}
+    fields |= {f"work.{name}" for name in Work.model_fields}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == fields

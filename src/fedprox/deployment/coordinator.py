@@ -1,7 +1,6 @@
 """`deploy`: an experiment whose clients are on nodes, by the simulation's loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import Nodes
@@ -64,7 +63,7 @@ def methods_of(deployment: Deployment) -> list[Method]:
         systems=resolved.systems,
         faults=resolved.faults,
         rounds=experiment.rounds,
-        evaluation=replace(resolved.evaluation, rows=None),  # nodes choose the rows
+        evaluation=resolved.evaluation,
         client_store="auto",
         seeds=tuple(seeds),
         target=resolved.target,

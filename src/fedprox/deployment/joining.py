@@ -54,6 +54,11 @@ class Joined(NamedTuple):
         return np.repeat(np.arange(len(counts)), counts)
 
     @property
+    def reports(self) -> set[str]:
+        """The measures that at least one node reports."""
+        return {measure for each in self.descriptions for measure in each.reports}
+
+    @property
     def clients(self) -> dict[str, dict[str, int]]:
         """The training rows of each client, by node and client, in their order."""
         return {
@@ -81,7 +86,7 @@ def join(
         names: The names of the nodes to wait for, in place of their number; no others join.
 
     Raises:
-        InputError: If fewer nodes join, or none of them reports losses.
+        InputError: If fewer nodes join.
     """
     names = list(distinct("deployment.names:", names))
     described: dict[int, Description] = {}
@@ -120,15 +125,14 @@ def join(
         )
         time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
     ordered = sorted(described, key=lambda node: described[node].name)
-    descriptions = tuple(described[node] for node in ordered)
-    require(
-        any("loss" in each.reports for each in descriptions),
-        "no node reports losses, so a run that diverges could not be told from one that learns; at "
-        'least one node must have "loss" in policy.report',
-    )
-    if line := class_warning(descriptions):
+    joined = Joined(tuple(ordered), tuple(described[node] for node in ordered))
+    if "loss" not in joined.reports:
+        logging.getLogger(__name__).warning(
+            "no node reports losses: a run that diverges cannot be told from one that learns"
+        )
+    if line := class_warning(joined.descriptions):
         logging.getLogger(__name__).warning("%s", line)
-    return Joined(tuple(ordered), descriptions)
+    return joined
 
 
 def _describe(

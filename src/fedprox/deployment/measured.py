@@ -126,20 +126,18 @@ class Declared(NamedTuple):
     central: bool
 
 
-def declared_by(description: Description, share: float, *, sampled: bool) -> Declared:
+def declared_by(description: Description, share: float) -> Declared:
     """What a node says it holds.
 
     Args:
         description: What the node says of itself.
         share: Its share of all training rows.
-        sampled: Whether evaluations read some rows, which stand for all; labels are then counted
-            as if each row had as many as the sampled ones.
     """
     clients, length = description.clients, math.prod(description.kind.label)
     test, validation = sum(clients.test), sum(clients.validation) + description.central_validation
-    labels = test * length if sampled and length > 1 else sum(clients.labels)
     central = bool(description.central_validation)
     count = len(clients.names)
+    labels = sum(clients.labels)
     return Declared(share, count, test, labels, validation, validation * length, central)
 
 
@@ -256,18 +254,23 @@ def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> d
     }
 
 
-def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Measures:
+def measures_of(
+    model: Model, nodes: Sequence[NodeSums], shapes: Shapes, *, validated: bool
+) -> Measures:
     """The measures of an evaluation; NaN for what no node reports.
 
     Args:
         model: The model.
-        nodes: The answers, of which at least one reports losses.
+        nodes: The answers.
         shapes: What nodes answer, in shape.
+        validated: Whether there are validation rows.
     """
+    measured = [node for node in nodes if "loss" in node.sums]
 
     def shared(name: str) -> jax.Array:
-        parts = [node.share * node.sums[name] for node in nodes if name in node.sums]
-        return jnp.asarray(summed(parts))  # it divides by 0 without a warning
+        parts = [node.share * node.sums[name] for node in measured]
+        given = summed(parts) if parts else np.full(shapes.points, np.nan, np.float32)
+        return jnp.asarray(given)  # it divides by 0 without a warning
 
     def terms(part: str, like: Mapping[str, Any]) -> dict[str, Any]:
         sums = {}
@@ -277,24 +280,22 @@ def measures_of(model: Model, nodes: Sequence[NodeSums], shapes: Shapes) -> Meas
             sums[name] = summed(given) if given else unknown
         return sums
 
-    def held_out(part: str) -> dict[str, Any] | None:
-        return terms(part, shapes.held_out) if any(node.sums[part] for node in nodes) else None
-
     scatters = [
         (node.share, Scatter(*node.sums["scatter"])) for node in nodes if "scatter" in node.sums
     ]
     weight = shared("weight")
-    unmeasured = [node.sums["unmeasured"] for node in nodes if "unmeasured" in node.sums]
+    unmeasured = [node.sums["unmeasured"] for node in measured]
     sums = EvaluationSums(
         loss=shared("loss"),
         weight=weight,
-        unmeasured=summed(unmeasured),
+        unmeasured=summed(unmeasured) if unmeasured else None,
         scatter=_merged(scatters, weight) if scatters else None,
         train=terms("train", shapes.train),
-        test=held_out("test"),
-        validation=held_out("validation"),
+        test=terms("test", shapes.held_out),
+        validation=terms("validation", shapes.held_out) if validated else None,
     )
-    return measures_of_sums(model, sums)
+    measures = measures_of_sums(model, sums)
+    return measures if measured else measures._replace(given=False)
 
 
 def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:

@@ -26,7 +26,7 @@ from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import MOST_NOISE, Mechanism, check_mechanism
 from fedprox.privacy.setting import Accountant
 
-VERSION = 8
+VERSION = 9
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -105,7 +105,7 @@ class Clients(Message):
         names: Their names.
         train: Training rows of each.
         test: Test rows of each.
-        labels: Test labels of each.
+        labels: Test labels of each, at most.
         validation: Validation rows of each; empty without validation rows of clients.
     """
 
@@ -283,7 +283,6 @@ class Setup(Message):
         solver: `[solver]` of the experiment.
         method: The `[[method]]` of the experiment.
         evaluated: The model that is evaluated.
-        rows: Rows of each client that an evaluation reads at most; None for all.
         gradients: Whether gradients are measured.
         deadline: Seconds that a node works on a round, which the round's requests share; None for
             no limit.
@@ -308,7 +307,6 @@ class Setup(Message):
     solver: Table
     method: Table
     evaluated: Evaluated
-    rows: Positive | None
     gradients: bool
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: Hiding | None
@@ -377,6 +375,25 @@ class Request(Message):
     seconds: Finite | None = None
     arrays: list[str] = []
     secret: Secret | None = None
+
+
+_HEAD = frozenset({"version", "id", "kind"})
+_STAGE = frozenset({"setup", "round", "secret"})
+_WORK = _STAGE | {"participation", "work"}
+
+READS: Mapping[Kind, frozenset[str]] = {
+    "describe": frozenset(),
+    "prepare": frozenset({"setup", "planned"}),
+    "gradients": _WORK | {"seconds", "arrays"},
+    "train": _WORK | {"seconds", "arrays", "initial"},
+    "evaluate": _STAGE | {"arrays"},
+    "advertise": _WORK,
+    "share": _STAGE,
+    "confirm": _STAGE,
+    "reveal": _STAGE,
+}
+"""What each kind of request reads, beside its head. A request has nothing else, so two that differ
+ask for different things."""
 
 
 class Answer(Message):
@@ -528,7 +545,7 @@ def unpack_request(parcel: Parcel) -> Request:
     """The head of a request.
 
     Raises:
-        InputError: If it is of another version, or no request.
+        InputError: If it is of another version, no request, or has what its kind does not read.
     """
     try:
         head = json.loads(parcel.head)
@@ -540,7 +557,13 @@ def unpack_request(parcel: Parcel) -> Request:
         f"a request of version {version}; this node takes version {VERSION}: install the same "
         "version of fedprox on both sides",
     )
-    return _checked(Request, parcel)
+    request = _checked(Request, parcel)
+    of_measures = request.secret is not None and request.secret.of == "evaluate"
+    reads = READS["evaluate" if of_measures and request.kind == "advertise" else request.kind]
+    for name, field in Request.model_fields.items():
+        unused = name not in reads | _HEAD and getattr(request, name) != field.default
+        require(not unused, f"request: {request.kind} does not read {name}: leave it out")
+    return request
 
 
 def unpack_answer(parcel: Parcel) -> Answer:

@@ -44,14 +44,22 @@ from fedprox.deployment.secure.sums import Sums, claims_of, measured_claims_of, 
 from fedprox.deployment.spending import read_spent, write_spent
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
-from fedprox.errors import LARGEST, InputError, printable, reason, require, require_number
+from fedprox.errors import (
+    LARGEST,
+    InputError,
+    printable,
+    reason,
+    require,
+    require_number,
+    require_whole,
+)
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, with_base
 from fedprox.precision import require_single
 from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh, replicate
-from fedprox.simulation.devices.processes import Ownership, find_ownership
+from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.storage.training_data import Data, copy_to_devices
 
@@ -114,6 +122,8 @@ class Node:
         )
         if len(enough) < len(federation):
             federation = federation.of_clients(enough)
+        if policy.measured_rows is not None:
+            require_whole("policy.measured_rows", policy.measured_rows, least=policy.fewest_rows)
         if policy.privacy is not None:
             require_number("policy.privacy.epsilon", policy.privacy.epsilon, positive=True)
             require_number("policy.privacy.delta", policy.privacy.delta, most=1, positive=True)
@@ -125,22 +135,19 @@ class Node:
         self.arrays: dict[str, Array] = {}
         self.last: dict[str, Parcel] = {}
         self._parts: dict[str, Parts] = {}
-        self._data: dict[Any, Data] = {}
+        self._data: Data | None = None
         self._model: tuple[str, Model] | None = None
 
     @cached_property
     def kind(self) -> DataKind:
         """What the data have in common with those of other nodes."""
-        return describe(self.name, "", self.federation, []).kind
+        return describe(self.name, "", self.federation, [], sampled=False).kind
 
     @property
     def reports(self) -> list[str]:
         """The measures that the node reports."""
         enough = len(self.federation) >= self.policy.fewest_clients
-        reported = {measure for measure in self.policy.report if enough}
-        if self.policy.privacy is not None or self.policy.secure is not None:
-            reported.discard("gradients")  # as large as a message, without noise or masks
-        return [measure for measure in REPORTS if measure in reported]
+        return [*self.policy.reported] if enough else []
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Answer a request, also a faulty one: the answer then says in one line what is wrong.
@@ -196,7 +203,10 @@ class Node:
 
     def _computed(self, request: Request, head: bytes) -> tuple[Answer, dict[str, Array]]:
         if request.kind == "describe":
-            description = describe(self.name, __version__, self.federation, self.reports)
+            sampled = self.policy.measured_rows is not None
+            description = describe(
+                self.name, __version__, self.federation, self.reports, sampled=sampled
+            )
             return Answer(id="", description=description), {}
         setup = request.setup
         if setup is None:
@@ -301,8 +311,9 @@ class Node:
         key = setup.model_dump_json(exclude=of_the_run | {"privacy": {"rounds"}})
         if key not in self._parts:
             federation = replace(self.federation, classes=setup.data.classes)
-            model, data = self._model_of(setup), self._data_of(setup, federation)
-            parts = Parts(setup, federation, model, self.mesh, data)
+            model, data = self._model_of(setup), self._rows_on_devices()
+            rows = self.policy.measured_rows
+            parts = Parts(setup, federation, model, self.mesh, data, rows)
             oldest = list(self._parts)[: max(0, len(self._parts) - METHODS_KEPT + 1)]
             for old in oldest:
                 del self._parts[old]
@@ -326,38 +337,52 @@ class Node:
                 fits = own[key] <= given <= LARGEST
             require(fits, f"data.{key} = {given!r}; the node's data have {own[key]!r}")
 
-    def _data_of(self, setup: Setup, federation: Federation) -> Data:
-        """The rows on the devices, of which evaluations read at most `setup.rows` a client."""
-        if setup.rows not in self._data:
-            measured = federation if setup.rows is None else federation.sample(setup.rows)
-            ownership = _ownership(federation)
-            copied = copy_to_devices(
-                self.mesh, federation, measured, ownership, _ownership(measured)
+    def _rows_on_devices(self) -> Data:
+        """The rows on the devices, which rounds and evaluations read."""
+        if self._data is None:
+            own, rows = self.federation, self.policy.measured_rows
+            measured = own if rows is None else own.sample(rows)
+            ownership, of_measured = (
+                find_ownership(each.train.offsets, 1) for each in (own, measured)
             )
-            self._data = {setup.rows: copied}
-        return self._data[setup.rows]
+            self._data = copy_to_devices(self.mesh, own, measured, ownership, of_measured)
+        return self._data
 
     def _evaluate(self, asked: Asked) -> tuple[Answer, dict[str, Array]]:
         request, _, setup, parts, arrays = asked
-        report = self.reports
+        report, most = self.reports, setup.rounds
+        require(request.round <= most, f"round {request.round}; the run has {most} rounds")
+        measures = self._measures(parts, report)
         if setup.secure is not None:
-            measures = self._measures(parts, report)
             claims = measured_claims_of(secret_of(request), len(self.federation.train), measures)
             if request.kind == "advertise":
                 return self._sums.advertise(request, setup, claims), {}
             self._sums.accept(request, setup, claims)
         (params,) = filled([parts.model.shapes], parts.points, arrays)
-        self._pay(asked)
-        sums = parts.evaluate(params)
-        if sums.unmeasured is not None:  # all measures but accuracies leave these clients out
-            left = len(self.federation) - int(np.max(sums.unmeasured))
-            if 0 < left < self.policy.fewest_clients:
+        shown: dict[str, Array] = {}
+        if measures:
+            self._pay(asked)
+            sums = parts.evaluate(params)
+            if self._selects(sums):
+                # whoever chooses the model would choose whose losses are summed
+                require(setup.secure is None, "evaluate: some of its losses are not finite")
                 report = [measure for measure in report if measure == "accuracy"]
-        answer = Answer(id="", withheld=[measure for measure in REPORTS if measure not in report])
-        shown = _shown(sums, self._measures(parts, report))
-        if setup.secure is None:
-            return answer, shown
-        return answer, self._sums.masked_measures(request, setup, parts.shapes, shown)
+                measures = self._measures(parts, report)
+            shown = _shown(sums, measures)
+        if setup.secure is not None:
+            return Answer(id=""), self._sums.masked_measures(request, setup, parts.shapes, shown)
+        withheld = [str(measure) for measure in REPORTS if measure not in report]
+        return Answer(id="", withheld=withheld), shown
+
+    def _selects(self, sums: EvaluationSums) -> bool:
+        """Whether some clients are left out of losses, which would show the others' alone."""
+        if sums.unmeasured is None:
+            return False
+        left_out, count = np.asarray(sums.unmeasured), len(self.federation)
+        if self.policy.secure is not None:
+            return bool(left_out.any())
+        bounded = max(self.policy.fewest_clients, self.policy.fewest_rows) > 1
+        return bounded and bool(((left_out > 0) & (left_out < count)).any())
 
     def _measures(self, parts: Parts, report: Collection[str]) -> list[str]:
         """The measures of an evaluation, as arrays are named, of which some are reported."""
@@ -373,7 +398,9 @@ class Node:
         return [*measures, "scatter"] if "gradients" in report else measures
 
     def _enough(self, rows: Rows | Examples) -> bool:
-        """Whether measures on held-out rows are of as many clients as the policy asks."""
+        """Whether measures on held-out rows are of as many rows and clients as the policy asks."""
+        if len(rows) < self.policy.fewest_rows:
+            return False
         if not isinstance(rows, Rows):
             return True  # they belong to no client
         return bool((rows.sizes > 0).sum() >= self.policy.fewest_clients)
@@ -440,10 +467,6 @@ def _shown(sums: EvaluationSums, measures: Collection[str]) -> dict[str, Array]:
     for name in measures:
         shown |= prefixed(name, trees[name]) if name in trees else {}
     return shown
-
-
-def _ownership(federation: Federation) -> Ownership:
-    return find_ownership(federation.train.offsets, 1)
 
 
 def _in_words(request: Request) -> str:

@@ -75,16 +75,25 @@ class Parts:
         model: The model, from `model_on_node`.
         mesh: The devices.
         data: The rows on the devices.
+        measured_rows: Rows of each client that are measured at most; None for all.
 
     Raises:
         InputError: If the setup names something unknown.
     """
 
     def __init__(
-        self, setup: Setup, federation: Federation, model: Model, mesh: Mesh, data: Data
+        self,
+        setup: Setup,
+        federation: Federation,
+        model: Model,
+        mesh: Mesh,
+        data: Data,
+        measured_rows: int | None,
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
-        self.given, self.method, self.measuring = methods_of(setup, federation, model)
+        self.given, self.method, self.measuring = methods_of(
+            setup, federation, model, measured_rows
+        )
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
@@ -92,9 +101,8 @@ class Parts:
         self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
         layout = lay_out(self.method, self.rows, mesh.devices.size, self.model.shapes)
-        self.base = layout.together(1)
-        self.reading = layout
-        if setup.rows is not None:
+        self.reading, self.base = layout, layout.together(1)
+        if measured_rows is not None:
             self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
         self.points = len(self.method.points)
         self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
@@ -277,7 +285,7 @@ class Parts:
         return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
 
     def evaluate(self, params: Params) -> EvaluationSums:
-        """Measure models on all rows of the node's clients.
+        """Measure models on the rows of the node's clients, always the same.
 
         Args:
             params: The models, leaves (points, ...).
@@ -390,7 +398,7 @@ def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
 
 
 def methods_of(
-    setup: Setup, federation: Federation, model: Model
+    setup: Setup, federation: Federation, model: Model, measured_rows: int | None
 ) -> tuple[Algorithm, Method, Method]:
     """A method as the library has it, the one that trains on a node, and the one evaluated there.
 
@@ -398,6 +406,7 @@ def methods_of(
         setup: The method.
         federation: The node's clients.
         model: The model.
+        measured_rows: Rows of each client that are measured at most; None for all.
 
     Raises:
         InputError: If the setup names something unknown.
@@ -408,6 +417,7 @@ def methods_of(
         raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
+    require_deployable(algorithm)
     hiding, compression, privacy = setup.privacy, None, None
     if hiding is not None:
         privacy = hiding.clipping
@@ -429,11 +439,7 @@ def methods_of(
         systems=Systems(),
         faults=Faults("drop", math.inf),
         rounds=setup.rounds,
-        evaluation=Evaluation(
-            rows=setup.rows,
-            model=setup.evaluated,
-            gradients=setup.gradients,
-        ),
+        evaluation=Evaluation(rows=measured_rows, model=setup.evaluated, gradients=setup.gradients),
         client_store="host",
         seeds=(0,),  # shapes depend on it, and a restarted node must have the same
         target=None,
@@ -453,6 +459,22 @@ def methods_of(
     if compression is not None:
         trained = compressed(part, compression, model.shapes, coded=True)
     return algorithm, Method(training, trained), Method(protocol, part)
+
+
+def require_deployable(algorithm: Algorithm) -> None:
+    """Raise `InputError` if no node runs a method."""
+    name = algorithm.name
+    require(not algorithm.pooled, f"{name} has all rows in one place; leave it out in a deployment")
+    require(
+        not algorithm.everyone,
+        f"{name} needs every client in every round; leave it out in a deployment, where nodes may "
+        "be missing",
+    )
+    require(
+        algorithm.probe is None,
+        f"{name}: its clients measure several models; leave it out in a deployment, whose nodes "
+        "measure one",
+    )
 
 
 def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:

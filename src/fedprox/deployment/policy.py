@@ -49,6 +49,13 @@ class PrivacyPolicy(Section):
         description="Delta at which this epsilon is computed, whatever delta a run has.",
         examples=[1e-5],
     )
+    exact_measures: bool = Field(
+        default=False,
+        description="Whether losses, accuracies and metrics in `report` are answered. They have no "
+        "noise and cost no epsilon: from those of models that it chooses, an operator can compute "
+        "rows and labels. Without them runs are trained blindly.",
+        examples=[True],
+    )
 
 
 class SecurePolicy(Section):
@@ -109,16 +116,27 @@ class Policy(Section):
         examples=[50.0],
     )
     report: list[Report] = Field(
-        default_factory=lambda: list(REPORTS),
-        description="Measures of its data that the node reports, summed over its clients. Without "
-        '"gradients" or "loss" it refuses methods whose clients send gradients or losses of their '
-        'own, and without "gradients" a solver with `gamma`, since steps show when a gradient was '
-        "small. What updates reveal is not bounded by it.",
+        default=["loss", "accuracy", "metrics"],
+        description="Measures of its data that the node reports, summed over its clients; those of "
+        '`[policy.privacy]` need `exact_measures`. "gradients" must be named: one gradient can '
+        'hold a row. Without "gradients" or "loss" the node refuses methods whose clients send '
+        'gradients or losses of their own, and without "gradients" a solver with `gamma`, since '
+        "steps show when a gradient was small. What updates reveal is not bounded by it.",
     )
     fewest_rows: int = Field(
         default=1,
         description="Fewest training rows of a client that takes part; the node does not mention "
-        "clients with fewer.",
+        "clients with fewer. Also the fewest rows over which a measure is summed: measures of "
+        "fewer test or validation rows are not reported. Above 1, as with `fewest_clients`, losses "
+        "are not reported if those of some clients are not finite, since the model chooses whose.",
+        examples=[50],
+    )
+    measured_rows: int | None = Field(
+        default=None,
+        description="Rows of each client that are measured at most, of each part of its data, and "
+        "not below `fewest_rows`; all if left out. They are always the same rows, whatever a run "
+        "asks for, and stand for all.",
+        examples=[10000],
     )
     fewest_clients: int = Field(
         default=1,
@@ -140,6 +158,16 @@ class Policy(Section):
         "operator would see the node's own are refused. Runs with secure sums are refused if left "
         "out.",
     )
+
+    @property
+    def reported(self) -> list[Report]:
+        """The measures that the node reports without noise, if it has enough clients."""
+        if self.privacy is not None and not self.privacy.exact_measures:
+            return []
+        masked = self.privacy is not None or self.secure is not None
+        # a gradient is as large as a message, and has neither noise nor masks
+        never = {"gradients"} if masked else set()
+        return [each for each in REPORTS if each in self.report and each not in never]
 
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
@@ -263,7 +291,7 @@ class Policy(Section):
                 f'have "{measure}"',
             )
         require(
-            solver.gamma is None or ("gradients" in self.report and self.fewest_clients == 1),
+            solver.gamma is None or ("gradients" in self.reported and self.fewest_clients == 1),
             "solver.gamma: steps show when a client's gradient was small; that needs "
             '"gradients" in policy.report, and policy.fewest_clients = 1',
         )

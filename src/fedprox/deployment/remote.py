@@ -119,7 +119,7 @@ class RemoteMethod:
         self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
         self.allowed = self.shapes.arrays()
         self.declared = [
-            declared_by(each, float(share), sampled=server.sampled)
+            declared_by(each, float(share))
             for each, share in zip(
                 server.deployment.joined.descriptions, server.shares, strict=True
             )
@@ -557,31 +557,43 @@ class RemoteSeed:
         """
         began, server = time.perf_counter(), self.server
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
-        nodes = range(len(server.nodes))
+        nodes = range(len(server.nodes) if server.deployment.joined.reports else 0)
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }
         shapes, allowed = self.remote.shapes, self.remote.allowed
-        secret = self._secret_sum("evaluate", summed_arrays(shapes))
+        secret = self._secret_sum("evaluate", summed_arrays(shapes)) if requests else None
         if secret is not None:
-            requests, allowed = secret.prepared(requests, arrays), secret.allowed
+            try:
+                requests, allowed = secret.prepared(requests, arrays), secret.allowed
+            except InputError as error:
+                requests = {}
+                self._not_measured(error)
         asked = server.begin(requests, arrays, dict.fromkeys(requests, allowed))
-        measuring = cache(partial(self._measured, asked, began, secret))
+        measuring = cache(partial(self._measured, nodes, asked, began, secret))
         if self.training is None:
             measuring()
         return measuring
 
     def _measured(
-        self, asked: Mapping[int, str], began: float, secret: SecureSum | None
+        self,
+        nodes: Sequence[int],
+        asked: Mapping[int, str],
+        began: float,
+        secret: SecureSum | None,
     ) -> tuple[Measures, Tally]:
         """Wait for an evaluation.
 
+        Nothing is measured if nodes keep their measures to themselves, or a secure sum is given up.
+
         Raises:
-            InputError: If no node answers.
+            InputError: If no node answers, without secure sums.
         """
         server, remote, answers = self.server, self.remote, self.server.answers(asked)
         nodes_sums = []
-        for index in range(len(server.nodes)):
+        for index in nodes:
+            if secret is not None and index not in {*asked, *secret.problems}:
+                continue  # the sum was given up before
             problem = server.problem(index)
             if secret is not None:
                 problem = secret.problems.get(index, problem)
@@ -597,16 +609,21 @@ class RemoteSeed:
                 except InputError as error:
                     problem = f"its answer is refused: {error}"
                     del answers[index]
-            line = f"node {server.name(index)!r}: {problem}; evaluated without it"
-            self._warn(line, of_update=False)
-        if secret is not None:
-            nodes_sums, answers = self._sum_of_measures(secret, answers)
+            without = "; evaluated without it" if secret is None else ""
+            self._warn(f"node {server.name(index)!r}: {problem}{without}", of_update=False)
+        if secret is not None and asked:
+            try:
+                nodes_sums, answers = self._sum_of_measures(secret, answers)
+            except InputError as error:
+                self._not_measured(error)
         require(
-            any("loss" in node.sums for node in nodes_sums),
-            f"{self.method.name}, seed {self.seed}: no node that reports losses answered an "
-            "evaluation; resume the run when nodes are connected",
+            answers or secret is not None or not asked,
+            f"{self.method.name}, seed {self.seed}: no node answered an evaluation; resume the run "
+            "when nodes are connected",
         )
-        measures = measures_of(server.protocol.model, nodes_sums, remote.shapes)
+        protocol = server.protocol
+        validated = protocol.federation.validation is not None
+        measures = measures_of(protocol.model, nodes_sums, remote.shapes, validated=validated)
         return measures, Tally(traffic=(self._cost(began, list(answers.items())),))
 
     def _sum_of_measures(
@@ -618,27 +635,25 @@ class RemoteSeed:
             InputError: If there is none.
         """
         remote = self.remote
-        try:
-            total = secret.total(answers)
-            shown = {
-                name: total[name]
-                for measure, arrays in summable(remote.shapes).items()
-                for name in arrays
-                if measure in secret.measures
-            }
-            declared = declared_together([remote.declared[index] for index in answers])
-            sums = sums_of(shown, remote.shapes, declared)
-        except InputError as error:
-            raise InputError(
-                f"{self.method.name}, seed {self.seed}: evaluation: {error}; resume the run when "
-                "nodes are connected"
-            ) from None
+        total = secret.total(answers)
+        shown = {
+            name: total[name]
+            for measure, arrays in summable(remote.shapes).items()
+            for name in arrays
+            if measure in secret.measures
+        }
+        declared = declared_together([remote.declared[index] for index in answers])
+        sums = sums_of(shown, remote.shapes, declared)
         counted = {index: secret.counted(index, each) for index, each in answers.items()}
         return [sums], counted
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""
         del now
+
+    def _not_measured(self, error: InputError) -> None:
+        """Log that a secure sum of measures is given up."""
+        self._warn(f"evaluation after round {self.done}: {error}: not measured", of_update=False)
 
     def _warn(self, line: str, *, of_update: bool = True) -> None:
         """Log a line, and keep it if it says why an update is not used."""

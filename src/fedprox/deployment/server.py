@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from fedprox.deployment.messages import (
     Securing,
     Setup,
 )
-from fedprox.deployment.parts import parameters_in_words
+from fedprox.deployment.parts import parameters_in_words, require_deployable
 from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.secure.setting import securing_of
 from fedprox.deployment.stand_in import stand_in
@@ -33,12 +33,14 @@ from fedprox.errors import require
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import Resolved, method_of, resolve_with, solver_of
 from fedprox.experiment.sections import Experiment
+from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.messages.faults import Faults
 from fedprox.model import digest
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.planning.epsilon import LocalSteps, noise_of
+from fedprox.simulation.results.selection import VALIDATION_LOSS
 
 FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
@@ -77,23 +79,11 @@ def check_deployable(experiment: Experiment) -> None:
     solver, _ = solver_of(experiment.solver)
     for number, table in enumerate(experiment.method):
         method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
-        require(
-            not method.pooled,
-            f"{method.name} has all rows in one place; leave it out in a deployment",
-        )
-        require(
-            not method.everyone,
-            f"{method.name} needs every client in every round; leave it out in a deployment, where "
-            "nodes may be missing",
-        )
-        require(
-            method.probe is None,
-            f"{method.name}: its clients measure several models; leave it out in a deployment, "
-            "whose nodes measure one",
-        )
+        require_deployable(method)
     for setting, given, instead in (
         ("attack", experiment.attack, "clients are what they are"),
         ("aggregation.ranks", experiment.aggregation.ranks, "all messages have one shape"),
+        ("evaluation.rows", experiment.evaluation.rows, "nodes measure all their rows"),
         ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
         ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
     ):
@@ -159,7 +149,28 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
     if resolved.privacy is not None:
         _require_one_run(resolved, experiment.seed)
+    _require_measures(resolved, joined.reports)
     return Deployment(joined, experiment, resolved, ledger, secure)
+
+
+def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
+    """Raise `InputError` if an experiment needs a measure that no node reports."""
+    needs = [
+        (f"{method.name}: an adaptive mu", "train_loss")
+        for method in resolved.methods
+        if method.adapt is not None
+    ]
+    if resolved.target is not None:
+        needs.append((resolved.target.key, resolved.target.measure))
+    if resolved.selection.selects:
+        needs.append(("selection", resolved.selection.measure or VALIDATION_LOSS))
+    for what, measure in needs:
+        kind = "loss" if measure in LOSSES else "accuracy" if measure in ACCURACIES else "metrics"
+        require(
+            kind in reported,
+            f'{what} needs {measure}, and no node reports "{kind}" (policy.report, and '
+            "exact_measures in policy.privacy)",
+        )
 
 
 def _require_one_run(resolved: Resolved, seed: int | list[int]) -> None:
@@ -210,7 +221,6 @@ class Server:
         self.asked = 0
         self.repeated: Sequence[range] = ()
         sizes = protocol.federation.train.sizes
-        self.sampled = deployment.experiment.evaluation.rows is not None
         base = protocol.model.base
         self.base = None if base is None else digest(base)
         self.shares = np.bincount(self.owner, sizes) / sizes.sum()
@@ -234,7 +244,6 @@ class Server:
             solver=table["solver"],
             method=table["method"][number],
             evaluated=protocol.evaluation.model,
-            rows=deployment.experiment.evaluation.rows,
             gradients=protocol.evaluation.gradients,
             deadline=systems.deadline if protocol.population is None else None,
             privacy=self._hiding(method),

@@ -24,8 +24,19 @@ TYPES = frozenset(
 """The types that features and labels may have."""
 
 
-def describe(name: str, version: str, federation: Federation, reports: list[str]) -> Description:
-    """What a node says of its clients."""
+def describe(
+    name: str, version: str, federation: Federation, reports: list[str], *, sampled: bool
+) -> Description:
+    """What a node says of its clients.
+
+    Args:
+        name: The node's name.
+        version: Version of fedprox.
+        federation: The clients.
+        reports: The measures that the node reports.
+        sampled: Whether some rows stand for all in evaluations: each then has as many labels as the
+            longest may have.
+    """
     train, test, validation = federation.train, federation.test, federation.validation
     stored, features = index_of(train.x), federation.features
     symbols = np.issubdtype(features.dtype, np.integer) and stored is train.x
@@ -43,7 +54,7 @@ def describe(name: str, version: str, federation: Federation, reports: list[str]
         names=list(federation.names),
         train=train.sizes.tolist(),
         test=test.sizes.tolist(),
-        labels=test.labels.tolist(),
+        labels=(test.sizes * math.prod(kind.label) if sampled else test.labels).tolist(),
         validation=validation.sizes.tolist() if isinstance(validation, Rows) else [],
     )
     return Description(

@@ -11,7 +11,7 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import local_superlink, make_node_key
 from fedprox.deployment.network import Network
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.processes import Program, running
 from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.read import DEPLOYED
@@ -66,7 +66,7 @@ def local_nodes(
                 "folder": "state",
                 **_data_of(experiment, file),
                 "deal": {"part": part, "parts": nodes},
-                "policy": {**_names(allow), **_base_of(experiment)},
+                "policy": {"report": [*REPORTS], **_names(allow), **_base_of(experiment)},
             }
             if experiment.deployment.secure is not None:
                 peers = {name: str(key) for name, key in public.items() if name != own.name}

@@ -380,7 +380,9 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         **{key: final[key] for key in ("bits_up", "epsilon", "delta") if key in final},
         **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,
-        "best_train_loss": min((r.train_loss for r in run.history), default=math.nan),
+        "best_train_loss": min(
+            (r.train_loss for r in run.history if r.measured is not False), default=math.nan
+        ),
         "target_accuracy": None,
         "target_loss": None,
         **({target.key: target.setting} if target else {}),

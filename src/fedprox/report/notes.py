@@ -85,7 +85,8 @@ def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
 def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
     """What went otherwise than planned in the runs of a method."""
     records = [record for run in group for record in run.history]
-    losses = [(run.history[0].train_loss, run.final.train_loss) for run in group]
+    known = [[r.train_loss for r in run.history if r.measured is not False] for run in group]
+    losses = [(each[0], each[-1]) for each in known if each]
     if risen := [pair for pair in losses if not pair[1] <= RISEN * abs(pair[0])]:
         first, last = max(risen, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
         seeds = f" in {len(risen)} of {len(group)} seeds" * (len(group) > 1)

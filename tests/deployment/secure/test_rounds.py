@@ -15,18 +15,30 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedprox.deployment import node as node_module
-from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
+from fedprox.deployment.messages import (
+    Answer,
+    Kind,
+    Request,
+    Setup,
+    pack,
+    unpack_answer,
+    unpack_arrays,
+)
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
+from fedprox.deployment.parts import Parts
 from fedprox.deployment.policy import Policy, SecurePolicy
 from fedprox.deployment.secure.fixed_point import MEASURES, FixedPoint
 from fedprox.deployment.secure.ledger import read_revealed
 from fedprox.deployment.secure.masks import Whole
+from fedprox.deployment.secure.operator_sum import OperatorSum
+from fedprox.deployment.server import Server
 from fedprox.errors import InputError
 from fedprox.messages.faults import mean_of
 from fedprox.privacy.accounting import epsilon_together
 from fedprox.simulation.results.run import Run
 from tests.deployment.federations import (
+    EVERYTHING,
     FEDPROX,
     STATEFUL,
     Site,
@@ -63,7 +75,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
 
         def sites(folder: Path, *, secure: bool = True, threshold: int = 3) -> list[Site]:
             policy = (
-                Policy(secure=SecurePolicy(threshold=threshold, peers={})) if secure else Policy()
+                EVERYTHING.model_copy(
+                    update={"secure": SecurePolicy(threshold=threshold, peers={})}
+                )
+                if secure
+                else EVERYTHING
             )
             made = []
             for old in first:
@@ -357,8 +373,8 @@ def test_a_node_that_leaves_out_what_is_summed_drops_out(
         (run,) = deployed(ONE_ROUND, nodes)
     lines = operator_lines(caplog)
     assert lines
-    for line in lines:
-        assert "node 'node-1': its answer is refused: the array 'masked' is missing; " in line
+    refused = "node 'node-1': its answer is refused: the array 'masked' is missing"
+    assert all(refused in line or "measures are summed over all" in line for line in lines)
     assert run.final.dropped == int(kind == "train")
 
 
@@ -558,28 +574,29 @@ def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
     assert names == {"masked", "counted", "steps", "counts", "faulty"}
 
 
-def test_measures_of_nodes_that_are_lost_are_left_out(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("stage", ["advertise", "share", "evaluate", "confirm", "reveal"])
+def test_without_a_node_nothing_is_measured_and_the_run_goes_on(
+    stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def first_accuracy(folder: str, kind: str, nodes: Sequence[int]) -> float:
-        lossy = [
-            gone(site, kind, "evaluate") if i in nodes else site.answer
-            for i, site in enumerate(fresh(tmp_path / folder))
-        ]
-        (run,) = deployed(ONE_ROUND, lossy)
-        return run.history[0].test_accuracy
-
-    everyone = first_accuracy("everyone", "advertise", [])
-    for kind in ("advertise", "share", "evaluate"):
-        assert first_accuracy(kind, kind, [1, 3]) != everyone
-        assert (
-            caplog.records[-1]
-            .getMessage()
-            .endswith("node 'node-3': it refuses: it is gone; evaluated without it")
+    (whole,) = deployed(ONE_ROUND, answers(fresh(tmp_path / "whole")))
+    sites = fresh(tmp_path / "less")
+    nodes = [*answers(sites[:4]), gone(sites[4], stage, "evaluate")]
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(ONE_ROUND, nodes)
+    lines = operator_lines(caplog)
+    before = stage in ("advertise", "share", "evaluate")
+    for round_, record in enumerate(run.history):
+        line = (
+            f"fedprox mu=0.5, seed 0: evaluation after round {round_}: 4 of 5 nodes are left, and "
+            "measures are summed over all: not measured"
         )
-    assert first_accuracy("reveal", "reveal", [1, 3]) == everyone
-    with pytest.raises(InputError, match="evaluation: 2 of 5 nodes are left, and a secure sum n"):
-        first_accuracy("few", "evaluate", [1, 2, 3])
+        assert (line in lines) == before
+        assert record.measured != before
+    assert "fedprox mu=0.5, seed 0: node 'node-4': it refuses: it is gone" in lines or not before
+    assert run.diverged_at is None
+    assert run.final.dropped == 0
+    # a sum of all is that without masks but for rounding, whatever happened to the measures
+    assert np.abs(vector(run.params) - vector(whole.params)).max() < 1e-6
 
 
 def test_a_measure_of_too_few_nodes_is_not_in_the_sum(fresh: Fresh, tmp_path: Path) -> None:
@@ -591,24 +608,118 @@ def test_a_measure_of_too_few_nodes_is_not_in_the_sum(fresh: Fresh, tmp_path: Pa
         return run.history[0]
 
     assert 0 < first(2).test_accuracy < 1  # of three nodes
-    assert np.isnan(first(3).test_accuracy)
-    assert first(3).train_loss > 0
+    record = first(3)
+    assert np.isnan(record.test_accuracy)
+    assert record.train_loss > 0
 
 
-def test_a_model_is_measured_again_with_the_same_nodes_alone(
+def test_a_run_that_was_killed_measures_its_last_model_again(fresh: Fresh, tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(parcel: Parcel) -> Parcel:
+        head = json.loads(parcel.head)
+        if head["kind"] == "advertise" and head["secret"]["of"] == "train":
+            raise KilledError
+        return sites[0].answer(parcel)
+
+    sites = fresh(tmp_path)
+    with pytest.raises(KilledError):
+        deployed(ONE_ROUND, [killed, *answers(sites[1:])])
+    for site in sites:
+        assert read_revealed(site.node.folder).rounds == {"run1/0-0/evaluate": 0}
+        site.restart()
+    (again,) = deployed(ONE_ROUND, answers(sites))
+    assert [record.measured for record in again.history] == [True, True]
+
+
+def measures_less(head: dict[str, Any]) -> None:
+    head["participation"] = 1e-9
+
+
+def measures_later(head: dict[str, Any]) -> None:
+    head["round"], head["setup"]["rounds"] = 5, 9
+
+
+def measures_in_another_run(head: dict[str, Any]) -> None:
+    head["setup"]["run"] = "run2"
+
+
+def measures_with_another_seed(head: dict[str, Any]) -> None:
+    head["setup"]["seed"] = 7
+
+
+@pytest.mark.parametrize(
+    "change", [measures_less, measures_later, measures_in_another_run, measures_with_another_seed]
+)
+@pytest.mark.parametrize("joins", [True, False])
+def test_no_two_sums_of_measures_differ_by_a_node(
+    change: Change, joins: bool, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator measures the same model again without a node, to subtract."""
+    sites = fresh(tmp_path)
+    (whole,) = deployed(ONE_ROUND, answers(sites))
+    assert whole.history[0].measured
+    request = Server.request
+
+    def changed(server: Server, kind: Kind, setup: Setup, **others: Any) -> Request:
+        made = request(server, kind, setup, **others)
+        of_measures = made.secret is not None and made.secret.of == "evaluate"
+        if kind == "evaluate" or of_measures:
+            head = json.loads(made.model_dump_json())
+            change(head)
+            made = Request.model_validate_json(json.dumps(head))
+        return made
+
+    monkeypatch.setattr(Server, "request", changed)
+    nodes = answers(sites[:4])
+    if joins:
+        nodes.append(gone(sites[4], "advertise", "evaluate"))
+    # an operator that needs no more than the threshold
+    monkeypatch.setattr(OperatorSum, "require_messages", OperatorSum.require_enough)
+    (less,) = deployed(ONE_ROUND | {"cohort": {"clients_per_round": len(nodes)}}, nodes)
+    assert [record.measured for record in less.history] == [False, False]
+
+
+def test_a_model_is_not_measured_again_with_a_little_more(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One answer for each round of a run, not for each model."""
     sites = fresh(tmp_path)
-    (first,) = deployed(ONE_ROUND, answers(sites))
+    deployed(TABLE | {"rounds": 2}, answers(sites))
     for site in sites:
         site.restart()
-    # the round's sum is not revealed again, but the measures of the initial model are
-    (again,) = deployed(ONE_ROUND, answers(sites))
-    assert again.history[0].train_loss == first.history[0].train_loss
+    with caplog.at_level(logging.WARNING):
+        (again,) = deployed(TABLE | {"rounds": 2}, answers(sites))
+    # the rounds' sums are not revealed again, so the last model is another one
+    assert [record.measured for record in again.history] == [False] * 3
+    once = "evaluation after round 2: this node has helped to reveal its sum, and does so once"
+    assert sum(once in line for line in operator_lines(caplog)) == NODES
 
-    with pytest.raises(InputError, match="evaluation: 0 of 5 nodes are left"):
-        deployed(ONE_ROUND, [*answers(sites[:4]), gone(sites[4], "evaluate", "evaluate")])
-    assert "with the nodes node-0, node-1, node-2, node-3, node-4, and does so with" in caplog.text
+
+def test_a_model_with_infinite_measures_gives_no_sum(
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever chooses the model would choose whose measures are left out."""
+    evaluate, infinite = Parts.evaluate, [0]
+
+    def some(parts: Parts, params: Any) -> Any:
+        sums = evaluate(parts, params)
+        infinite[0] += 1
+        if infinite[0] == 1:
+            return sums._replace(unmeasured=jnp.array([1]), weight=jnp.array([0.5]))
+        if infinite[0] == 1 + NODES:
+            loss = {**sums.test["loss"], "sum": np.array([np.inf], np.float32)}  # type: ignore[index]
+            return sums._replace(test={**sums.test, "loss": loss})  # type: ignore[dict-item]
+        return sums
+
+    monkeypatch.setattr(Parts, "evaluate", some)
+    with caplog.at_level(logging.WARNING):
+        (run,) = deployed(ONE_ROUND, answers(fresh(tmp_path)))
+    assert [record.measured for record in run.history] == [False, False]
+    lines = operator_lines(caplog)
+    for line in ("some of its losses are not finite", "its test/loss is not finite"):
+        assert sum(f"node 'node-0': it refuses: evaluate: {line}" in each for each in lines) == 1
 
 
 PRIVATE = {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}

@@ -203,17 +203,24 @@ def test_weights_do_not_single_out_a_node(known: Any) -> None:
             nodes.sums["a"].share(nodes.roster)
 
 
-def test_a_measure_of_too_few_nodes_gives_no_sum(known: Any) -> None:
+def test_measures_are_summed_over_all_nodes_or_none(known: Any) -> None:
     def work(name: str) -> Claims:
-        return Claims(by="rows", rate=0.02, measures=["loss", *["test/loss"] * (name in "abc")])
+        return Claims(by="rows", rate=0.02, measures=["loss", *["test/loss"] * (name in "ab")])
 
-    nodes = begun(known, 3, work=work)
-    shared(nodes)
-    for each in nodes.sums.values():
-        assert each.measures == {"loss", "test/loss"}
+    fewer = {name: each for name, each in known.items() if name != "d"}
+    everyone, without = begun(known, 3, work=work), begun(fewer, 3, work=work)
+    line = "measures without node d; they are summed over all of policy.secure.peers and this node"
+    with pytest.raises(InputError, match=line):
+        without.sums["a"].share(without.roster)
+    sealed = {name: each.share(everyone.roster) for name, each in everyone.sums.items()}
+    with pytest.raises(InputError, match=line):
+        everyone.sums["a"].accept({name: sealed[name]["a"] for name in sealed if name not in "ad"})
+    for name, each in everyone.sums.items():
+        assert each.measures == {"loss"}  # fewer than the threshold report the other
+        each.accept({other: shares[name] for other, shares in sealed.items() if other != name})
         each.mask(np.zeros(3, np.uint32))
-    with pytest.raises(InputError, match="a sum with measures of too few nodes"):
-        nodes.sums["b"].confirm([name for name in known if name != "a"])
+    with pytest.raises(InputError, match=line):
+        everyone.sums["a"].confirm([name for name in known if name != "d"])
 
 
 def test_weights_within_a_node_are_of_one_kind() -> None:

@@ -2,9 +2,9 @@
 
 A node helps to reveal one sum of messages of each kind in each round of a run. With two sums of the
 same messages, over all nodes and over all but one, anybody could subtract. A run that is resumed
-measures a model again, so an evaluation may be repeated, with the same nodes. Secrets of a sum are
-in the node's memory alone: a node that was restarted has none of earlier sums, and can reveal
-nothing.
+measures its last model again, so the last evaluation of a run may be repeated, but with no other
+model. Secrets of a sum are in the node's memory alone: a node that was restarted has none of
+earlier sums, and can reveal nothing.
 """
 
 from pathlib import Path
@@ -17,6 +17,8 @@ from fedprox.errors import require
 
 FILE = "sums.json"
 
+NO_ROUND = -1
+
 Place = tuple[str, int]
 """The run and kind of a sum, and its round."""
 
@@ -26,42 +28,33 @@ class Revealed(Message):
 
     Attributes:
         rounds: The last such round, by run and kind of sum. Earlier ones count as revealed.
-        evaluated: The nodes in the sums of measures, by what was asked.
+        measured: What was asked in this round, by run, of sums of measures.
     """
 
     rounds: dict[str, Round] = Field(default_factory=dict)
-    evaluated: dict[str, list[str]] = Field(default_factory=dict)
+    measured: dict[str, str] = Field(default_factory=dict)
 
-    def check(self, place: Place) -> None:
-        """Raise `InputError` if a node has helped to reveal the sum of a round."""
-        name, round_ = place
-        require(
-            round_ > self.rounds.get(name, -1),
-            f"round {round_ + 1}: this node has helped to reveal its sum, and does so once",
-        )
-
-    def after(self, place: Place) -> "Revealed":
-        """The same and one more round."""
-        name, round_ = place
-        return self.model_copy(update={"rounds": self.rounds | {name: round_}})
-
-    def after_evaluation(self, context: str, included: list[str]) -> "Revealed":
-        """The same and an evaluation.
+    def check(self, place: Place, measured: str | None = None) -> None:
+        """Raise `InputError` if a node has helped to reveal the sum of a round.
 
         Args:
-            context: Digest of what was asked, with the model.
-            included: The nodes in the sum.
-
-        Raises:
-            InputError: If the node has helped to reveal that of the same model with other nodes.
+            place: The run, kind and round.
+            measured: What is asked, of a sum of measures; else None.
         """
-        before = self.evaluated.get(context, included)
+        name, round_ = place
+        last = self.rounds.get(name, NO_ROUND)
+        again = round_ == last and measured is not None and measured == self.measured.get(name)
+        which = f"round {round_ + 1}" if measured is None else f"evaluation after round {round_}"
         require(
-            before == included,
-            "this node has helped to reveal the measures of this model with the nodes "
-            f"{', '.join(before)}, and does so with these alone",
+            round_ > last or again,
+            f"{which}: this node has helped to reveal its sum, and does so once",
         )
-        return self.model_copy(update={"evaluated": self.evaluated | {context: included}})
+
+    def after(self, place: Place, measured: str | None = None) -> "Revealed":
+        """The same and one more sum, as in `check`."""
+        name, round_ = place
+        asked = {} if measured is None else {name: measured}
+        return Revealed(rounds=self.rounds | {name: round_}, measured=self.measured | asked)
 
 
 def read_revealed(folder: Path) -> Revealed:

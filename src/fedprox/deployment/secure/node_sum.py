@@ -101,6 +101,7 @@ class NodeSum:
         require(names == sorted(set(names)), "advertisements that are not in order")
         require(self.advert in roster, "the node's own advertisement is not there as it made it")
         self._require_enough(names)
+        self._require_everyone(names)
         for each in roster:
             who = f"advertisement of node {each.node!r}: "
             require(each.node in self.securing.nodes, f"{who}it is not of this run")
@@ -135,6 +136,7 @@ class NodeSum:
         """
         self._require_next("accepted")
         self._require_enough([self.identity.name, *sealed])
+        self._require_everyone([self.identity.name, *sealed])
         known = self.roster.keys() - {self.identity.name}
         require(sealed.keys() <= known, "shares of nodes that are not in the sum")
         opened = {name: self._unsealed(name, share) for name, share in sealed.items()}
@@ -164,8 +166,7 @@ class NodeSum:
             self.identity.name in included and set(included) <= self.shares.keys(),
             "a sum of other nodes' messages than those that were asked for",
         )
-        left = common_measures([self.roster[name] for name in included], self.securing.threshold)
-        require(left == self.measures, "a sum with measures of too few nodes")
+        self._require_everyone(included)
         self.stage = "confirmed"
         self.included = sorted(included)
         return self.identity.sign(self._confirmed()).hex()
@@ -194,6 +195,19 @@ class NodeSum:
     def _require_enough(self, names: Collection[str]) -> None:
         least = self.securing.threshold
         require(len(names) >= least, f"a sum over {len(names)} nodes; at least {least} are needed")
+
+    def _require_everyone(self, names: Collection[str]) -> None:
+        """Raise `InputError` if measures are summed over other nodes than always.
+
+        With two sums of a model, over all nodes and over all but one, anybody could subtract.
+        """
+        known = {self.identity.name, *self.identity.peers}
+        missing = sorted(known - set(names))
+        require(
+            self.advert.work.measures is None or not missing,
+            f"measures without node {', '.join(missing)}; they are summed over all of "
+            "policy.secure.peers and this node",
+        )
 
     def _require_next(self, stage: Stage) -> None:
         """Raise `InputError` unless a stage is the next one."""

@@ -19,10 +19,11 @@ class OperatorSum:
 
     Args:
         securing: What the run declares.
+        everyone: Whether the sum is over all nodes or none, as sums of measures are.
     """
 
-    def __init__(self, securing: Securing) -> None:
-        self.securing = securing
+    def __init__(self, securing: Securing, *, everyone: bool = False) -> None:
+        self.securing, self.everyone = securing, everyone
         self.roster: list[Advert] = []
         self.sealed: dict[str, Mapping[str, str]] = {}
 
@@ -32,7 +33,7 @@ class OperatorSum:
         Raises:
             InputError: If they are too few, as in the functions below.
         """
-        self.require_enough(adverts)
+        self.require_messages(adverts)
         self.roster = [adverts[name] for name in sorted(adverts)]
         return self.roster
 
@@ -42,7 +43,7 @@ class OperatorSum:
         Args:
             sealed: What each node has sealed, by receiver.
         """
-        self.require_enough(sealed)
+        self.require_messages(sealed)
         self.sealed = dict(sealed)
         return {
             receiver: {
@@ -80,6 +81,15 @@ class OperatorSum:
                 pairwise = agreed(key, bytes.fromhex(adverts[other].masking), purpose)
                 add_mask(total, pairwise, subtract=other < name)
         return total
+
+    def require_messages(self, names: Mapping[str, object]) -> None:
+        """Raise `InputError` if there is no sum of the messages of some nodes."""
+        self.require_enough(names)
+        nodes = self.securing.nodes
+        require(
+            not self.everyone or len(names) == len(nodes),
+            f"{len(names)} of {len(nodes)} nodes are left, and measures are summed over all",
+        )
 
     def require_enough(self, names: Mapping[str, object]) -> None:
         """Raise `InputError` if fewer nodes than the threshold are left."""

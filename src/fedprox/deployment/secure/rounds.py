@@ -45,7 +45,7 @@ class SecureSum:
         assert setup.secure is not None
         self.server, self.setup, self.message, self.warn = server, setup, message, warn
         self.fixed = fixed_point_of(setup, of)
-        self.operator = OperatorSum(setup.secure)
+        self.operator = OperatorSum(setup.secure, everyone=of == "evaluate")
         self.problems: dict[int, str] = {}
         self.bytes: dict[int, tuple[int, int]] = {}
         self.secret = Secret(sum=secrets.token_hex(16), of=of, by="rows")
@@ -78,7 +78,7 @@ class SecureSum:
         Raises:
             InputError: If too few nodes have a request, or are left.
         """
-        self.operator.require_enough({self.server.name(index): None for index in requests})
+        self.operator.require_messages({self.server.name(index): None for index in requests})
         first = next(iter(requests.values()))
         self.round = first.round
         works = [each.work for each in requests.values() if each.work is not None]
@@ -133,7 +133,7 @@ class SecureSum:
         """
         server = self.server
         masked = {server.name(index): each.arrays[MASKED] for index, each in answers.items()}
-        self.operator.require_enough(masked)
+        self.operator.require_messages(masked)
         included = sorted(masked)
         confirmed = self._ask("confirm", {index: {"included": included} for index in answers})
         signatures = {server.name(i): answer.signature for i, answer in confirmed.items()}

@@ -74,8 +74,7 @@ class Sums:
             InputError: If the node has helped to reveal the sum of this round.
         """
         secret, place = secret_of(request), _place(request, setup)
-        if secret.of != "evaluate":
-            self.revealed.check(place)
+        self.revealed.check(place, secret.context if secret.of == "evaluate" else None)
         advert = Advert(
             node=self.identity.name, sum=secret.sum, context=secret.context, work=claims
         )
@@ -90,11 +89,8 @@ class Sums:
             return Answer(id="", shares=current.share(secret.roster))
         if request.kind == "confirm":
             signature = current.confirm(secret.included)
-            if current.advert.work.measures is None:
-                revealed = self.revealed.after(self.place)
-            else:
-                context = current.advert.context
-                revealed = self.revealed.after_evaluation(context, current.included)
+            measures = current.advert.work.measures is not None
+            revealed = self.revealed.after(self.place, current.advert.context if measures else None)
             write_revealed(self.folder, revealed)  # before the signature leaves the node
             self.revealed = revealed
             return Answer(id="", signature=signature)
@@ -151,16 +147,20 @@ class Sums:
             request: The request.
             setup: The method.
             shapes: What nodes answer to an evaluation.
-            shown: What this one answers without masks; it counts as if it did not measure what is
-                not finite.
+            shown: What this one answers without masks.
+
+        Raises:
+            InputError: If a measure is not finite. Without it the sum would show the others', and
+                whoever chooses the model would choose whose are left out.
         """
         secret = secret_of(request)
         current, fixed = self._current(secret), fixed_point_of(setup, "evaluate")
         message = {name: np.zeros(like.shape) for name, like in summed_arrays(shapes).items()}
         for measure, arrays in summable(shapes).items():
             own = {name: shown[name] for name in arrays if name in shown}
-            finite = all(np.isfinite(each).all() for each in own.values())
-            if finite and measure in current.measures:
+            if measure in current.measures:
+                finite = all(np.isfinite(each).all() for each in own.values())
+                require(finite, f"evaluate: its {measure} is not finite")
                 message |= own
         for name in ("loss", "weight"):
             message[name] = message[name] * secret.share

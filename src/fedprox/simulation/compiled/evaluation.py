@@ -8,7 +8,7 @@ same function.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -146,6 +146,7 @@ class Measures(NamedTuple):
         unmeasured: Number of clients that all measures but test accuracy leave out, int32; None
             without screening.
         by_client: Loss and correct labels client by client; None if they are not asked for.
+        given: False if the losses are unknown, since no node of a deployment gave them; else None.
     """
 
     train_loss: jax.Array
@@ -155,6 +156,7 @@ class Measures(NamedTuple):
     metrics: dict[str, jax.Array]
     unmeasured: jax.Array | None
     by_client: ByClient | None
+    given: Literal[False] | None = None
 
 
 def evaluation_program(

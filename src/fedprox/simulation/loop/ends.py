@@ -1,6 +1,5 @@
 """When a run ends early: by divergence, a target, no progress, or the user's function."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,11 +38,11 @@ class EarlyEnd:
         return len(ended) == self.points
 
     def _see(self, point: int, record: Record) -> None:
-        if not math.isfinite(record.train_loss):
+        if record.diverged:
             self.diverged.add(point)
         if self.target and self.target.met(record.value(self.target.measure)):
             self.reached.add(point)
-        if self.patience:
+        if self.patience and record.measured is not False:
             best = self.best[point]
             best.see(record)
             if best.since >= self.patience:

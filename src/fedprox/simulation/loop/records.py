@@ -170,7 +170,7 @@ def records_of(
             test_accuracy_se=_at(accuracy_error, i),
             validation_loss=_at(held_out.get("validation_loss"), i),
             validation_accuracy=_at(held_out.get("validation_accuracy"), i),
-            **_network(done.since.traffic),
+            **_network(done.since.traffic, measured=measures.given is not False),
             **({} if done.own is None else _own(done.own, i)),
             epsilon=epsilon,
             delta=None if protocol.privacy is None else protocol.privacy.delta,
@@ -240,7 +240,7 @@ def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
     return fields
 
 
-def _network(traffic: Sequence[Traffic]) -> dict[str, Any]:
+def _network(traffic: Sequence[Traffic], *, measured: bool) -> dict[str, Any]:
     """The fields of a record that describe the network; none for a simulation."""
     if not traffic:
         return {}
@@ -256,6 +256,7 @@ def _network(traffic: Sequence[Traffic]) -> dict[str, Any]:
         "bytes_up": sum(part.bytes_up for part in traffic),
         "nodes": len(frozenset().union(*(part.nodes for part in traffic))),
         "network": clients,
+        "measured": measured,
     }
 
 
@@ -284,11 +285,11 @@ def _faults(
     done: PendingEvaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of a record that describe faulty updates."""
-    clients = faulty[faulty[:, 1] == point, 2]
+    clients, unmeasured = faulty[faulty[:, 1] == point, 2], done.measures.unmeasured
     return {
         "faulty": len(clients),
         "faulty_clients": [names[k] for k in np.unique(clients)],
-        "unmeasured": int(np.asarray(done.measures.unmeasured)[point]),
+        "unmeasured": None if unmeasured is None else int(np.asarray(unmeasured)[point]),
     }
 
 
@@ -304,10 +305,17 @@ def _faulty_message(faulty: NDArray[np.int64], runs: Sequence[Run], names: Seque
     )
 
 
-def best_loss(runs: Sequence[Run]) -> float:
-    """The lowest finite training loss in the runs' last records; NaN if none is finite."""
-    losses = [run.final.train_loss for run in runs]
-    return min(filter(math.isfinite, losses), default=math.nan)
+def best_loss(runs: Sequence[Run]) -> float | None:
+    """The lowest finite training loss that was measured last; NaN if none is finite.
+
+    None before a loss was measured.
+    """
+    losses = [
+        [record.train_loss for record in run.history if record.measured is not False][-1:]
+        for run in runs
+    ]
+    known = [loss for last in losses for loss in last]
+    return min(filter(math.isfinite, known), default=math.nan) if known else None
 
 
 class Solves(NamedTuple):

@@ -349,9 +349,11 @@ class SeedRun:
             self.calls.append((done, jnp.ravel(leaf)[:1]))
         if self.adapt is not None:
             measures, cost = measuring()
-            adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
-            since = self.now.since if recorded else self.now.since.plus(cost)
-            self.now = self.now._replace(hparams=adapted, memory=memory, since=since)
+            if not recorded:
+                self.now = self.now._replace(since=self.now.since.plus(cost))
+            if measures.given is not False:
+                adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
+                self.now = self.now._replace(hparams=adapted, memory=memory)
 
     def _await(self, measuring: Measuring, last: LastRound) -> None:
         """Add an evaluation of the current model to the pending ones.
@@ -426,7 +428,7 @@ class SeedRun:
         return Progress(self.method.name, self.start.seed, done, self.protocol.rounds, loss)
 
     @property
-    def _loss(self) -> float:
+    def _loss(self) -> float | None:
         return best_loss(self.runs)
 
 

@@ -21,7 +21,7 @@ class Record(NamedTuple):
         seed: Seed of the run.
         round: Number of rounds done; 0 is the initial model.
         train_loss: f(w) over the training rows that evaluations read; NaN or infinity once the run
-            has diverged.
+            has diverged, and NaN if it was not measured, see `measured`.
         test_accuracy: Accuracy over the test rows that evaluations read, each client weighted by
             all of its test rows; NaN without test rows.
         gradient_variance: E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.
@@ -71,6 +71,8 @@ class Record(NamedTuple):
         network: The clients that took part since the previous record, by name: their node and,
             summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
             node's bytes are divided equally among its clients of a round. None in a simulation.
+        measured: Whether nodes reported losses of this model; None in a simulation. They may keep
+            their measures to themselves, or not have answered.
         bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
         epsilon: Epsilon of the (epsilon, delta)-differential privacy after these rounds,
             see `fedprox.Privacy`; None without privacy.
@@ -134,6 +136,7 @@ class Record(NamedTuple):
     bytes_up: int | None = None
     nodes: int | None = None
     network: dict[str, dict[str, Any]] | None = None
+    measured: bool | None = None
     bits_up: int | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -149,6 +152,11 @@ class Record(NamedTuple):
     client_accuracy_best: float | None = None
     by_client: ClientRecord | None = None
     by_client_checksum: str | None = None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training loss was measured and is not finite."""
+        return self.measured is not False and not math.isfinite(self.train_loss)
 
     def value(self, measure: str) -> float:
         """A measure by its name in `metrics.jsonl`, such as "test_accuracy" or "test_NAME".
@@ -170,6 +178,8 @@ class Record(NamedTuple):
 def figures(record: Record) -> str:
     """Loss and accuracy of a record as text, without an accuracy that is NaN."""
     loss = f"train loss {record.train_loss:.4g}"
+    if record.measured is False:
+        loss = "no losses measured"
     if math.isnan(record.test_accuracy):
         return loss
     return f"{loss}, test accuracy {percent(record.test_accuracy)}"

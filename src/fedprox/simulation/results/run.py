@@ -80,8 +80,8 @@ class Run:
 
     @property
     def diverged_at(self) -> int | None:
-        """First evaluated round whose training loss is not finite; None if there is none."""
-        return next((r.round for r in self.history if not math.isfinite(r.train_loss)), None)
+        """First round whose training loss was measured and is not finite; None if there is none."""
+        return next((r.round for r in self.history if r.diverged), None)
 
     @property
     def final(self) -> Record:
