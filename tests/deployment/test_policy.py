@@ -19,7 +19,7 @@ from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arra
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.parts import Parts
-from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.experiment.messages import Section
 from fedprox.federation import Federation
