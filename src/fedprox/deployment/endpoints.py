@@ -18,6 +18,7 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         PublicFormat,
+        load_pem_public_key,
         load_ssh_private_key,
         load_ssh_public_key,
     )
@@ -67,6 +68,11 @@ def load_public_key(file: Path) -> "ec.EllipticCurvePublicKey":
 def encoded(key: Any) -> bytes:
     """A public key as Flower stores it."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def decoded(key: bytes) -> Any:
+    """The inverse of `encoded`."""
+    return load_pem_public_key(key)
 
 
 def read_private_key(file: Path) -> "ec.EllipticCurvePrivateKey":

@@ -98,7 +98,7 @@ def operator_network(
         requests = _Requests(runtime, run, errors)
         try:
             may_be = functools.partial(requests.has_key_of, known)
-            yield Network(requests.nodes, requests.send, requests.receive, may_be)
+            yield Network(requests.nodes, requests.send, requests.receive, may_be, requests.key_of)
         except BaseException as error:
             problem = printable(f"{type(error).__name__}: {reason(error)}")
             raise
@@ -197,6 +197,10 @@ class _Requests:
     def has_key_of(self, known: Mapping[str, bytes], node: int, name: str) -> bool:
         """Whether a node has the key of a name; any node does if no keys are known."""
         return not known or (name in known and known[name] == self.keys.get(node))
+
+    def key_of(self, node: int) -> bytes:
+        """A node's public key; empty if the SuperLink has not told it."""
+        return self.keys.get(node, b"")
 
     def send(self, parcels: Mapping[int, Parcel]) -> Mapping[int, str]:
         """Send requests by node, and return their identifiers."""

@@ -115,6 +115,7 @@ class Declared(NamedTuple):
         validation: Its validation rows.
         validation_labels: Labels of its validation rows, at most.
         central: Whether some of its validation rows belong to no client.
+        weight: The largest weight of its measures.
     """
 
     share: float
@@ -124,6 +125,7 @@ class Declared(NamedTuple):
     validation: int
     validation_labels: int
     central: bool
+    weight: float = 1.0
 
 
 def declared_by(description: Description, share: float) -> Declared:
@@ -144,7 +146,9 @@ def declared_by(description: Description, share: float) -> Declared:
 def declared_together(nodes: Sequence[Declared]) -> Declared:
     """What some nodes hold together, whose sums have each one's share already."""
     added = [sum(column) for column in zip(*nodes, strict=True)]
-    return Declared._make(added)._replace(share=1.0, central=any(each.central for each in nodes))
+    together = Declared._make(added)
+    central = any(each.central for each in nodes)
+    return together._replace(share=1.0, weight=together.share, central=central)
 
 
 class NodeSums(NamedTuple):
@@ -177,8 +181,8 @@ def sums_of(arrays: Mapping[str, Array], shapes: Shapes, declared: Declared) -> 
             sums[name] = tree_of(jax.ShapeDtypeStruct((shapes.points,), kind), arrays, name)
         weight, unmeasured = sums["weight"], sums["unmeasured"]
         require(
-            ((weight >= 0) & (weight <= 1 + ROUNDING)).all(),
-            f"it measures weights {weight.tolist()}; they must be from 0 to 1",
+            ((weight >= 0) & (weight <= declared.weight * (1 + ROUNDING))).all(),
+            f"it measures weights {weight.tolist()}; they must be from 0 to {declared.weight:g}",
         )
         require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
         _require_least("training", sums["loss"], shapes.least_loss)

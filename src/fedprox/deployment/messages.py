@@ -54,10 +54,11 @@ Kind = Literal[
     "evaluate",
     "advertise",
     "share",
+    "accept",
     "confirm",
     "reveal",
 ]
-"""What a request asks for; the last four are of a secure sum."""
+"""What a request asks for; the last five are of a secure sum."""
 
 Summed = Literal["gradients", "train", "evaluate"]
 """The requests whose answers can be summed in secret."""
@@ -250,7 +251,8 @@ class Secret(Message):
         context: Digest of what all nodes will be asked alike, for "advertise".
         share: The node's share of all training rows, for "advertise" and "evaluate" of measures.
         roster: The advertisements, for "share".
-        shares: The sealed shares for the node by sender, for "gradients", "train" and "evaluate".
+        shares: The sealed shares for the node by sender, for "accept".
+        commitments: The digests of these shares, as their senders have answered them.
         included: The nodes whose messages are in the sum, for "confirm".
         signatures: What nodes have answered to "confirm", for "reveal".
     """
@@ -262,6 +264,7 @@ class Secret(Message):
     share: Share = 0.0
     roster: list[Advert] = []
     shares: dict[str, Hex] = {}
+    commitments: dict[str, Hex] = {}
     included: list[str] = []
     signatures: dict[str, Hex] = {}
 
@@ -389,6 +392,7 @@ READS: Mapping[Kind, frozenset[str]] = {
     "evaluate": _STAGE | {"arrays"},
     "advertise": _WORK,
     "share": _STAGE,
+    "accept": _STAGE,
     "confirm": _STAGE,
     "reveal": _STAGE,
 }
@@ -410,6 +414,8 @@ class Answer(Message):
         advert: The answer to "advertise".
         shares: The sealed shares by receiver, for "share"; for "reveal" those of secrets, by the
             node whose secret is shared.
+        commitments: Digests of the node's shares by receiver, for "share".
+        unusable: The nodes whose shares this one cannot use, for "accept".
         signature: The answer to "confirm".
     """
 
@@ -422,6 +428,8 @@ class Answer(Message):
     withheld: list[str] = []
     advert: Advert | None = None
     shares: dict[str, Hex] = {}
+    commitments: dict[str, Hex] = {}
+    unusable: list[str] = []
     signature: Hex = ""
 
 

@@ -49,9 +49,11 @@ class Network(NamedTuple):
         receive: (seconds) -> what has come back since the last call. Waits until something has,
             but at most so many seconds.
         may_be: (node, name) -> whether the node's key is one that may have this name.
+        key_of: (node) -> the node's public key in PEM; empty if it is not known.
     """
 
     nodes: Callable[[], Sequence[int]]
     send: Callable[[Mapping[int, Parcel]], Mapping[int, str]]
     receive: Callable[[float], Sequence[Received]]
     may_be: Callable[[int, str], bool] = lambda node, name: True  # noqa: ARG005
+    key_of: Callable[[int], bytes] = lambda node: b""  # noqa: ARG005

@@ -229,7 +229,7 @@ class Node:
             self.policy.check_rounds(self.spent.rounds, max(0, left) * parts.points)
             keep_last_runs(self.runs, setup.run, RUNS_KEPT)
             return Answer(id=""), {}
-        if request.kind in ("share", "confirm", "reveal"):
+        if request.kind in ("share", "accept", "confirm", "reveal"):
             return self._sums.answer(request), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         arrays = [self.arrays[name] for name in request.arrays]
@@ -243,7 +243,7 @@ class Node:
         if request.kind == "advertise":
             return self._sums.advertise(request, setup, claims_of(secret_of(request), jobs)), {}
         if setup.secure is not None:
-            self._sums.accept(request, setup, claims_of(secret_of(request), jobs))
+            self._sums.check_signed(request, setup, claims_of(secret_of(request), jobs))
         if request.kind == "gradients":
             part = self._gradients(asked, jobs)
         else:
@@ -357,7 +357,7 @@ class Node:
             claims = measured_claims_of(secret_of(request), len(self.federation.train), measures)
             if request.kind == "advertise":
                 return self._sums.advertise(request, setup, claims), {}
-            self._sums.accept(request, setup, claims)
+            self._sums.check_signed(request, setup, claims)
         (params,) = filled([parts.model.shapes], parts.points, arrays)
         shown: dict[str, Array] = {}
         if measures:

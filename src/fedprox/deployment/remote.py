@@ -26,7 +26,7 @@ from fedprox.algorithms.check import message_shape
 from fedprox.deployment.arrivals import Training, works_at_nodes
 from fedprox.deployment.broadcast import at_points, broadcast_of
 from fedprox.deployment.coded import Coded
-from fedprox.deployment.combine import Combined, NodePart, combined
+from fedprox.deployment.combine import Combined, NodePart, combined, summed
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.deadline import planned_rows, shares_of_first
 from fedprox.deployment.measured import (
@@ -41,9 +41,15 @@ from fedprox.deployment.measured import (
 )
 from fedprox.deployment.messages import Array, Request, Summed, Work
 from fedprox.deployment.noise import system_normals
-from fedprox.deployment.round_part import Possible, part_shapes, read_part, require_clipped
+from fedprox.deployment.round_part import (
+    Possible,
+    part_shapes,
+    read_part,
+    require_clipped,
+    require_possible,
+)
 from fedprox.deployment.secure.fixed_point import fixed_point_of, size_of
-from fedprox.deployment.secure.rounds import SecureSum
+from fedprox.deployment.secure.rounds import SecureSum, unknown_liar
 from fedprox.deployment.server import Server
 from fedprox.deployment.states import NEW
 from fedprox.errors import InputError, require
@@ -412,8 +418,10 @@ class RemoteSeed:
             for index, at in places.items()
         }
         secret, dropped, beside = self._secret_sum(kind, message), {}, {}
+        possible_sum = None
         if secret is not None:
-            # no node's message is among its arrays, so none is compared with what can be
+            # no node's message is among its arrays, so it is their sum that is compared
+            possible_sum = possible if secret.fixed.noise is None else None
             message = possible = clip = None
             dropped, beside = secret.problems, secret.allowed
             requests = self._prepared(t, secret, requests, arrays)
@@ -445,6 +453,10 @@ class RemoteSeed:
                     if secret is not None:
                         secret.require_masked(answers[index])
                     part = read_part(answers[index].arrays, own, sent[index], points, possible)
+                    require(
+                        secret is None or part.counts.any(axis=0).all(),
+                        "no update counts, and its message is in the sum",
+                    )
                     if coded is not None:
                         part = coded.summed(part, own, self.setup.seed, t)
                     if clip is not None:
@@ -460,7 +472,13 @@ class RemoteSeed:
         if secret is None or not parts:
             return parts, None
         try:
-            total = secret.total({part.node: part.answered for part in parts})
+            total = secret.total(
+                {part.node: part.answered for part in parts},
+                summed([part.part.counted for part in parts]),
+            )
+            if possible_sum is not None:
+                with unknown_liar():
+                    require_possible(possible_sum, total, [part.part for part in parts])
             counted = [
                 part._replace(answered=secret.counted(part.node, part.answered)) for part in parts
             ]
@@ -635,7 +653,7 @@ class RemoteSeed:
             InputError: If there is none.
         """
         remote = self.remote
-        total = secret.total(answers)
+        total = secret.total(answers, np.full(remote.shapes.points, len(answers), np.float32))
         shown = {
             name: total[name]
             for measure, arrays in summable(remote.shapes).items()
@@ -643,7 +661,8 @@ class RemoteSeed:
             if measure in secret.measures
         }
         declared = declared_together([remote.declared[index] for index in answers])
-        sums = sums_of(shown, remote.shapes, declared)
+        with unknown_liar():
+            sums = sums_of(shown, remote.shapes, declared)
         counted = {index: secret.counted(index, each) for index, each in answers.items()}
         return [sums], counted
 

@@ -1,6 +1,6 @@
 """A node's part of a round, and the arrays of an answer that hold it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -125,7 +125,22 @@ def read_part(
         "it says that clients took more steps than they were asked for",
     )
     if possible is not None:
-        steps = np.where(part.counts, part.steps, 0).max(axis=0, initial=0)
-        good = possible(mean_of(part.message, jnp.asarray(part.counted)), steps)
-        require(np.asarray(good).all(), "its message is none that its clients can send")
+        require_possible(possible, part.message, [part])
     return part
+
+
+def require_possible(possible: Possible, message: Any, parts: Sequence[RoundPart]) -> None:
+    """Raise `InputError` if the clients of some parts cannot send a message.
+
+    Args:
+        possible: Which mean messages clients can send.
+        message: Their messages, times their weights, summed, leaves (points, ...).
+        parts: The parts.
+    """
+    counted = sum(part.counted for part in parts)
+    counts, steps = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", "steps")
+    )
+    most = np.where(counts, steps, 0).max(axis=0, initial=0)
+    good = possible(mean_of(message, jnp.asarray(counted)), most)
+    require(np.asarray(good).all(), "its message is none that its clients can send")

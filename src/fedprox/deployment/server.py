@@ -13,6 +13,7 @@ import numpy as np
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.conversation import Answered, Conversation
+from fedprox.deployment.endpoints import decoded
 from fedprox.deployment.joining import Joined
 from fedprox.deployment.messages import (
     VERSION,
@@ -27,6 +28,7 @@ from fedprox.deployment.messages import (
 )
 from fedprox.deployment.parts import parameters_in_words, require_deployable
 from fedprox.deployment.run_file import Ledger
+from fedprox.deployment.secure.keys import has_signed
 from fedprox.deployment.secure.setting import securing_of
 from fedprox.deployment.stand_in import stand_in
 from fedprox.errors import require
@@ -203,6 +205,7 @@ class Server:
     Attributes:
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
+        dishonest: Why nodes are left out of secure sums, by index.
     """
 
     def __init__(
@@ -220,10 +223,12 @@ class Server:
         self.session = secrets.token_hex(4)
         self.asked = 0
         self.repeated: Sequence[range] = ()
+        self.dishonest: dict[int, str] = {}
         sizes = protocol.federation.train.sizes
         base = protocol.model.base
         self.base = None if base is None else digest(base)
-        self.shares = np.bincount(self.owner, sizes) / sizes.sum()
+        self.rows = np.bincount(self.owner, sizes)
+        self.shares = self.rows / sizes.sum()
 
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
@@ -333,6 +338,16 @@ class Server:
     def name(self, index: int) -> str:
         """The name of a node."""
         return self.deployment.joined.descriptions[index].name
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave a node out of secure sums, by name."""
+        (index,) = (i for i in range(len(self.nodes)) if self.name(i) == name)
+        self.dishonest[index] = why
+
+    def has_signed(self, index: int, signature: str, content: bytes) -> bool:
+        """Whether a node has signed something, as far as its key is known."""
+        key = self.conversation.network.key_of(self.nodes[index])
+        return not key or has_signed(decoded(key), bytes.fromhex(signature), content)
 
     def problem(self, index: int) -> str:
         """Why a node did not answer the last request."""

@@ -10,7 +10,7 @@ import numpy as np
 from fedprox.deployment.messages import Advert, Claims, Securing
 from fedprox.deployment.secure.keys import Identity
 from fedprox.deployment.secure.masks import Whole
-from fedprox.deployment.secure.node_sum import NodeSum
+from fedprox.deployment.secure.node_sum import Dealt, NodeSum
 from fedprox.deployment.secure.operator_sum import OperatorSum
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped
@@ -63,9 +63,18 @@ def begun(
 
 def shared(nodes: Nodes) -> None:
     """Let all nodes share and accept."""
-    sealed = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+    dealt = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
     for name, each in nodes.sums.items():
-        each.accept({other: shares[name] for other, shares in sealed.items() if other != name})
+        assert each.accept(*given_to(name, dealt)) == []
+
+
+def given_to(name: str, dealt: Mapping[str, Dealt]) -> Dealt:
+    """The shares that nodes have dealt to one of them, by sender."""
+    others = {other: each for other, each in dealt.items() if other != name}
+    return Dealt(
+        {other: each.sealed[name] for other, each in others.items()},
+        {other: each.commitments[name] for other, each in others.items()},
+    )
 
 
 Gone = Mapping[str, Collection[str]]
@@ -88,8 +97,7 @@ def summed(
     roster = operator.advertised({each.node: each for each in nodes.roster})
     given = operator.shared({name: nodes.sums[name].share(roster) for name in stage("share")})
     masked = {}
-    for name in given:
-        nodes.sums[name].accept(given[name])
+    operator.accepted({name: nodes.sums[name].accept(*given[name]) for name in given})
     for name in stage("mask"):
         masked[name] = messages[name].copy()
         nodes.sums[name].mask(masked[name])

@@ -12,15 +12,27 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from fedprox.deployment.messages import Advert, Claims, Secret
 from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.secure.keys import seal
 from fedprox.deployment.secure.masks import Whole
+from fedprox.deployment.secure.node_sum import Dealt, commitment_of
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.secure.shamir import SHARE_BYTES, join
 from fedprox.deployment.secure.sums import Sums, claims_of
 from fedprox.errors import InputError
 from fedprox.simulation.planning.jobs import no_jobs
-from tests.deployment.secure.sums import Nodes, begun, identities, shared, some_messages, summed
+from tests.deployment.secure.sums import (
+    Nodes,
+    begun,
+    given_to,
+    identities,
+    shared,
+    some_messages,
+    summed,
+)
 
 NAMES = ["a", "b", "c", "d", "e"]
 STAGES = ["advertise", "share", "mask", "confirm", "reveal"]
@@ -137,7 +149,7 @@ def test_two_sums_are_not_both_confirmed(known: Any) -> None:
 def test_a_stage_is_passed_once(known: Any) -> None:
     nodes = begun(known, 3)
     with pytest.raises(InputError, match="the node has advertised already"):
-        nodes.sums["a"].accept(dict.fromkeys("bc", ""))
+        nodes.sums["a"].accept(dict.fromkeys("bc", ""), {})
     masked(nodes)
     node = nodes.sums["a"]
     with pytest.raises(InputError, match="the node has masked already"):
@@ -212,12 +224,12 @@ def test_measures_are_summed_over_all_nodes_or_none(known: Any) -> None:
     line = "measures without node d; they are summed over all of policy.secure.peers and this node"
     with pytest.raises(InputError, match=line):
         without.sums["a"].share(without.roster)
-    sealed = {name: each.share(everyone.roster) for name, each in everyone.sums.items()}
+    dealt = {name: each.share(everyone.roster) for name, each in everyone.sums.items()}
     with pytest.raises(InputError, match=line):
-        everyone.sums["a"].accept({name: sealed[name]["a"] for name in sealed if name not in "ad"})
+        everyone.sums["a"].accept(*given_to("a", {n: dealt[n] for n in "abce"}))
     for name, each in everyone.sums.items():
         assert each.measures == {"loss"}  # fewer than the threshold report the other
-        each.accept({other: shares[name] for other, shares in sealed.items() if other != name})
+        assert each.accept(*given_to(name, dealt)) == []
         each.mask(np.zeros(3, np.uint32))
     with pytest.raises(InputError, match=line):
         everyone.sums["a"].confirm([name for name in known if name != "d"])
@@ -248,47 +260,121 @@ def test_a_node_without_an_update_is_not_in_a_sum(known: Any, tmp_path: Path) ->
         Sums(known["a"], tmp_path).masked(request, setup, part)
 
 
-def test_shares_of_another_sum_are_refused(known: Any) -> None:
+def test_shares_that_are_of_no_use_are_named(known: Any) -> None:
     nodes, others = begun(known, 3), begun(known, 3)
-    sealed = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+    dealt = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
     old = {name: each.share(others.roster) for name, each in others.sums.items()}
-    given_ = {name: shares["a"] for name, shares in sealed.items() if name != "a"}
-    flipped = f"{int(given_['b'][0], 16) ^ 1:x}" + given_["b"][1:]
-    for share in (old["b"]["a"], sealed["b"]["c"], flipped, ""):
-        with pytest.raises(
-            InputError, match="the share of node 'b': changed on its way, or of another sum"
-        ):
-            nodes.sums["a"].accept({**given_, "b": share})
+    good, stated = given_to("a", dealt)
+    flipped = f"{int(good['b'][0], 16) ^ 1:x}" + good["b"][1:]
+    longer = seal(nodes.sums["b"]._sealing("b", "a"), bytes(70)).hex()
+    for share in (old["b"].sealed["a"], dealt["b"].sealed["c"], flipped, "", longer):
+        told = stated | {"b": commitment_of(bytes(70))} if share == longer else stated
+        node = nodes.sums["a"]
+        assert node.accept({**good, "b": share}, told) == ["b"]
+        node.stage, node.shares = "shared", {"a": node.shares["a"]}
+    # a digest that is not of the share that was given
+    assert node.accept(good, {**stated, "c": stated["b"]}) == ["c"]
+    node.stage, node.shares = "shared", {"a": node.shares["a"]}
     with pytest.raises(InputError, match="shares of nodes that are not in the sum"):
-        nodes.sums["a"].accept({**given_, "x": given_["b"]})
-    nodes.sums["a"].accept(given_)
+        node.accept({**good, "x": good["b"]}, stated)
+    assert node.accept(good, stated) == []
 
 
 def test_a_roster_that_differs_between_nodes_gives_no_sum(known: Any) -> None:
     nodes = begun(known, 3)
     # a is told of everybody, and the others of one node less
-    sealed = {"a": nodes.sums["a"].share(nodes.roster)}
-    sealed |= {n: nodes.sums[n].share(nodes.roster[:-1]) for n in "bcd"}
-    with pytest.raises(
-        InputError, match="the share of node 'b': changed on its way, or of another sum"
-    ):
-        nodes.sums["a"].accept({n: sealed[n]["a"] for n in "bcd"})
+    dealt = {"a": nodes.sums["a"].share(nodes.roster)}
+    dealt |= {n: nodes.sums[n].share(nodes.roster[:-1]) for n in "bcd"}
+    assert nodes.sums["a"].accept(*given_to("a", dealt)) == ["b", "c", "d"]
 
 
-def test_wrong_shares_of_a_node_give_no_sum(known: Any) -> None:
-    nodes = begun(known, 5)
+def accepted(nodes: Nodes) -> OperatorSum:
+    """The operator of nodes that have taken each other's shares."""
     operator = OperatorSum(nodes.securing)
     operator.advertised({each.node: each for each in nodes.roster})
     given_ = operator.shared({n: each.share(nodes.roster) for n, each in nodes.sums.items()})
-    vectors = {}
-    for name, each in nodes.sums.items():
-        each.accept(given_[name])
-        vectors[name] = np.zeros(3, np.uint32)
-        each.mask(vectors[name])
-    signatures = {n: each.confirm(NAMES) for n, each in nodes.sums.items()}
-    revealed = {n: each.reveal(signatures) for n, each in nodes.sums.items()}
-    revealed["b"]["d"] = revealed["b"]["a"]
-    with pytest.raises(
-        InputError, match=r"node 'd': the shares of its secret do not fit|no shares of"
-    ):
+    operator.accepted({n: each.accept(*given_[n]) for n, each in nodes.sums.items()})
+    return operator
+
+
+def revealed_by(nodes: Nodes, came: str) -> tuple[dict[str, Whole], dict[str, dict[str, str]]]:
+    """The masked messages of zeros of some nodes, and the shares that these reveal."""
+    vectors = {name: np.zeros(3, np.uint32) for name in came}
+    for name, vector in vectors.items():
+        nodes.sums[name].mask(vector)
+    signatures = {name: nodes.sums[name].confirm(came) for name in came}
+    return vectors, {name: nodes.sums[name].reveal(signatures) for name in came}
+
+
+@pytest.mark.parametrize("liar", ["a", "b", "d"])
+def test_a_share_that_is_revealed_wrongly_is_not_used(liar: str, known: Any) -> None:
+    nodes = begun(known, 3)
+    operator = accepted(nodes)
+    vectors, revealed = revealed_by(nodes, "abcd")  # e drops out, so its key is needed
+    for name in NAMES:
+        revealed[liar][name] = revealed["c"][name]
+    total = operator.unmasked(vectors, revealed)
+    assert not total.any()
+    assert operator.liars == {liar: "it reveals another share than it was given"}
+
+
+def test_two_wrong_shares_of_four_are_too_many(known: Any) -> None:
+    nodes = begun(known, 3)
+    operator = accepted(nodes)
+    vectors, revealed = revealed_by(nodes, "abcd")
+    revealed["a"]["c"] = revealed["b"]["c"] = revealed["d"]["c"]
+    with pytest.raises(InputError, match="2 right shares of a secret, and a secure sum needs 3"):
         operator.unmasked(vectors, revealed)
+    assert operator.liars.keys() == {"a", "b"}
+    assert not operator.dishonest
+
+
+@pytest.mark.parametrize("gone", ["", "b"])
+def test_a_node_that_shares_another_secret_is_named(gone: str, known: Any) -> None:
+    nodes = begun(known, 3)
+    liar = nodes.sums["b"]
+    liar.seed, liar.masking = bytes(32), X25519PrivateKey.generate()
+    operator = accepted(nodes)
+    vectors, revealed = revealed_by(nodes, "acde" if gone else "abcde")
+    line = "^node 'b': its shares are not of the secret that it has advertised$"
+    with pytest.raises(InputError, match=line):
+        operator.unmasked(vectors, revealed)
+    assert operator.dishonest.keys() == {"b"}
+
+
+def test_shares_that_do_not_fit_the_others_are_left_out(known: Any) -> None:
+    nodes = begun(known, 3)
+    share = nodes.sums["b"].share
+
+    def uneven(roster: Any) -> Dealt:
+        dealt, wrong = share(roster), bytes(2 * SHARE_BYTES)
+        sealed = seal(nodes.sums["b"]._sealing("b", "a"), wrong).hex()
+        return Dealt(
+            {**dealt.sealed, "a": sealed}, {**dealt.commitments, "a": commitment_of(wrong)}
+        )
+
+    nodes.sums["b"].share = uneven  # type: ignore[method-assign]
+    operator = accepted(nodes)
+    total = operator.unmasked(*revealed_by(nodes, "abcde"))
+    assert not total.any()
+    assert not operator.liars
+
+
+def test_who_disagrees_with_more_than_may_lie_lies(known: Any) -> None:
+    def judged(unusable: dict[str, str], present: str = "abcde") -> OperatorSum:
+        operator = OperatorSum(begun(known, 3).securing)
+        operator.accepted({name: unusable.get(name, "") for name in present})
+        return operator
+
+    assert judged({}).dishonest == {}
+    # it has given nobody a share, and says so of everybody
+    assert judged(dict.fromkeys("acde", "b")).dishonest.keys() == {"b"}
+    assert judged({"b": "acde"}).dishonest.keys() == {"b"}
+    # two nodes of five may lie, so who disagrees with two may be honest
+    assert judged({"b": "ac"}).dishonest == {}
+    assert judged({"b": "ac"}).disagreements == [("a", "b"), ("b", "c")]
+    # with one node lost, one of the others may
+    assert judged({"b": "ac"}, "abcd").dishonest.keys() == {"b"}
+    line = "nodes 'a' and 'b' disagree about a share, and no node is to spare: which of the two"
+    with pytest.raises(InputError, match=line):
+        judged({"b": "a"}, "abc")

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.messages import Setup, Summed
 from fedprox.deployment.noise import FURTHEST, normals
 from fedprox.deployment.secure.masks import Whole
@@ -169,6 +170,37 @@ class FixedPoint(NamedTuple):
                 piece += np.rint(normals(len(piece)) * (self.noise.deviation / self.step))
             into[begin : begin + PIECE] = piece.astype(self.signed).view(self.word)
         return clipped
+
+    def check(self, total: Whole, message: Any, counted: NDArray[np.float32], nodes: int) -> None:
+        """Raise `InputError` unless a sum can be one of some nodes.
+
+        Args:
+            total: The sum of what `quantized` returns.
+            message: The message, in shape, leaves (points, ...).
+            counted: The sum of the nodes' weights, (points,).
+            nodes: Their number.
+        """
+        noise = 0.0 if self.noise is None else (FURTHEST + 1) * self.noise.deviation
+        # each node rounds its numbers by less than a step
+        own = (self.bound - noise) * (1 + ROUNDING) * counted.astype(float)
+        limits = own + nodes * (noise + self.step)
+        whole, begin = total.view(self.signed), 0
+        for leaf in jax.tree.leaves(message):
+            greatest = np.inf if np.dtype(leaf.dtype).kind == "f" else np.iinfo(leaf.dtype).max
+            for limit in np.minimum(limits, greatest).tolist():
+                end = begin + math.prod(leaf.shape[1:])
+                row = whole[begin:end]
+                largest = max(int(row.max()), -int(row.min())) * self.step
+                require(
+                    largest <= limit,
+                    f"it has numbers of {largest:g}, and they are at most {limit:g}",
+                )
+                begin = end
+        most = 0 if self.noise else nodes * min(begin, 2**self.places)
+        clipped = int(whole[-1])
+        require(
+            0 <= clipped <= most, f"it has {clipped:,} clipped numbers, and at most {most:,} may be"
+        )
 
     def values(self, total: Whole, message: Any) -> tuple[Any, int]:
         """The numbers of a sum, and how many of them were clipped before.

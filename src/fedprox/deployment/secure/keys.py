@@ -47,11 +47,19 @@ class Identity(NamedTuple):
     def check(self, name: str, signature: bytes, content: bytes) -> None:
         """Raise `InputError` unless a node has signed something."""
         public = self.key.public_key() if name == self.name else self.peers[name]
-        try:
-            public.verify(signature, PURPOSE + content, ec.ECDSA(hashes.SHA384()))
-        except InvalidSignature:
-            line = f"not signed by the key of node {name!r} in policy.secure.peers"
-            raise InputError(line) from None
+        require(
+            has_signed(public, signature, content),
+            f"not signed by the key of node {name!r} in policy.secure.peers",
+        )
+
+
+def has_signed(public: "ec.EllipticCurvePublicKey", signature: bytes, content: bytes) -> bool:
+    """Whether the owner of a public key has signed something."""
+    try:
+        public.verify(signature, PURPOSE + content, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def read_identity(name: str, key: Path, peers: Mapping[str, Path]) -> Identity:

@@ -1,8 +1,8 @@
 """A node's part of one secure sum.
 
-Its stages are advertise, share, accept and mask, confirm, reveal, each passed once and in this
-order. What is asked a second time is refused, so of each node of a sum it reveals a share of one
-secret: of its self mask if its message is in the sum, else of its key for pairwise masks.
+Its stages are advertise, share, accept, mask, confirm, reveal, each passed once and in this order.
+What is asked a second time is refused, so of each node of a sum it reveals a share of one secret:
+of its self mask if its message is in the sum, else of its key for pairwise masks.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -54,6 +54,37 @@ def hash_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
+HASH_LENGTH = 64
+"""Hexadecimal digits of a digest."""
+
+
+def commitment_of(share: bytes) -> str:
+    """The digests of a share's two halves, that of the seed and that of the key.
+
+    They tell nothing of it: each half is a number of 256 bits that is uniform for all who have
+    fewer than `threshold` shares.
+    """
+    half = shamir.SHARE_BYTES
+    return hash_of(share[:half]) + hash_of(share[half:])
+
+
+def confirmation(roster: str, asked: Collection[str], included: Collection[str]) -> bytes:
+    """What a node signs of a sum: its roster, whose messages were asked for, and whose came."""
+    return b"included " + json.dumps([roster, sorted(asked), sorted(included)]).encode()
+
+
+class Dealt(NamedTuple):
+    """The shares of a node's secrets.
+
+    Attributes:
+        sealed: The share of each other node, which it alone can open.
+        commitments: The digests of each node's share, its own included.
+    """
+
+    sealed: Mapping[str, str]
+    commitments: Mapping[str, str]
+
+
 class NodeSum:
     """A node's part of one secure sum.
 
@@ -81,16 +112,14 @@ class NodeSum:
         self.measures: set[str] = set()
         self.digest = ""
         self.shares: dict[str, bytes] = {}
+        self.asked: set[str] = set()
         self.included: list[str] = []
 
-    def share(self, roster: Sequence[Advert]) -> dict[str, str]:
+    def share(self, roster: Sequence[Advert]) -> Dealt:
         """Share the node's secrets among the nodes of the sum.
 
         Args:
             roster: The advertisements of the nodes that are left.
-
-        Returns:
-            The sealed shares for each other node.
 
         Raises:
             InputError: If an advertisement is not that of a node that this one knows, is of another
@@ -122,26 +151,41 @@ class NodeSum:
             )
         ]
         self.shares = {self.identity.name: both[names.index(self.identity.name)]}
-        return {
+        sealed = {
             name: seal(self._sealing(self.identity.name, name), share).hex()
             for name, share in zip(names, both, strict=True)
             if name != self.identity.name
         }
+        return Dealt(sealed, dict(zip(names, map(commitment_of, both), strict=True)))
 
-    def accept(self, sealed: Mapping[str, str]) -> None:
+    def accept(self, sealed: Mapping[str, str], commitments: Mapping[str, str]) -> list[str]:
         """Take the shares of the nodes that are left.
 
+        Args:
+            sealed: The shares, by sender.
+            commitments: Their digests, as the senders have stated them.
+
+        Returns:
+            The nodes whose shares cannot be opened, or are others than they have stated. The sum
+            can do without these shares.
+
         Raises:
-            InputError: If a share is not of this sum, or too few nodes are left.
+            InputError: If a share is of a node outside of the sum, or too few nodes are left.
         """
         self._require_next("accepted")
         self._require_enough([self.identity.name, *sealed])
         self._require_everyone([self.identity.name, *sealed])
         known = self.roster.keys() - {self.identity.name}
         require(sealed.keys() <= known, "shares of nodes that are not in the sum")
-        opened = {name: self._unsealed(name, share) for name, share in sealed.items()}
         self.stage = "accepted"
-        self.shares |= opened
+        self.asked = {self.identity.name, *sealed}
+        for name, share in sealed.items():
+            with contextlib.suppress(InputError):
+                opened = unseal(self._sealing(name, self.identity.name), bytes.fromhex(share))
+                fits = len(opened) == 2 * shamir.SHARE_BYTES
+                if fits and commitment_of(opened) == commitments.get(name):
+                    self.shares[name] = opened
+        return sorted(self.asked - self.shares.keys())
 
     def mask(self, vector: Whole) -> None:
         """Add the node's masks to its message in place."""
@@ -149,7 +193,7 @@ class NodeSum:
         self.stage = "masked"
         add_mask(vector, self.seed)
         own = self.identity.name
-        for name in self.shares.keys() - {own}:
+        for name in self.asked - {own}:
             purpose = pairwise_purpose(self.digest, own, name)
             key = agreed(self.masking, bytes.fromhex(self.roster[name].masking), purpose)
             add_mask(vector, key, subtract=own > name)
@@ -163,7 +207,7 @@ class NodeSum:
         self._require_next("confirmed")
         self._require_enough(included)
         require(
-            self.identity.name in included and set(included) <= self.shares.keys(),
+            self.identity.name in included and set(included) <= self.asked,
             "a sum of other nodes' messages than those that were asked for",
         )
         self._require_everyone(included)
@@ -172,7 +216,9 @@ class NodeSum:
         return self.identity.sign(self._confirmed()).hex()
 
     def reveal(self, signatures: Mapping[str, str]) -> dict[str, str]:
-        """One share for each node: of its self mask if it is in the sum, else of its key.
+        """A share of each node's self mask if it is in the sum, else of its key.
+
+        Those of nodes whose shares could not be used are missing.
 
         Args:
             signatures: Those of nodes in the sum, of what they confirm.
@@ -223,17 +269,8 @@ class NodeSum:
         purpose = f"shares {self.digest} {json.dumps([sender, receiver])}".encode()
         return agreed(self.sharing, bytes.fromhex(self.roster[other].sharing), purpose)
 
-    def _unsealed(self, sender: str, sealed: str) -> bytes:
-        """The share that another node has sealed for this one."""
-        try:
-            return unseal(self._sealing(sender, self.identity.name), bytes.fromhex(sealed))
-        except InputError as error:
-            raise InputError(f"the share of node {sender!r}: {error}") from None
-
     def _confirmed(self) -> bytes:
-        """What a node signs of a sum: its roster, whose messages were asked for, and whose came."""
-        left = [self.digest, sorted(self.shares), self.included]
-        return b"included " + json.dumps(left).encode()
+        return confirmation(self.digest, self.asked, self.included)
 
 
 def common_measures(roster: Iterable[Advert], threshold: int) -> set[str]:

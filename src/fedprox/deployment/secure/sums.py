@@ -82,11 +82,14 @@ class Sums:
         return Answer(id="", advert=self.current.advert)
 
     def answer(self, request: Request) -> Answer:
-        """Answer "share", "confirm" and "reveal"."""
+        """Answer "share", "accept", "confirm" and "reveal"."""
         secret = secret_of(request)
         current = self._current(secret)
         if request.kind == "share":
-            return Answer(id="", shares=current.share(secret.roster))
+            dealt = current.share(secret.roster)
+            return Answer(id="", shares=dict(dealt.sealed), commitments=dict(dealt.commitments))
+        if request.kind == "accept":
+            return Answer(id="", unusable=current.accept(secret.shares, secret.commitments))
         if request.kind == "confirm":
             signature = current.confirm(secret.included)
             measures = current.advert.work.measures is not None
@@ -98,8 +101,8 @@ class Sums:
         self.current = None
         return Answer(id="", shares=shares)
 
-    def accept(self, request: Request, setup: Setup, claims: Claims) -> None:
-        """Take the shares of other nodes, before the node computes its message.
+    def check_signed(self, request: Request, setup: Setup, claims: Claims) -> None:
+        """Check what a node is asked, before it computes its message.
 
         Args:
             request: The request.
@@ -122,7 +125,6 @@ class Sums:
             claims == signed.work,
             f"{request.kind}: other work than the node has signed",
         )
-        current.accept(secret.shares)
 
     def masked(self, request: Request, setup: Setup, part: RoundPart) -> dict[str, Array]:
         """A node's part of a round with its message under masks.

@@ -1,0 +1,475 @@
+"""One of five nodes lies, in any field of any stage: the others go on, and it alone is named."""
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedprox.deployment import node as node_module
+from fedprox.deployment.endpoints import encoded
+from fedprox.deployment.memory import in_memory
+from fedprox.deployment.messages import Advert, Answer, pack_arrays, unpack_arrays
+from fedprox.deployment.network import Network, Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.policy import SecurePolicy
+from fedprox.deployment.secure.fixed_point import MEASURES, FixedPoint
+from fedprox.simulation.results.run import Run
+from tests.deployment.federations import EVERYTHING, FEDPROX, deployed, nodes_of, table_of
+from tests.deployment.secure.sums import identities
+
+NODES, THRESHOLD, ROUNDS = 5, 3, 2
+TABLE = table_of(
+    FEDPROX,
+    client_rows=20,  # of every client, so that nodes share compiled programs
+    data={"clients": NODES},
+    cohort={"clients_per_round": NODES},
+    rounds=ROUNDS,
+    evaluation={"every": 2},
+    deployment={"secure": {"threshold": THRESHOLD, "bound": 10.0}},
+)
+OPERATOR = "fedprox.deployment.remote"
+
+Lie = Callable[[dict[str, Any], dict[str, Any], Node], None]
+"""Changes the head and the arrays of an answer of a node."""
+
+Deployed = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    """Five nodes whose programs others share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_module, "METHODS_KEPT", 100)
+        plain = {key: each for key, each in TABLE.items() if key != "deployment"}
+        yield nodes_of(plain, tmp_path_factory.mktemp("first"), NODES)
+
+
+@pytest.fixture
+def run_with(first: list[Node], tmp_path: Path) -> Deployed:
+    """(index of the liar, stage, lie) -> the run in which it tells this lie in each sum."""
+    known = identities([node.name for node in first])
+
+    def run(
+        liar: int,
+        stage: str,
+        lie: Lie,
+        *,
+        knows_keys: bool = True,
+        table: dict[str, Any] = TABLE,
+    ) -> Run:
+        nodes = []
+        for old in first:
+            secure = SecurePolicy(threshold=THRESHOLD, peers={})
+            policy, own = EVERYTHING.model_copy(update={"secure": secure}), known[old.name]
+            node = Node(old.name, old.federation, tmp_path / old.name, policy, own)
+            node._parts, node._data = old._parts, old._data
+            nodes.append(node)
+        answers = [node.answer for node in nodes]
+        answers[liar] = lying(nodes[liar], stage, lie)
+        network = in_memory(answers)
+        if knows_keys:
+            keys = [encoded(known[node.name].key.public_key()) for node in nodes]
+            network = Network(network.nodes, network.send, network.receive, key_of=keys.__getitem__)
+        (run,) = deployed(table, network, patience=0.2)
+        return run
+
+    return run
+
+
+def lying(node: Node, stage: str, lie: Lie) -> Callable[[Parcel], Parcel]:
+    """What a node answers that lies in one stage."""
+
+    def answer(parcel: Parcel) -> Parcel:
+        answered = node.answer(parcel)
+        head = json.loads(answered.head)
+        if json.loads(parcel.head)["kind"] != stage or head["refused"] or head["lacks"]:
+            return answered
+        arrays = unpack_arrays(answered.body)
+        lie(head, arrays, node)
+        return Parcel(json.dumps(head).encode(), pack_arrays(arrays))
+
+    return answer
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return 0.9 * value + 0.05
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return f"{int(value[:1], 16) ^ 1:x}{value[1:]}" if re.match("[0-9a-f]", value) else "x"
+    return [*value, "x"] if isinstance(value, list) else {**value, "x": ""}
+
+
+def at(name: str) -> Lie:
+    """A lie about a field of the head; of a dict, about each entry."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        del arrays, node
+        value = head[name]
+        entries = isinstance(value, dict) and value
+        head[name] = {key: other(each) for key, each in value.items()} if entries else other(value)
+
+    return lie
+
+
+def foreign(fields: Sequence[str]) -> Lie:
+    """A lie about one field after the other that other stages have."""
+    turns = itertools.cycle(fields)
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        at(next(turns))(head, arrays, node)
+
+    return lie
+
+
+def about(first: int, count: int, field: str) -> Lie:
+    """A lie about the entries of some other nodes."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        del arrays
+        others = [f"node-{i}" for i in range(NODES) if f"node-{i}" != node.name]
+        for each in others[first : first + count]:
+            if field == "unusable":
+                head[field].append(each)
+            else:
+                head[field][each] = other(head[field][each])
+
+    return lie
+
+
+def without(field: str) -> Lie:
+    """A lie that leaves out the entry of the last node."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        del arrays, node
+        del head[field][max(head[field])]
+
+    return lie
+
+
+def array(name: str, change: Callable[[Any], Any]) -> Lie:
+    """A lie about an array."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        del head, node
+        arrays[name] = change(arrays[name])
+
+    return lie
+
+
+def advertised(*path: str, signed: bool = True, value: Any = None) -> Lie:
+    """A lie about a field of the advertisement, which the node signs, or has signed otherwise."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        del arrays
+        assert node.sums is not None
+        assert node.sums.current is not None
+        table = head["advert"]
+        for key in path[:-1]:
+            table = table[key]
+        table[path[-1]] = other(table[path[-1]]) if value is None else value
+        if signed:
+            advert = Advert.model_validate(head["advert"])
+            signature = node.sums.identity.sign(advert.signed).hex()
+            node.sums.current.advert = advert.model_copy(update={"signature": signature})
+            head["advert"]["signature"] = signature
+
+    return lie
+
+
+def a_key() -> str:
+    """A public key whose owner is unknown."""
+    return X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+
+
+def random_words(words: Any) -> Any:
+    """Words that nobody has masked."""
+    return np.random.default_rng(7).integers(0, 2**63, len(words), np.uint64).astype(words.dtype)
+
+
+def nothing_counts(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+    del head, node
+    for name in ("counts", "counted"):
+        arrays[name] = np.zeros_like(arrays[name])
+
+
+def no_message(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+    del head, node
+    del arrays["masked"]
+
+
+def short(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+    del arrays, node
+    head["shares"] = {name: share[2:] for name, share in head["shares"].items()}
+
+
+OWN = {
+    "advertise": ["advert"],
+    "share": ["shares", "commitments"],
+    "accept": ["unusable"],
+    "train": [],
+    "evaluate": [],
+    "confirm": ["signature"],
+    "reveal": ["shares"],
+}
+"""The fields of the answer to each stage; a node that is silent or refuses drops out."""
+
+ADVERT = [name for name in Advert.model_fields if name != "work"]
+
+LIES: dict[str, tuple[str, Lie]] = {
+    **{f"{stage}: {name}": (stage, at(name)) for stage, own in OWN.items() for name in own},
+    **{f"advertise: {name}": ("advertise", advertised(name, signed=False)) for name in ADVERT},
+    **{
+        f"advertise: signed {name}": ("advertise", advertised(name))
+        for name in ("node", "sum", "context", "seed")
+    },
+    **{
+        f"advertise: {name}": ("advertise", advertised("work", name, value=value))
+        for name, value in {"by": "clients", "rate": 1e-4, "measures": []}.items()
+    },
+    "advertise: a key of order 1": ("advertise", advertised("masking", value="00" * 32)),
+    "advertise: another's key": ("advertise", advertised("sharing", value=a_key())),
+    "share: one share": ("share", about(1, 1, "shares")),
+    "share: two digests": ("share", about(0, 2, "commitments")),
+    "share: three shares": ("share", about(0, 3, "shares")),
+    "share: too few": ("share", without("shares")),
+    "share: too few digests": ("share", without("commitments")),
+    **{f"accept: {n} of no use": ("accept", about(4 - n, n, "unusable")) for n in range(1, 5)},
+    "train: counted": ("train", array("counted", lambda a: 2 * a)),
+    "train: steps": ("train", array("steps", lambda a: a + 100)),
+    "train: counts": ("train", array("counts", np.logical_not)),
+    "train: nothing counts": ("train", nothing_counts),
+    "train: faulty": ("train", array("faulty", np.logical_not)),
+    "train: no message": ("train", no_message),
+    "evaluate: no message": ("evaluate", no_message),
+    "evaluate: a short one": ("evaluate", array("masked", lambda a: a[1:])),
+    "reveal: one": ("reveal", about(1, 1, "shares")),
+    "reveal: too few": ("reveal", without("shares")),
+    "reveal: short": ("reveal", short),
+}
+
+MEASURED = re.compile("train|confirm|reveal|accept: [12]|share: one share|share: two digests")
+"""The lies with which all nodes are in each sum of measures, which are summed over all or none."""
+
+UNKNOWN: dict[str, tuple[str, Lie]] = {
+    "random updates": ("train", array("masked", random_words)),
+    "random measures": ("evaluate", array("masked", random_words)),
+    "other masks": ("advertise", advertised("masking", value=a_key())),
+}
+"""Lies that cannot be seen under masks."""
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the operator has logged."""
+    return [record.getMessage() for record in caplog.records if record.name == OPERATOR]
+
+
+def require_named(lines: Sequence[str], liar: str) -> None:
+    """A line that names nodes names the liar, and no other unless one of two lies."""
+    for line in lines:
+        named = set(re.findall(r"node-\d", line))
+        assert named <= {liar} or (liar in named and "disagree" in line), line
+
+
+EVERYWHERE = pytest.mark.parametrize("liar", [0, 2, 4], ids=["first", "middle", "last"])
+
+
+def require_done(run: Run) -> None:
+    """The run has trained to its end, without the liar at most."""
+    assert [record.round for record in run.history] == [0, ROUNDS]
+    assert run.diverged_at is None
+    assert run.final.dropped <= 1
+    assert run.params["dense"]["bias"].any()  # 0 in the initial model
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("lie", LIES)
+def test_the_others_go_on(
+    lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, *LIES[lie])
+    lines = lines_of(caplog)
+    require_named(lines, f"node-{liar}")
+    require_done(run)
+    assert run.final.measured == bool(MEASURED.match(lie))
+    given_up = [line for line in lines if "not measured" in line]
+    assert bool(given_up) == (not run.final.measured)
+    assert not any("without this round's updates" in line for line in lines)
+    assert lines
+
+
+@pytest.mark.parametrize("stage", OWN)
+@pytest.mark.parametrize("half", [0, 1])
+def test_the_others_go_on_whatever_fields_an_answer_has(
+    half: int, stage: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [f for f in Answer.model_fields if f not in (*OWN[stage], "id", "refused", "lacks")]
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, stage, foreign(left[half::2]))
+    require_named(lines_of(caplog), "node-2")
+    require_done(run)
+    if stage in ("train", "confirm", "reveal"):
+        assert run.final.measured
+
+
+@EVERYWHERE
+def test_a_secret_that_is_not_the_advertised_one_costs_a_round(
+    liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is needed, and so checked, when the nodes' messages have been confirmed."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        if head["advert"]["work"]["measures"] is None:
+            advertised("seed")(head, arrays, node)
+
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, "advertise", lie)
+    require_done(run)
+    why = f"node 'node-{liar}': its shares are not of the secret that it has advertised"
+    lines = [line.removeprefix("fedprox mu=0.5, seed 0: ") for line in lines_of(caplog)]
+    assert lines == [
+        f"round 1: {why}: without this round's updates",
+        f"round 2: {why}; left out of secure sums from now on; without its 1 client",
+        "evaluation after round 2: 4 of 5 nodes are left, and measures are summed over all: not "
+        "measured",
+        f"{why}; left out of secure sums from now on",
+    ]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("lie", UNKNOWN)
+def test_what_nobody_can_see_costs_its_sums_alone(
+    lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, *UNKNOWN[lie])
+    assert [record.round for record in run.history] == [0, ROUNDS]
+    lines = lines_of(caplog)
+    assert not any("node-" in line for line in lines)
+    costs = [line for line in lines if "a node lies, and under masks it cannot be told" in line]
+    assert costs == lines
+    spoilt = [line.partition("seed 0: ")[2].partition(":")[0] for line in lines]
+    rounds = ["round 1", "round 2"]
+    measures = ["evaluation after round 0", f"evaluation after round {ROUNDS}"]
+    assert (
+        spoilt
+        == {
+            "random updates": rounds,
+            "random measures": measures,
+            "other masks": [measures[0], *rounds, measures[1]],
+        }[lie]
+    )
+    assert run.final.measured == (lie == "random updates")
+    assert run.params["dense"]["bias"].any() == (lie == "random measures")
+
+
+@pytest.mark.parametrize("lie", ["advertise: signature", "confirm: signature"])
+def test_without_known_keys_a_wrong_signature_costs_its_sums_alone(
+    lie: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, *LIES[lie], knows_keys=False)
+    assert [record.round for record in run.history] == [0, ROUNDS]
+    refusals = [line for line in lines_of(caplog) if "it refuses" in line]
+    honest = [line for line in refusals if "node 'node-2': " not in line]
+    assert len(honest) >= NODES - 1
+    assert all("not signed by the key of node 'node-2'" in line for line in honest)
+
+
+def shifted(place: int, by: float, step: float) -> Lie:
+    """A lie that shifts one number of the sum, whatever the masks are."""
+
+    def shift(words: Any) -> Any:
+        words = words.copy()
+        words[place] += np.array(round(by / step), f"int{8 * words.itemsize}").view(words.dtype)
+        return words
+
+    return array("masked", shift)
+
+
+SUMMED = [f"test/{name}['{of}']" for name in ("accuracy", "loss") for of in ("rows", "sum")]
+PLACES = {name: i for i, name in enumerate(["loss", *SUMMED, "unmeasured"])} | {"weight": 10}
+"""Places of the measures in a sum, whose names are sorted; four are of validation rows."""
+
+IMPOSSIBLE = [
+    ("loss", -10, "its training losses are"),
+    ("loss", 3e10, "it has numbers of 3e+10, and they are at most 2.1477e+10"),
+    ("weight", 1, "it measures weights"),
+    ("weight", -2, "it measures weights"),
+    ("unmeasured", 6, "it did not measure [6] clients; it has 5"),
+    ("unmeasured", -1, "it did not measure [-1] clients; it has 5"),
+    ("unmeasured", 3e9, "it has numbers of 3e+09, and they are at most 2.14748e+09"),
+    (SUMMED[0], 1, "test labels"),
+    (SUMMED[0], -500, "test labels"),
+    (SUMMED[1], 500, "correct test labels"),
+    (SUMMED[1], -500, "correct test labels"),
+    (SUMMED[2], 1, "test rows"),
+    (SUMMED[2], -500, "test rows"),
+    (SUMMED[3], -5000, "its test losses are"),
+]
+
+
+@pytest.mark.parametrize(("name", "by", "line"), IMPOSSIBLE)
+def test_a_measure_is_what_it_can_be(
+    name: str, by: float, line: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = FixedPoint(MEASURES, 64, NODES).step
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, "evaluate", shifted(PLACES[name], by, step))
+    assert [record.measured for record in run.history] == [False, False]
+    assert [record.dropped for record in run.history] == [0, 0]
+    lines = lines_of(caplog)
+    assert len(lines) == 2
+    for each in lines:
+        assert "the sum cannot be: " in each
+        assert line in each
+        assert each.endswith("under masks it cannot be told which: not measured")
+
+
+FEDNOVA = {**TABLE, "method": [{"name": "fednova"}]}
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "by", "line"),
+    [
+        (TABLE, 3, 11.0, "it has numbers of 1"),
+        (TABLE, 3, -11.0, "it has numbers of 1"),
+        (TABLE, -1, -7 * 10 / 2**28, "it has -7 clipped numbers, and at most 3,050 may be"),
+        (TABLE, -1, 5000 * 10 / 2**28, "it has 5,000 clipped numbers, and at most 3,050 may be"),
+        (FEDNOVA, -2, -6.0, "its message is none that its clients can send"),
+    ],
+    ids=["large", "small", "clipped below 0", "clipped above", "length"],
+)
+def test_an_update_is_what_it_can_be(
+    table: dict[str, Any],
+    place: int,
+    by: float,
+    line: str,
+    run_with: Deployed,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = FixedPoint(10.0, 32, NODES).step
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, "train", shifted(place, by, step), table=table)
+    assert run.final.dropped == NODES
+    assert not run.params["dense"]["bias"].any()
+    lines = lines_of(caplog)
+    assert len(lines) == ROUNDS
+    for each in lines:
+        assert f"the sum cannot be: {line}" in each
+        assert each.endswith("cannot be told which: without this round's updates")
