@@ -28,11 +28,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
 from fedprox.deployment import endpoints, flower, local
+from fedprox.deployment.endpoints import decoded
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import LocalSuperLink, local_superlink, make_node_key
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.processes import Program, running
+from fedprox.deployment.secure.keys import has_signed, read_identity
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +160,17 @@ def test_a_name_belongs_to_a_key(federation: Federation) -> None:
         if federation.network.may_be(node, name)
     }
     assert allowed == {(first, "a"), (second, "b")}
+
+
+def test_the_operator_knows_the_keys_of_nodes(federation: Federation) -> None:
+    key_of = federation.network.key_of
+    first, second = (decoded(key_of(node)) for node in federation.programs)
+    assert first.public_numbers() != second.public_numbers()
+    for node, program in federation.programs.items():
+        signed = read_identity("", program.log.parent / "node.key", {}).sign(b"content")
+        assert has_signed(decoded(key_of(node)), signed, b"content")
+        assert not has_signed(decoded(key_of(node)), signed, b"other")
+    assert key_of(0) == b""
 
 
 def test_a_shared_body_is_uploaded_once(
@@ -307,6 +320,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
 FEDERATION = """
 import sys, threading
 from pathlib import Path
+from fedprox.deployment.endpoints import decoded
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.local import local_superlink, make_node_key

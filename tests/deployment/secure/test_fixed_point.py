@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.secure.fixed_point import PIECE, FixedPoint, fixed_point_of
 from fedprox.errors import InputError
 
@@ -32,7 +33,9 @@ def test_no_sum_wraps(fixed: FixedPoint) -> None:
     total = np.zeros_like(vector)
     for _ in range(fixed.nodes):
         total += vector
-    (values,), clipped = fixed.values(total, [jax.ShapeDtypeStruct((1, 2), np.float32)])
+    like = [jax.ShapeDtypeStruct((1, 2), np.float32)]
+    fixed.check(total, like, fixed.nodes * ONE, fixed.nodes)
+    (values,), clipped = fixed.values(total, like)
     expected = fixed.nodes * fixed.bound * np.array([[1, -1]])
     assert np.allclose(values, expected, rtol=1e-6)
     assert clipped == 2 * fixed.nodes
@@ -67,6 +70,43 @@ def test_a_node_is_bounded_by_its_weight() -> None:
     assert clipped == 1
 
 
+@given(fixed_points, st.integers(0, 1), st.sampled_from([1, -1]), st.floats(0, 1))
+def test_a_sum_is_bounded_by_its_weights(
+    fixed: FixedPoint, point: int, sign: int, share: float
+) -> None:
+    like = [jax.ShapeDtypeStruct((2, 3), np.float32)]
+    counted = np.array([0.5, 1.0], np.float32)
+    most = counted[point] * 2**fixed.places
+    for factor, fits in ((share, True), (1 + 2 * ROUNDING, False)):
+        total = np.zeros(7, fixed.word)
+        total[3 * point + 1] = np.array(sign * int(factor * most), fixed.signed).view(fixed.word)
+        if fits:
+            fixed.check(total, like, counted, 3)
+            continue
+        with pytest.raises(InputError, match=r"it has numbers of .*, and they are at most"):
+            fixed.check(total, like, counted, 3)
+
+
+@pytest.mark.parametrize(("clipped", "fits"), [(0, True), (18, True), (19, False), (-1, False)])
+def test_clipped_numbers_are_numbers_of_the_nodes(clipped: int, fits: bool) -> None:
+    fixed, total = FixedPoint(1.0, 32, 3), np.zeros(7, np.uint32)
+    total[-1] = np.array(clipped, np.int32).view(np.uint32)
+    like = [jax.ShapeDtypeStruct((1, 6), np.float32)]
+    if fits:
+        fixed.check(total, like, ONE, 3)
+        return
+    with pytest.raises(InputError, match=f"it has {clipped} clipped numbers, and at most 18 may"):
+        fixed.check(total, like, ONE, 3)
+
+
+def test_no_number_is_clipped_beside_noise() -> None:
+    fixed = fixed_point_of(setup_of(32, 5, 500, 1.0, 1), "train")
+    total = np.zeros(7, np.uint32)
+    total[-1] = 1
+    with pytest.raises(InputError, match="it has 1 clipped numbers, and at most 0 may be"):
+        fixed.check(total, [jax.ShapeDtypeStruct((1, 6), np.float32)], ONE, 3)
+
+
 def test_leaves_keep_their_shapes_and_order() -> None:
     fixed = FixedPoint(100.0, 64, 3)
     tree = {"a": np.arange(6, dtype=np.float32).reshape(1, 2, 3), "b": np.full(1, 7, np.float32)}
@@ -91,7 +131,9 @@ def test_nodes_add_their_part_of_the_noise(bits: int) -> None:
     message = np.random.default_rng(1).normal(0, 1e-3, (1, size)).astype(np.float32)
     added = []
     for _ in range(honest):
-        (values,), clipped = fixed.values(fixed.quantized([message], ONE), [message])
+        vector = fixed.quantized([message], ONE)
+        fixed.check(vector, [message], ONE, 1)
+        (values,), clipped = fixed.values(vector, [message])
         assert clipped == 0
         added.append((values - message).astype(np.float64).ravel())
     expected = 1.01 * z * 2.0 / clients

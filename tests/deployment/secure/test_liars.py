@@ -74,7 +74,7 @@ def run_with(first: list[Node], tmp_path: Path) -> Deployed:
             node = Node(old.name, old.federation, tmp_path / old.name, policy, own)
             node._parts, node._data = old._parts, old._data
             nodes.append(node)
-        answers = [node.answer for node in nodes]
+        answers: list[Callable[[Parcel], Parcel]] = [node.answer for node in nodes]
         answers[liar] = lying(nodes[liar], stage, lie)
         network = in_memory(answers)
         if knows_keys:

@@ -268,7 +268,7 @@ def test_shares_that_are_of_no_use_are_named(known: Any) -> None:
     flipped = f"{int(good['b'][0], 16) ^ 1:x}" + good["b"][1:]
     longer = seal(nodes.sums["b"]._sealing("b", "a"), bytes(70)).hex()
     for share in (old["b"].sealed["a"], dealt["b"].sealed["c"], flipped, "", longer):
-        told = stated | {"b": commitment_of(bytes(70))} if share == longer else stated
+        told = {**stated, "b": commitment_of(bytes(70))} if share == longer else stated
         node = nodes.sums["a"]
         assert node.accept({**good, "b": share}, told) == ["b"]
         node.stage, node.shares = "shared", {"a": node.shares["a"]}
