@@ -56,12 +56,12 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     roster = operator.advertised({name: node.advert for name, node in nodes.items()})
     took = {}
     took["node: keys and shares"], first = seconds(lambda: nodes[names[0]].share(roster))
-    down, up = size_of({"roster": roster}), size_of({"advert": roster[0], "shares": first})
-    sealed = {name: nodes[name].share(roster) for name in names[1:]} | {names[0]: first}
-    given = operator.shared(sealed)
-    down += size_of({"shares": given[names[0]]})
-    for name, shares in given.items():
-        nodes[name].accept(shares)
+    down = size_of({"roster": roster})
+    up = size_of({"advert": roster[0], **first._asdict()})
+    dealt = {name: nodes[name].share(roster) for name in names[1:]} | {names[0]: first}
+    given = operator.shared(dealt)
+    down += size_of(given[names[0]]._asdict())
+    operator.accepted({name: nodes[name].accept(*shares) for name, shares in given.items()})
     fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
