@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 import fedprox as fp
+from fedprox.messages.robust import RULES
 from fedprox.simulation.config.protocol import PARTS
 from tests.objectives import MODEL, federation
 
@@ -133,17 +134,18 @@ CASES: dict[str, dict[str, Any]] = {
         "model": ADAPTERS,
         "aggregation": fp.Aggregation("product", ranks=[1, 2] * (CLIENTS // 2)),
     },
+    "mixing": {"aggregation": fp.Aggregation("median", faulty=0.3, before="mixing")},
+    "krum": {"aggregation": fp.Aggregation("krum", faulty=0.4)},
     **{
-        f"{rule} {before}": {
-            "aggregation": fp.Aggregation(rule, faulty=0.3, before=before, bucket=3, radius=0.3)
+        f"{rule} of buckets": {
+            "aggregation": fp.Aggregation(
+                rule, faulty=0.3, before="bucketing", bucket=3, radius=0.3
+            )
         }
-        for rule in ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
-        for before in ("nothing", "mixing", "bucketing")
+        for rule in RULES
     },
-    "centred-clipping bucketing": {
-        "aggregation": fp.Aggregation(
-            "centred-clipping", faulty=0.3, before="bucketing", bucket=3, radius=0.3
-        ),
+    "attackers that agree": {
+        "aggregation": fp.Aggregation("multi-krum", faulty=0.3),
         "attack": fp.Attack("a-little-is-enough", share=0.3),
     },
 }
