@@ -15,19 +15,22 @@ from fedprox.report.directory import metrics_line
 from tests.settings import BASE, CASES, FEDERATION, NOISED
 from tests.variants import mostly_slow
 
-HALF, TWO = np.float64(0.5), np.int64(2)
+HALF: Any = np.float64(0.5)
+TWO: Any = np.int64(2)
+DECAY: Any = np.float32(0.9)
+MUS: Any = np.linspace(0, 1, 2)
+RATES: Any = np.array([0.1, 0.2], np.float32)
+NAMES: Any = np.array(list("abcdef"))
 
 NUMPY: dict[str, dict[str, Any]] = {
     "NumPy's rates": {
-        "methods": fp.fedprox(mu=np.linspace(0, 1, 2)),
-        "solver": fp.Solver(
-            np.array([0.1, 0.2], np.float32), TWO, epochs=TWO, learning_rate_decay=np.float32(0.9)
-        ),
+        "methods": fp.fedprox(mu=MUS),
+        "solver": fp.Solver(RATES, TWO, epochs=TWO, learning_rate_decay=DECAY),
         "seed": np.array([1, 2]),
         "cohort": fp.Cohort(TWO),
     },
     "NumPy's names": {
-        "federation": dataclasses.replace(FEDERATION, names=np.array(list("abcdef"))),
+        "federation": dataclasses.replace(FEDERATION, names=NAMES),
         "faults": fp.Faults("clip", norm=np.float64(1.0)),
     },
     "NumPy's privacy": NOISED
@@ -49,7 +52,7 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         inner: dict[Any, Any] = value
     elif dataclasses.is_dataclass(value):
         inner = vars(value)
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+    elif hasattr(value, "_asdict"):
         inner = value._asdict()
     elif isinstance(value, list | tuple):
         inner = dict(enumerate(value))

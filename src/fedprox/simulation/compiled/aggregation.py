@@ -3,7 +3,7 @@
 Without screening, a message is added when its job ends. If updates only have to be
 finite, each is tested when its job ends, and then added or left out. If sizes are compared, a
 rule reads all messages, or some clients attack, messages are stored in their clients' places until
-the last one has arrived.
+the last one has arrived. Rules and attacks read them in the order of the draw.
 """
 
 from collections.abc import Callable
