@@ -47,7 +47,7 @@ EVERY = {name: case for name, case in (CASES | NUMPY).items() if name not in CAL
 
 def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """A value's parts by their paths, with the type of each; arrays are parts."""
-    yield f"{path}: type", type(value)
+    yield f"{path}: type", (type(value), getattr(value, "dtype", None))
     if isinstance(value, dict):
         inner: dict[Any, Any] = value
     elif dataclasses.is_dataclass(value):
