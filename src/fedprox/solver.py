@@ -211,7 +211,7 @@ class Solver:
         [0.1, 0.05, 0.025]
         """
         if self.schedule is None:
-            return self.learning_rate_decay**round_
+            return float(self.learning_rate_decay) ** round_
         return scheduled_rate(self.schedule, round_)
 
     @functools.cached_property

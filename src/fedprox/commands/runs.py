@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 
 from fedprox.errors import InputError, printable, require
-from fedprox.experiment import DEPLOYED, Resolved, read_experiment
+from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import Live
 from fedprox.report.notes import notes_on, warnings_on
@@ -57,7 +57,7 @@ def file_and_folder(
     )
     known = resume / "experiment.toml"
     require(known.is_file(), f"--resume {resume}: no experiment.toml; name a run directory")
-    _require_only_rounds(known, settings)
+    _require_extension(known, settings)
     return known, resume
 
 
@@ -117,14 +117,32 @@ def _interrupted(
     end_now(number, printable(ended_by(number) + saved))
 
 
-def _require_only_rounds(file: Path, settings: Sequence[str]) -> None:
-    """Raise `InputError` if settings change anything but the rounds of an experiment."""
+def _require_extension(file: Path, settings: Sequence[str]) -> None:
+    """Raise `InputError` if settings change an experiment in more than its rounds.
+
+    Noise for an epsilon is calibrated to all rounds of a run, so these cannot change either.
+    """
     before, now = read_experiment(file), read_experiment(file, settings)
+    changed = now.model_dump()
     for key, value in before.model_dump().items():
+        further = ""
+        if key == "seed" and (more := [s for s in _seeds(now) if s not in _seeds(before)]):
+            further = f"; train the others on their own: {file} --set seed={more} --out FOLDER"
         require(
-            key == "rounds" or value == now.model_dump()[key],
-            f"--set {key}: with --resume only rounds can change",
+            key == "rounds" or value == changed[key],
+            f"--set {key}: with --resume only rounds can change{further}",
         )
+    epsilon = None if now.privacy is None else now.privacy.epsilon
+    require(
+        epsilon is None or now.rounds == before.rounds,
+        f"--set rounds={now.rounds}: the noise is that of privacy.epsilon = {epsilon} for the "
+        f"{before.rounds} rounds of {file.parent}, and other rounds would have needed other noise "
+        "from the start; run it anew",
+    )
+
+
+def _seeds(experiment: Experiment) -> list[int]:
+    return experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
 
 
 def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:

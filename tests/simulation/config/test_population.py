@@ -439,6 +439,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"step_seconds": [1.0], "upload": [1.0, 2.0]},
         "step_seconds has 1 numbers and upload has 2 numbers; lists must have one length",
     ),
+    (
+        {
+            "step_seconds": [1.0, 2.0],
+            "draw": True,
+            "available": fp.Intervals([0, 5], [0.0, 0.0], [1.0, 1.0], 2.0),
+        },
+        "an interval of device 5; population.step_seconds describes 2 devices",
+    ),
 ]
 
 

@@ -188,12 +188,14 @@ def test_rounds_cannot_become_fewer(five: Path) -> None:
 
 
 def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
-    """More rounds would have needed more noise from the start."""
+    """More rounds would have needed more noise from the start, and fewer less."""
     privacy = Privacy(0.1, epsilon=8.0, delta=0.01, accountant="rdp")
     options = ONE | {"privacy": privacy, "cohort": Cohort(CLIENTS)}  # fast to account for
     train([fedavg()], Checkpoints(tmp_path), **options | {"rounds": 4})
-    with pytest.raises(InputError, match=r": noise multiplier = [\d.]+, here [\d.]+"):
-        train([fedavg()], Checkpoints(tmp_path, resume=True), **options)
+    for rounds in (3, 11):
+        line = f"noise of privacy.epsilon for 4 rounds; rounds = {rounds} would have needed other"
+        with pytest.raises(InputError, match=line):
+            train([fedavg()], Checkpoints(tmp_path, resume=True), **options | {"rounds": rounds})
 
 
 TIMES = [(None, 1), (None, 2), (None, 4), (2, 1), (2, 2), (2, 3)]
@@ -297,6 +299,12 @@ def not_finished(folder: Path) -> None:
     [
         (None, "rounds=2", "rounds=2: {} is a run of 3 rounds; with --resume there can only be"),
         (None, "solver.epochs=3", "--set solver: with --resume only rounds can change"),
+        (
+            None,
+            "seed=[0, 1, 5]",
+            "rounds can change; train the others on their own: {}/experiment.toml --set seed=[5]",
+        ),
+        (None, "seed=0", "--set seed: with --resume only rounds can change\n"),
         (None, "rounds=many", "rounds"),
         (no_checkpoint, "rounds=4", "has no folder checkpoint to continue from; run it anew"),
         (not_finished, "rounds=4", "is not finished; finish it first, with fedprox run --resume"),
@@ -320,6 +328,52 @@ def test_what_cannot_be_extended_is_one_line_and_stays(
     assert message.format(out) in error
     assert error.count("\n") == 1
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+PRIVATE = """
+rounds = 3
+evaluation = {every = 2, gradients = false}
+data = {name = "synthetic", clients = 6}
+cohort = {clients_per_round = 6}
+solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
+method = [{name = "fedavg"}]
+privacy = {clip = 0.1, delta = 0.01, accountant = "rdp", CALIBRATED}
+"""
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("command", [["run"], ["deploy", "--local", "2"]])
+def test_calibrated_noise_is_refused_before_a_guarantee_is_said(
+    unit: str, command: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    calibrated = f'epsilon = 8.0, unit = "{unit}"'
+    file = tmp_path / "experiment.toml"
+    file.write_text(PRIVATE.replace("CALIBRATED", calibrated))
+    for rounds in (2, 5):
+        assert status(*command, "--resume", tmp_path, "--set", f"rounds={rounds}") == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == (
+            f"fedprox: --set rounds={rounds}: the noise is that of privacy.epsilon = 8.0 for the 3 "
+            f"rounds of {tmp_path}, and other rounds would have needed other noise from the start; "
+            "run it anew\n"
+        )
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_given_noise_is_extended_and_costs_more(unit: str, tmp_path: Path, capsys: Any) -> None:
+    file, out, once = (tmp_path / name for name in ("private.toml", "out", "once"))
+    file.write_text(PRIVATE.replace("CALIBRATED", f'noise_multiplier = 2.0, unit = "{unit}"'))
+    assert status("run", file, "--out", out) == 0
+    (short,) = json.loads((out / "summary.json").read_text())
+    assert status("run", file, "--set", "rounds=7", "--out", once) == 0
+    assert status("run", "--resume", out, "--set", "rounds=7") == 0
+    assert results(once) == results(out)
+    (longer,) = results(out)["summary"]
+    assert longer["epsilon"] > short["epsilon"]
+    capsys.readouterr()
 
 
 def test_force_replaces_another_experiments_results(

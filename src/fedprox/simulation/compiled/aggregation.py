@@ -3,11 +3,11 @@
 Without screening, a message is added when its job ends. If updates only have to be
 finite, each is tested when its job ends, and then added or left out. If sizes are compared, a
 rule reads all messages, or some clients attack, messages are stored in their clients' places until
-the last one has arrived.
+the last one has arrived. Rules and attacks read them in the order of the draw.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, 
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Slots
+
+T = TypeVar("T")
 
 
 class Arrived(NamedTuple):
@@ -265,9 +267,9 @@ def _storing(
         finite, sizes, weight = total(waiting[3:])
         slot, messages = waiting.slot, waiting.messages
         if together:
-            slot, messages = jax.tree.map(
-                lambda a: jax.lax.all_gather(a, AXIS, tiled=True), (slot, messages)
-            )
+            # rules and attacks go by position, which must not depend on who computed what
+            numbered, messages = _by_slot(slot, (slot + 1, messages), room)
+            slot = numbered - 1
         in_time = (slot >= 0) & (weight[slot] > 0)
         if attack is not None:
             assert jobs.attacks is not None
@@ -300,6 +302,14 @@ def _storing(
         return Result(sums, client_state, screened.counted, screened.faulty)
 
     return Collector(begin, take, end)
+
+
+def _by_slot(slot: jax.Array, tree: T, room: Capacity) -> T:
+    """The leaves (places, ...) of all devices in the order of slots, (slots, ...); 0 if empty."""
+    empty = jax.tree.map(lambda a: jnp.zeros((room.slots, *a.shape[1:]), a.dtype), tree)
+    own = put(empty, jnp.where(slot >= 0, slot, room.slots), tree)
+    # leaf by leaf, since they are of several types
+    return jax.tree.map(lambda a: jax.lax.psum(a, AXIS), own)
 
 
 def _over_points(sent: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,6 +110,14 @@ class Population:
             bool(lengths or isinstance(self.available, Intervals)) or not self.draw,
             "population.draw = True; it needs lists of devices to draw from",
         )
+        if isinstance(self.available, Intervals):
+            last = int(np.max(self.available.device))
+            for name, count in lengths.items():
+                require(
+                    last < count,
+                    f"population.available: an interval of device {last}; population.{name} "
+                    f"describes {count} devices",
+                )
 
     def _lengths(self) -> dict[str, int]:
         """The lengths of the quantities that are lists."""

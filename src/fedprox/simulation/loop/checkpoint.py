@@ -225,6 +225,13 @@ class Checkpoints:
         """
         path, method = self._state(number, rounds), self._methods[number]
         text, arrays = read_state(path)
+        privacy = method.protocol.privacy
+        require(
+            privacy is None or privacy.epsilon is None or text.rounds == method.protocol.rounds,
+            f"{self.folder}: checkpoints with the noise of privacy.epsilon for {text.rounds} "
+            f"rounds; rounds = {method.protocol.rounds} would have needed other noise from the "
+            "start: begin anew",
+        )
         for key in dict.fromkeys([*self._settings, *text.settings]):
             stored, here = text.settings.get(key), self._settings.get(key)
             require(

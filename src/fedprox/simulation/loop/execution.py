@@ -179,7 +179,8 @@ def participation(parts: Sequence[Trained], clients: int, points: int) -> Partic
     """The sums over some jobs, once their steps are known.
 
     >>> jobs = Trained(np.array([2, 0, 2]), np.array([1, 1, 0]), np.array([5, 1, 2]))
-    >>> found = participation([jobs, jobs], clients=3, points=1)
+    >>> nobody = Trained(*np.zeros((3, 0), np.int64))
+    >>> found = participation([jobs, nobody, jobs], clients=3, points=1)
     >>> found.rounds.tolist(), found.steps[:, 0].tolist()
     ([2, 0, 2], [2, 0, 14])
     """
@@ -187,7 +188,7 @@ def participation(parts: Sequence[Trained], clients: int, points: int) -> Partic
     for part in parts:
         taken = np.asarray(part.steps)[: len(part.client)]
         np.add.at(rounds, part.client, part.rounds)
-        np.add.at(steps, part.client, taken.reshape(len(part.client), -1))
+        np.add.at(steps, part.client, taken if taken.ndim == 2 else taken[:, None])
     return Participation(rounds, steps)
 
 

@@ -138,7 +138,7 @@ def records_of(
     by_client = counts.by_client(measures) if protocol.evaluation.by_client else None
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
     for i, run in enumerate(runs):
-        yield Record(
+        record = Record(
             label=run.label,
             method=run.method,
             hparams=run.hparams if adapted is None else _adapted(run.hparams, adapted, i),
@@ -176,6 +176,16 @@ def records_of(
             delta=None if protocol.privacy is None else protocol.privacy.delta,
             **({} if by_client is None else _fairness(by_client[i])),
         )
+        yield Record(*map(_plain, record))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a record with Python's types, as in a checkpoint, in place of NumPy's."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _bits_up(done: PendingEvaluation, method: Method, run: Run) -> int | None:

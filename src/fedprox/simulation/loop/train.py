@@ -185,7 +185,7 @@ def new_runs(method: Method, seed: int, execution: MethodExecution | None = None
         seed: The seed.
         execution: Computes the rounds; None before there is one.
     """
-    algorithm, solver = method.algorithm, method.solver
+    algorithm, solver, noise = method.algorithm, method.solver, noise_of(method)
     return [
         Run(
             algorithm.name,
@@ -197,7 +197,7 @@ def new_runs(method: Method, seed: int, execution: MethodExecution | None = None
             lane_idle=execution.lane_idle if execution else 0.0,
             memory=execution.memory if execution else 0,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
-            noise_multiplier=noise_of(method),
+            noise_multiplier=None if noise is None else float(noise),
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]
