@@ -21,9 +21,9 @@ from fedprox.algorithms.base import (
     same_params,
 )
 from fedprox.algorithms.fedavg import fedavg
-from fedprox.algorithms.lift import lift
 from fedprox.errors import require, shown
 from fedprox.model import Params, dotted, named_part
+from fedprox.subproblem import Subproblem
 
 Named = dict[str, jax.Array]
 """Some parameters by their dotted names."""
@@ -103,9 +103,9 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
         "does not measure the server's",
     )
 
-    def seen(state: Params, context: ClientContext) -> Params:
-        """w^t with the client's own parts."""
-        return merged(state, context.state.model)
+    def composed(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        """F_k(w), from w^t with the client's own parts."""
+        return method.subproblem(merged(state, context.state.model), hparams, context)
 
     def message(
         state: Params, hparams: HParams, context: ClientContext, solution: Solution
@@ -117,8 +117,9 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
     def kept(params: Params) -> Own:
         return Own(split(params, given)[0], jnp.bool_(True))
 
-    return lift(method, seen=seen)._replace(
+    return method._replace(
         variant=f"{method.variant} own {', '.join(given)}".lstrip(),
+        subproblem=composed,
         client_state=lambda params: Own(split(params, given)[0], jnp.bool_(False)),
         message=message,
         update=average_others,
