@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedprox"
 
 FLOORS = [
+    {"jax_internals"},
     {"errors", "output", "signals", "convolution"},
     {"bar", "user_code", "precision", "rewriting"},
     {"metrics", "nnx_functions"},
