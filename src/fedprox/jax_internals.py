@@ -8,10 +8,13 @@ faster goes through `attempt`, so on an unknown version it is left out and all r
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+
+from fedprox.errors import InputError
 
 Program = Any
 """A traced function: a `ClosedJaxpr` or `Jaxpr`, which are one class from JAX 0.11 on."""
@@ -46,6 +49,23 @@ def _warn(what: str, error: str) -> None:
         jax.__version__,
         error,
     )
+
+
+def require_backend() -> None:
+    """Start JAX if it has not started.
+
+    Raises:
+        InputError: If JAX finds none of the devices that `JAX_PLATFORMS` names.
+    """
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter for "cuda" without its plugin
+        config: Any = jax.config
+        why = re.split(r"\n| \(set JAX_PLATFORMS", str(error))[0]
+        raise InputError(
+            f"JAX_PLATFORMS = {config.jax_platforms!r}: "
+            f"{why or 'no such device, or no JAX for it'}; leave it out, or set it to cpu"
+        ) from error
 
 
 def is_tracer(value: Any) -> bool:
@@ -210,6 +230,20 @@ def make_bilinear(
     batching.primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=False))
     return primitive.bind
+
+
+def peak_bytes(program: Any) -> int:
+    """Peak bytes of a compiled program on one device, arguments included; 0 if unknown."""
+    try:
+        found = program.memory_analysis()
+        return int(
+            found.argument_size_in_bytes
+            + found.output_size_in_bytes
+            + found.temp_size_in_bytes
+            - found.alias_size_in_bytes
+        )
+    except (AttributeError, NotImplementedError):  # also of a program that is not compiled
+        return 0
 
 
 def inputs_read(function: Callable[..., Any], *args: Any) -> list[bool]:

@@ -16,6 +16,7 @@ import optax
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
+from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
 from fedprox.precision import real_type
 from fedprox.rewriting import fast
@@ -257,6 +258,7 @@ class _Apply:
     @cached_property
     def shapes(self) -> Params:
         """See `Model.shapes`."""
+        require_backend()
         like = shapes_of("model.init(key)", self.init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(like)
         require(leaves, "model.init(key) returns no array; it must return the parameters")

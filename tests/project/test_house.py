@@ -10,8 +10,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedprox"
 
 FLOORS = [
+    {"errors", "output", "signals"},
     {"jax_internals"},
-    {"errors", "output", "signals", "convolution"},
+    {"convolution"},
     {"bar", "user_code", "precision", "rewriting"},
     {"metrics", "nnx_functions"},
     {"measures"},

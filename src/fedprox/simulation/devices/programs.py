@@ -84,8 +84,8 @@ class Request:
     known: tuple[Any, ...]
 
     def trace(self) -> Traced | None:
-        """Trace the program; None if this process has compiled it before."""
-        return None if self.key in KEPT else self.make().trace(*self.arguments)
+        """Trace the program; None if JAX does it, or this process has compiled it before."""
+        return None if debugs() or self.key in KEPT else self.make().trace(*self.arguments)
 
     @cached_property
     def key(self) -> Hashable:
@@ -99,6 +99,10 @@ class Request:
         return key if _has_hash(key) else object()
 
 
+Program = Compiled | Wrapped
+"""What is called with the arguments of a request."""
+
+
 KEPT: OrderedDict[Hashable, Compiled] = OrderedDict()
 """The programs that this process compiled last, so that a second comparison of the same methods on
 data of the same shapes compiles nothing. They depend on nothing but their keys."""
@@ -108,15 +112,27 @@ MOST_KEPT = 64
 """Most programs of `KEPT`."""
 
 
-def compiled(request: Request) -> Compiled:
+def debugs() -> bool:
+    """Whether JAX runs programs one operation after the other, always or to find a NaN.
+
+    It does so by `JAX_DISABLE_JIT`, `JAX_DEBUG_NANS` and `JAX_DEBUG_INFS`, with functions that it
+    compiles itself.
+    """
+    config: Any = jax.config
+    return bool(config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs)
+
+
+def compiled(request: Request) -> Program:
     """The program of one request."""
     return compiled_once({"": request}, {"": request.trace()})[""]
 
 
 def compiled_once(
     requests: Mapping[str, Request], traced: Mapping[str, Traced | None]
-) -> dict[str, Compiled]:
+) -> dict[str, Program]:
     """Compile in parallel what this process has not compiled before."""
+    if debugs():
+        return {name: request.make() for name, request in requests.items()}
     with ThreadPoolExecutor() as pool:
         making = {
             name: pool.submit(lambda each: each.lower().compile(), each)
