@@ -6,6 +6,7 @@ needs when it is called, so a name that a version lacks fails there alone. What 
 faster goes through `attempt`, so on an unknown version it is left out and all results stay.
 """
 
+import contextlib
 import functools
 import logging
 import re
@@ -244,6 +245,27 @@ def peak_bytes(program: Any) -> int:
         )
     except (AttributeError, NotImplementedError):  # also of a program that is not compiled
         return 0
+
+
+def program_bytes(traced: Any, program: Any) -> int:
+    """Bytes of a compiled program's constants, and of its code as far as it is known.
+
+    Args:
+        traced: The program when it was traced.
+        program: The compiled program.
+    """
+    constants = jax.tree.leaves(list(getattr(traced.jaxpr, "consts", ())))
+    code = 0
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        code = int(program.memory_analysis().generated_code_size_in_bytes)
+    return code + sum(getattr(each, "nbytes", 0) for each in constants)
+
+
+def compiler_settings() -> tuple[Any, ...]:
+    """Settings of JAX on which a compiled program depends."""
+    config: Any = jax.config
+    optimized = not config.values.get("jax_disable_most_optimizations")
+    return config.jax_enable_x64, config.jax_default_matmul_precision, optimized
 
 
 def inputs_read(function: Callable[..., Any], *args: Any) -> list[bool]:
