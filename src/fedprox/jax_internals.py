@@ -187,7 +187,7 @@ def changed_rules(
         filled = [each if is_zero(each) else next(computed) for each in results]
         return jax.tree.unflatten(structure, filled)
 
-    rules = {}
+    rules: dict[str, Any] = {}
     for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
         if name in params:
             rules[name] = transformation2(making)(params[name])

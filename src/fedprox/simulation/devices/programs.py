@@ -63,10 +63,11 @@ def _itself(value: Any) -> Hashable:
     """A key that only a value has, or what equals it; it keeps no function alive."""
     if isinstance(value, MethodType):  # each look at an object's method gives a new one
         return MethodType, _itself(value.__func__), _itself(value.__self__)
-    if type(value).__hash__ is object.__hash__ and not _is_global(value):
+    kind: Any = type(value)
+    if kind.__hash__ is object.__hash__ and not _is_global(value):
         with suppress(TypeError):  # it cannot be referred to weakly
             return weakref.ref(value, _let_go)
-    return type(value), value
+    return kind, value
 
 
 def _is_global(value: Any) -> bool:
@@ -196,7 +197,7 @@ def compiled_once(
             for name, each in traced.items()
             if each is not None
         }
-    programs = {}
+    programs: dict[str, Program] = {}
     for name, request in requests.items():
         if name in making:
             program, before = making[name].result(), traced[name]
