@@ -76,7 +76,8 @@ def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
     one_run(federation, model, method, SOLVER)
     assert len(programs.KEPT) == 2  # of rounds and of evaluations
     del table, model, method
-    gc.collect()
+    for _ in range(2):  # JAX's own caches let some go after the first
+        gc.collect()
     assert not programs.KEPT
     assert gone() is None
 
