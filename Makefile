@@ -6,13 +6,18 @@ READY := $(VENV)/.ready
 
 DOCS := .venv-docs
 
+NEWEST := .venv-newest
+# the newest Python at hand, unless the command line or the environment names one
+NEWEST_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for python in python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import ensurepip, ssl' 2>/dev/null && echo $$python && break; done),$(PYTHON)),$(PYTHON))
+
 LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
 	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings \
 	deployment/test_flower_contract deployment/test_flower deployment/test_processes_together)
 
-.PHONY: demo deploy experiment long-runs test test-slow test-experiments test-network test-all test-lowest lint docs fuzz mutants bench gpu clean
+.PHONY: demo deploy experiment long-runs test test-slow test-experiments test-network test-all test-lowest test-newest lint docs fuzz mutants bench gpu clean
 
 demo: $(READY)  ## run the main job: FedAvg against FedProx on Synthetic(1,1), 90 % stragglers
 	$(VENV)/bin/fedprox run examples/demo.toml
@@ -50,6 +55,15 @@ test-all: test test-slow test-experiments  ## run all tests
 
 test-lowest: $(LOWEST)/.ready  ## run the tests that touch dependencies, with the lowest versions allowed
 	$(LOWEST)/bin/python -m pytest -n 2 -W ignore::DeprecationWarning $(LOWEST_TESTS)
+
+# the releases of the day, so it is made anew each time; without Flower, which holds typer and rich back
+test-newest:  ## run the tests that are not slow with the newest versions allowed, on the newest Python at hand or PYTHON=
+	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(NEWEST)/bin/uv pip install --quiet --python $(NEWEST)/bin/python -r pyproject.toml \
+		--extra dev --extra mlflow --extra tensorboard --extra tokenizers --extra wandb
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(NOT_EXPERIMENTS)
 
 lint: $(READY)  ## formatting, lint and types
 	$(VENV)/bin/ruff format --check .
@@ -136,4 +150,4 @@ $(VENV)/.atheris: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(DOCS) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(DOCS) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

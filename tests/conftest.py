@@ -27,7 +27,9 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
     # fused kernels, and programs split for many cores, double the time of a compilation
-    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    flags = "--xla_cpu_parallel_codegen_split_count=1"
+    if jax.__version_info__ < (0, 11):  # XLA ends a process whose flags it does not know
+        flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 BESIDE = Path(__file__).parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("FEDPROX_DATA") or BESIDE).absolute()

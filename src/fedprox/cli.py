@@ -61,6 +61,7 @@ from fedprox.experiment import (
     train,
 )
 from fedprox.files.whole import write_whole
+from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.output import safe_streams
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
@@ -218,6 +219,7 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
     """Run a study, and print its table and conclusions."""
     use_cpu_devices(file.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
+    require_backend()
     console = _console()
     try:
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
@@ -376,6 +378,7 @@ def _prepare(
     use_compilation_cache(cache_folder() / "xla")
     if join is not None:
         join()
+    require_backend()
     console = Console(quiet=True) if jax.process_index() else _console()
     with Bar("loading the data"):
         resolved = resolve(experiment, data_dir)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from fedprox.jax_internals import attempt, make_bilinear
 
 OUTPUT, INPUT, KERNEL = "output", "input", "kernel"
 
@@ -116,7 +116,7 @@ def convolve(
         groups,
         precision,
     )
-    if jax.default_backend() == "cpu":
+    if _product is not None and jax.default_backend() == "cpu":
         return _bound(OUTPUT, shape, x, kernel)
     return _plain(shape, x, kernel)
 
@@ -278,16 +278,9 @@ def _result_shape(role: str, shape: Convolution, a: Any, b: Any) -> tuple[int, .
     return (*shape.sizes, a.shape[-1] // shape.groups, b.shape[-1])
 
 
-_product = Primitive("fast_convolution")
-
-
 def _bound(role: str, shape: Convolution, a: jax.Array, b: jax.Array) -> jax.Array:
-    product: jax.Array = _product.bind(a, b, role=role, shape=shape)
-    return product
-
-
-def _abstract(a: Any, b: Any, *, role: str, shape: Convolution) -> Any:
-    return jax.core.ShapedArray(_result_shape(role, shape, a, b), a.dtype)
+    assert _product is not None
+    return _product(a, b, role=role, shape=shape)
 
 
 def _to_first(d: jax.Array, _: Any, b: jax.Array, *, role: str, shape: Convolution) -> jax.Array:
@@ -337,8 +330,14 @@ def _batched(
     return lax.map(one, many), 0
 
 
-_product.def_impl(jax.jit(_computed, static_argnames=("role", "shape")))
-_product.def_abstract_eval(_abstract)
-ad.defbilinear(_product, _to_first, _to_second)
-batching.primitive_batchers[_product] = _batched
-mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
+_product = attempt(
+    "fast convolutions in loops on a CPU",
+    make_bilinear,
+    "fast_convolution",
+    _computed,
+    lambda a, b, *, role, shape: _result_shape(role, shape, a, b),
+    (_to_first, _to_second),
+    _batched,
+    ("role", "shape"),
+)
+"""(a, b, role, shape) -> a product; None if this version of JAX has no such operations."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedprox.precision import in_shape
 from fedprox.user_code import call
 
 Array = Any
@@ -70,8 +71,8 @@ def _all_features(stored: _Stored) -> jax.Array:
 
 def _looked_up(stored: _Stored) -> jax.ShapeDtypeStruct:
     """Shape and type of one example, with a leading axis of 1."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), stored)
-    row = jax.ShapeDtypeStruct((1, *shapes.index.shape[1:]), shapes.index.dtype)
+    shapes = jax.tree.map(lambda a: in_shape(a.shape, a.dtype), stored)
+    row = in_shape((1, *shapes.index.shape[1:]), shapes.index.dtype)
     return jax.eval_shape(lambda stored, row: stored.look_up(row), shapes, row)
 
 

@@ -16,8 +16,9 @@ import optax
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
+from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
-from fedprox.precision import real_type
+from fedprox.precision import in_shape, real_type
 from fedprox.rewriting import fast
 from fedprox.user_code import call, describe, listed, shapes_of
 
@@ -257,6 +258,7 @@ class _Apply:
     @cached_property
     def shapes(self) -> Params:
         """See `Model.shapes`."""
+        require_backend()
         like = shapes_of("model.init(key)", self.init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(like)
         require(leaves, "model.init(key) returns no array; it must return the parameters")
@@ -405,8 +407,7 @@ def _quoted(path: Sequence[Any]) -> str:
 
 def rows_like(stored: Any) -> Any:
     """Two rows like those of features or labels, in shape, as a compiled program reads them."""
-    kind = jax.dtypes.canonicalize_dtype(stored.dtype)
-    return jax.ShapeDtypeStruct((2, *stored.shape[1:]), kind)
+    return in_shape((2, *stored.shape[1:]), stored.dtype)
 
 
 def check_model(model: Model, federation: Federation) -> None:

@@ -18,6 +18,11 @@ def real_type() -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
+def in_shape(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+    """An array in shape, of the type that JAX computes with for a type of the host."""
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(kind))
+
+
 def require_for_all_threads() -> None:
     """Raise `InputError` if the precision is set for this thread alone."""
     with ThreadPoolExecutor(1) as pool:

@@ -15,14 +15,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import linear_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
-from jax.interpreters import ad
 
 from fedprox.convolution import convolve
+from fedprox.jax_internals import (
+    Equation,
+    Program,
+    attempt,
+    changed_rules,
+    equations_of,
+    in_place_of,
+    is_program,
+    is_tracer,
+    run_program,
+    with_equations,
+    with_params,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-P = TypeVar("P", bound=ClosedJaxpr | Jaxpr)
 
 _PLAIN: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """Functions that were found to have no convolution, and are not traced again to see that."""
@@ -31,7 +40,8 @@ _PLAIN: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def fast(function: F) -> F:
     """A function that computes what another does, with fast convolutions if it is traced on a CPU.
 
-    Where there is none to replace, or outside of traces, the function itself is called.
+    Where there is none to replace, or outside of traces, the function itself is called; so it is
+    where the programs of this version of JAX are not as this file knows them.
 
     Args:
         function: A function of trees of arrays.
@@ -45,18 +55,18 @@ def fast(function: F) -> F:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception:  # which the call itself raises, at the caller's place
             return function(*args)
-        rewritten = _rewritten(program)
+        rewritten = _if_known(program)
         if rewritten is program:
             _remember(function)
             return function(*args)
-        outputs = jaxpr_as_fun(rewritten)(*jax.tree.leaves(args))
+        outputs = run_program(rewritten, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return replaced  # type: ignore[return-value]
 
 
 def _is_traced(args: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args))
+    return any(map(is_tracer, jax.tree.leaves(args)))
 
 
 def _is_plain(function: Any) -> bool:
@@ -75,23 +85,24 @@ _REWRITTEN: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 """So that a program that is called several times stays one program; None for one as it was."""
 
 
-def _rewritten(program: P) -> P:
+def _if_known(program: Program) -> Program:
+    """A program with fast convolutions; the program itself also where that fails."""
+    rewritten = attempt("fast convolutions in loops on a CPU", _rewritten, program)
+    return program if rewritten is None else rewritten
+
+
+def _rewritten(program: Program) -> Program:
     """A program with fast convolutions; the program itself if it has none to replace."""
     if program not in _REWRITTEN:
-        if isinstance(program, ClosedJaxpr):
-            inner = _rewritten(program.jaxpr)
-            new: Any = ClosedJaxpr(inner, program.consts)
-            same = inner is program.jaxpr
-        else:
-            equations = [_rewritten_equation(each) for each in program.eqns]
-            new = program.replace(eqns=equations)
-            same = all(a is b for a, b in zip(equations, program.eqns, strict=True))
-        _REWRITTEN[program] = None if same else new
+        before = equations_of(program)
+        after = [_rewritten_equation(each) for each in before]
+        same = all(a is b for a, b in zip(after, before, strict=True))
+        _REWRITTEN[program] = None if same else with_equations(program, after)
     new = _REWRITTEN[program]
     return program if new is None else new
 
 
-def _rewritten_equation(equation: JaxprEqn) -> JaxprEqn:
+def _rewritten_equation(equation: Equation) -> Equation:
     if equation.primitive is lax.conv_general_dilated_p:
         return _fast_equation(equation) if _has_fast(equation) else equation
     changed = {}
@@ -101,20 +112,21 @@ def _rewritten_equation(equation: JaxprEqn) -> JaxprEqn:
             changed[name] = new
     if not changed:
         return equation
-    return equation.replace(params=equation.params | changed | _rules_of(equation.params))
+    rules = changed_rules(equation.params, _if_known, fast)
+    return with_params(equation, equation.params | changed | rules)
 
 
 def _rewritten_parameter(value: Any) -> Any:
     """A parameter of an operation, with fast convolutions in programs of which it consists."""
-    if isinstance(value, ClosedJaxpr | Jaxpr):
+    if is_program(value):
         return _rewritten(value)
-    if isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
+    if isinstance(value, tuple) and any(map(is_program, value)):
         new = tuple(map(_rewritten_parameter, value))
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
     return value
 
 
-def _has_fast(equation: JaxprEqn) -> bool:
+def _has_fast(equation: Equation) -> bool:
     """Whether a convolution has a formulation in `fedprox.convolution`."""
     arrays: Any = [each.aval for each in (*equation.invars, *equation.outvars)]
     x, kernel, y = arrays
@@ -127,7 +139,7 @@ def _has_fast(equation: JaxprEqn) -> bool:
     )
 
 
-def _fast_equation(equation: JaxprEqn) -> JaxprEqn:
+def _fast_equation(equation: Equation) -> Equation:
     """A call of the fast formulation in place of a convolution."""
     params = equation.params
     call = partial(
@@ -141,13 +153,7 @@ def _fast_equation(equation: JaxprEqn) -> JaxprEqn:
         groups=params["feature_group_count"],
         precision=params["precision"],
     )
-    (called,) = jax.make_jaxpr(call)(*(each.aval for each in equation.invars)).eqns
-    return called.replace(
-        invars=equation.invars,
-        outvars=equation.outvars,
-        source_info=equation.source_info,
-        ctx=equation.ctx,
-    )
+    return in_place_of(equation, call)
 
 
 @partial(
@@ -188,32 +194,3 @@ def _in_any_layout(
     y = convolve(x, kernel, groups=groups, **settings)
     order = (0, y.ndim - 1, *range(1, y.ndim - 1))
     return y.transpose([order[i] for i in np.argsort(layout.out_spec)])
-
-
-def _rules_of(params: dict[str, Any]) -> dict[str, Any]:
-    """The rules of `jax.custom_jvp` and `jax.custom_vjp` among parameters, rewritten likewise."""
-    rules: dict[str, Any] = {}
-    for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
-        if name in params:
-            rules[name] = linear_util.transformation2(_rewriting_result)(params[name])
-    if "bwd" in params:
-        rules["bwd"] = linear_util.transformation2(_rewriting_call)(params["bwd"])
-    return rules
-
-
-def _rewriting_result(rule: Callable[..., Any], *zeros: Any) -> Any:
-    """Of a rule that makes a program when it is first needed."""
-    jaxpr, *others = rule(*zeros)
-    return _rewritten(jaxpr), *others
-
-
-def _rewriting_call(rule: Callable[..., Any], *args: Any) -> Any:
-    """Of a rule that computes. Some of its results may be symbols in place of zeros."""
-    results: list[Any] = []
-
-    def arrays(*args: Any) -> list[Any]:
-        results[:] = rule(*args)
-        return [each for each in results if not isinstance(each, ad.Zero)]
-
-    computed = iter(fast(arrays)(*args))
-    return [each if isinstance(each, ad.Zero) else next(computed) for each in results]

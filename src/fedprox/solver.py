@@ -39,6 +39,7 @@ from fedprox.errors import (
     require_whole,
     shown,
 )
+from fedprox.jax_internals import require_backend
 from fedprox.model import Params
 from fedprox.user_code import call
 
@@ -390,6 +391,7 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     Raises:
         InputError: If it is not such a function.
     """
+    require_backend()
     built: Any = None
     with suppress(TypeError):
         built = optimizer(learning_rate=jnp.ones(()))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 
 from fedprox.errors import InputError, require
+from fedprox.jax_internals import require_backend
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -
     except PASSED_ON:
         raise
     except Exception as error:
+        require_backend()
         suffix = "" if given is None else f"; it was given {describe(given)}"
         raise InputError(f"{what} {_mistake(error)}{suffix}") from error
 

@@ -42,6 +42,7 @@ from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
+from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.network import network_line
@@ -114,6 +115,7 @@ def deploy(
     loggers = loggers_of(log or (), folder, resume=resume is not None)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
+    require_backend()
     if local is not None:
         check_allowed(experiment, allow or ())
     check_deployable(experiment)
@@ -220,6 +222,7 @@ def node(
     known = read_node_file(file)
     use_cpu_devices(clients_per_round=MANY, devices=devices)
     use_compilation_cache(cache_folder() / "xla")
+    require_backend()
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     logging.getLogger("fedprox").setLevel(logging.INFO)
     folder = Path(known.folder)

@@ -11,6 +11,7 @@ from fedprox.algorithms.base import Algorithm, ClientContext, Solution, State
 from fedprox.algorithms.check import GIVEN, STEPS, context_shape, scalar
 from fedprox.deployment.messages import Array, require_like
 from fedprox.errors import require
+from fedprox.jax_internals import inputs_read
 from fedprox.model import Params
 from fedprox.simulation.config.method import Method
 
@@ -101,22 +102,14 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
         sent = algorithm.message(state, hparams, context, solution)
         return algorithm.params(state), tuple(problem), after, sent
 
-    jaxpr = jax.make_jaxpr(on_client)(state, hparams, context, params, STEPS).jaxpr
-    used = {id(var) for equation in jaxpr.eqns for var in equation.invars}
-    used |= {id(var) for var in jaxpr.outvars}
-    leaves = jaxpr.invars[: len(jax.tree.leaves(state))]
-    read = tuple(id(var) in used for var in leaves)
+    used = inputs_read(on_client, state, hparams, context, params, STEPS)
+    read = tuple(used[: len(jax.tree.leaves(state))])
     return Broadcast(state, read, params, _reads(algorithm.client_state, params))
 
 
 def _reads(function: Callable[[Params], Any] | None, params: Params) -> bool:
     """Whether a function reads the parameters, and not only their shapes."""
-    if function is None:
-        return False
-    jaxpr = jax.make_jaxpr(function)(params).jaxpr
-    read = {id(var) for equation in jaxpr.eqns for var in equation.invars}
-    read |= {id(var) for var in jaxpr.outvars}
-    return any(id(var) in read for var in jaxpr.invars)
+    return function is not None and any(inputs_read(function, params))
 
 
 def filled(shapes: Sequence[Any], points: int, arrays: Sequence[Array]) -> list[Any]:

@@ -24,6 +24,7 @@ from fedprox.errors import require
 from fedprox.messages.faults import beside
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
+from fedprox.precision import in_shape
 from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 
 
@@ -82,8 +83,8 @@ def summed_arrays(shapes: Shapes) -> Allowed:
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     """What nodes answer to an evaluation of a model."""
-    x = jax.ShapeDtypeStruct((1, *kind.features), kind.feature_type)
-    y = jax.ShapeDtypeStruct((1, *kind.label), kind.label_type)
+    x = in_shape((1, *kind.features), kind.feature_type)
+    y = in_shape((1, *kind.label), kind.label_type)
 
     def terms(params: Any, x: Any, y: Any) -> Any:
         return terms_of(model.metrics, model.apply(params, x), y)
@@ -261,7 +262,7 @@ def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> d
 def measures_of(
     model: Model, nodes: Sequence[NodeSums], shapes: Shapes, *, validated: bool
 ) -> Measures:
-    """The measures of an evaluation; NaN for what no node reports.
+    """The measures of an evaluation; None or NaN for what no node reports.
 
     Args:
         model: The model.

@@ -52,7 +52,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.devices.programs import Request, compiled
+from fedprox.simulation.devices.programs import Request, compiled, debugs
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Jobs, jobs_with, no_jobs
@@ -339,7 +339,8 @@ class Parts:
             if self._clock is None:
                 programs[layout] = accept_host_arrays(compiled(request))
             else:  # the program calls this object's clock
-                own = make(layout, specs).trace(*arguments).lower().compile()
+                own = make(layout, specs)
+                own = own if debugs() else own.trace(*arguments).lower().compile()
                 programs[layout] = accept_host_arrays(own)
                 self._timed(programs[layout], *_first_ticks(arguments))
         return programs[layout]

@@ -11,7 +11,7 @@ from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
 from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of, with_base
-from fedprox.precision import real_type
+from fedprox.precision import in_shape, real_type
 
 ROWS = 512
 """Rows on the device at once, so that its memory does not limit the federation."""
@@ -204,9 +204,9 @@ def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
     like = jax.eval_shape(
         summed,
         params,
-        with_index(shared, jax.ShapeDtypeStruct((width, *index.shape[1:]), index.dtype)),
-        jax.ShapeDtypeStruct((width, *rows.y.shape[1:]), rows.y.dtype),
-        jax.ShapeDtypeStruct((width,), np.int32),
+        with_index(shared, in_shape((width, *index.shape[1:]), index.dtype)),
+        in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
+        in_shape((width,), np.int32),
     )
     sums = jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), like)
     for start in range(0, len(rows), width):

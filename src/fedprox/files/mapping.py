@@ -71,7 +71,8 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if major != 1:
         raise ValueError(f"a header of version {major}.{minor}; it must be 1.0")
     shape, columns_first, kind = npy.read_array_header_1_0(file)
-    if min(shape, default=0) < 0 or not kind.itemsize:
+    # numpy 2.0 counts the bytes of a long word in 32 bits, below 0
+    if min(shape, default=0) < 0 or kind.itemsize <= 0:
         raise ValueError(f"an array of type {kind} and shape {shape}; there is no such array")
     return shape, columns_first, kind
 

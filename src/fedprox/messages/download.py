@@ -27,6 +27,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.lift import lift
 from fedprox.errors import require
+from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
 
 
@@ -114,9 +115,7 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
 def _places(algorithm: Algorithm, params: Params) -> list[int]:
     """Which leaves of a method's state are the parameters that it sends."""
     state = jax.eval_shape(algorithm.init, params)
-    jaxpr = jax.make_jaxpr(algorithm.params)(state).jaxpr
-    known = {id(var): place for place, var in enumerate(jaxpr.invars)}
-    places = [known.get(id(var), -1) for var in jaxpr.outvars]
+    places = inputs_returned(algorithm.params, state)
     require(
         -1 not in places,
         f"{algorithm.name}: the server sends what it computes from its state; leave out "

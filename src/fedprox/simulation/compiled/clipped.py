@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+from fedprox.jax_internals import (
+    Program,
+    attempt,
+    equations_of,
+    is_literal,
+    repeat,
+    results_of,
+    run_program,
+    with_results,
+)
 from fedprox.model import Params
 
 RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"
@@ -59,16 +68,16 @@ def clipped_sum(
     >>> [round(float(each), 5) for each in total(jnp.array([True, True, False]))]
     [0.9, 1.2]
     """
+    examples = jax.tree.map(jnp.asarray, examples)  # of the types that JAX computes with
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
     closed, shapes = jax.make_jaxpr(jax.grad(loss), return_shape=True)(params, *one)
     leaves, structure = jax.tree.flatten(shapes)
-    wanted: list[Any] = []
-    found = [_factors(closed, k, wanted) for k in range(len(leaves))]
-    compute = jaxpr_as_fun(_returning(closed, wanted))
+    split = attempt("norms of gradients from their factors", _split, closed, len(leaves))
+    found, program = ([*range(len(leaves))], closed) if split is None else split
     first = jax.tree.leaves(params)
 
     def of_one(example: Any) -> list[Any]:
-        return compute(*first, *jax.tree.leaves(example))
+        return run_program(program, [*first, *jax.tree.leaves(example)])
 
     computed = jax.vmap(of_one)(examples)
     squares = [_squares(each, computed) for each in found]
@@ -83,17 +92,24 @@ def clipped_sum(
     return total
 
 
-def _factors(closed: ClosedJaxpr, k: int, wanted: list[Any]) -> Factors | int:
+def _split(closed: Program, gradients: int) -> tuple[list[Factors | int], Program]:
+    """How to compute each gradient from the results of a program, and that program."""
+    wanted: list[Any] = []
+    found = [_factors(closed, k, wanted) for k in range(gradients)]
+    return found, with_results(closed, wanted)
+
+
+def _factors(closed: Program, k: int, wanted: list[Any]) -> Factors | int:
     """How to compute gradient k, whose variables are appended to what is `wanted`.
 
     Returns:
         Its factors, or where the gradient itself is, among what is wanted.
     """
-    jaxpr = closed.jaxpr
-    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    variable: Any = jaxpr.outvars[k]
+    made_by = {v: eqn for eqn in equations_of(closed) for v in eqn.outvars}
+    gradient: Any = results_of(closed)[k]
+    variable = gradient
     after: list[Any] = []
-    while not isinstance(variable, Literal):
+    while not is_literal(variable):
         eqn = made_by.get(variable)
         if eqn is None or eqn.primitive.name not in (*RESHAPING, "dot_general"):
             break
@@ -102,7 +118,7 @@ def _factors(closed: ClosedJaxpr, k: int, wanted: list[Any]) -> Factors | int:
             variable = eqn.invars[0]
             continue
         contracted, batched = eqn.params["dimension_numbers"]
-        if any(batched) or any(isinstance(v, Literal) for v in eqn.invars):
+        if any(batched) or any(map(is_literal, eqn.invars)):
             break
         positions = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted[0])
         sizes = [v.aval.size // positions for v in eqn.invars]
@@ -110,15 +126,8 @@ def _factors(closed: ClosedJaxpr, k: int, wanted: list[Any]) -> Factors | int:
         wanted += eqn.invars
         at = len(wanted) - 2, len(wanted) - 1
         return Factors(at, contracted, tuple(after), ghost)
-    wanted.append(jaxpr.outvars[k])
+    wanted.append(gradient)
     return len(wanted) - 1
-
-
-def _returning(closed: ClosedJaxpr, wanted: list[Any]) -> ClosedJaxpr:
-    """The same computation with other results."""
-    jaxpr = closed.jaxpr
-    unnamed = jaxpr.debug_info.with_unknown_names()
-    return ClosedJaxpr(jaxpr.replace(outvars=wanted, debug_info=unnamed), closed.consts)
 
 
 def _matrices(factors: Factors, computed: list[Any]) -> list[jax.Array]:
@@ -170,5 +179,5 @@ def _ordered(factors: Factors, computed: list[Any], product: jax.Array) -> jax.A
         shape += [size for axis, size in enumerate(of_example) if axis not in axes]
     product = product.reshape(shape)
     for eqn in factors.after:
-        product = eqn.primitive.bind(product, **eqn.params)
+        product = repeat(eqn, product)
     return product

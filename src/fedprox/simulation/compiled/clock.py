@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
+
+from fedprox.jax_internals import call_host
 
 LOOK_SECONDS = 0.02
 """Seconds between looks at the clock."""
@@ -86,5 +87,5 @@ def _look(clock: Clock, *after: jax.Array) -> jax.Array:
     def read(*_: Any) -> Any:
         return np.float32(clock())
 
-    seconds: jax.Array = io_callback(read, jax.ShapeDtypeStruct((), jnp.float32), *after)
+    seconds: jax.Array = call_host(read, jax.ShapeDtypeStruct((), jnp.float32), *after)
     return seconds

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
+from fedprox.jax_internals import peak_bytes
 from fedprox.model import Params
 from fedprox.simulation.compiled.call_inputs import exchanges, held_state, read_cohort
 from fedprox.simulation.compiled.evaluation import (
@@ -114,16 +115,12 @@ class Compiler:
         if self._evaluate is None:
             evaluation, algorithm = ready["evaluation"], self.method.algorithm
             self._evaluate = lambda state: evaluation(evaluated(algorithm, state), inputs)
-        memory: Any = programs["rounds"].memory_analysis()
         return Programs(
             rounds=ready["rounds"],
             evaluate=self._evaluate,
             inexactness=ready.get("inexactness"),
             compile_seconds=time.perf_counter() - begin,
-            memory=memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            + memory.temp_size_in_bytes
-            - memory.alias_size_in_bytes,
+            memory=peak_bytes(programs["rounds"]),
         )
 
     def _rounds(self, layout: Layout, state: State) -> Request:

@@ -137,11 +137,11 @@ class Measures(NamedTuple):
 
     Attributes:
         train_loss: f(w) over the training rows that are read.
-        gradient_variance: E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.
-        dissimilarity: B(w); NaN if gradients are not measured.
+        gradient_variance: E_k ||grad F_k - grad f||^2; None if gradients are not measured.
+        dissimilarity: B(w); None if gradients are not measured.
         held_out: "test_loss", "test_accuracy" and the same of validation rows, if there are any:
             the sum and the number of rows or labels, each client weighted by all of its rows.
-        metrics: The model's metrics: `train_NAME`, `test_NAME` and, if there are validation rows,
+        metrics: The model's metrics: `train_NAME` and, if there are such rows, `test_NAME` and
             `validation_NAME`, weighted in the same way.
         unmeasured: Number of clients that all measures but test accuracy leave out, int32; None
             without screening.
@@ -150,8 +150,8 @@ class Measures(NamedTuple):
     """
 
     train_loss: jax.Array
-    gradient_variance: jax.Array
-    dissimilarity: jax.Array
+    gradient_variance: jax.Array | None
+    dissimilarity: jax.Array | None
     held_out: dict[str, Any]
     metrics: dict[str, jax.Array]
     unmeasured: jax.Array | None
@@ -246,14 +246,12 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
     def mean_of_measured(summed: jax.Array) -> jax.Array:
         return summed if sums.weight is None else summed / sums.weight
 
-    unknown = jnp.full(sums.loss.shape, jnp.nan)
-    variance = b = unknown
+    variance = b = None
     if sums.scatter is not None:
         variance = mean_of_measured(sums.scatter.scatter)
         norm_squared = jax.vmap(optax.tree.norm)(sums.scatter.mean) ** 2
         b = dissimilarity(variance, norm_squared)
     metrics = _values(model, "train", sums.train)
-    metrics |= {f"test_{name}": unknown for name in model.metrics}
     held_out: dict[str, Any] = {}
     for part, terms in (("test", sums.test), ("validation", sums.validation)):
         if terms is not None:

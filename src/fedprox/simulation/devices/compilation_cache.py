@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from fedprox.datasets.sources import cache_folder
+from fedprox.jax_internals import forget_cache_folder
 
 UNREADABLE = r"Error reading persistent compilation cache entry for '(\w+)'"
 """JAX's warning about a program in the compilation cache that it cannot read."""
@@ -70,7 +70,7 @@ def use_compilation_cache(folder: str | Path) -> None:
 
     warnings.showwarning = remove_unreadable
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    compilation_cache.reset_cache()  # JAX looks for a folder once, at its first compilation
+    forget_cache_folder()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 

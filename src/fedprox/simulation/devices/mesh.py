@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Wrapped
 
 from fedprox.errors import require, require_whole
+from fedprox.jax_internals import require_backend
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ def lane_mesh(count: int | None = None) -> Mesh:
     Raises:
         InputError: If there are fewer devices, or processes have different numbers of them.
     """
+    require_backend()
     devices = jax.local_devices()
     if count is not None:
         require_whole("devices", count)
@@ -77,12 +79,14 @@ def put_on(sharding: NamedSharding, tree: T) -> T:
     return jax.tree.map(one, tree)
 
 
-def accept_host_arrays(compiled: Compiled) -> Callable[..., Any]:
+def accept_host_arrays(compiled: Compiled | Wrapped) -> Callable[..., Any]:
     """A compiled program that accepts host arrays, also with devices of several processes."""
 
     def is_none(part: Any) -> bool:
         return part is None
 
+    if not isinstance(compiled, Compiled):
+        return compiled
     # None marks inputs that the program does not use
     shardings = jax.tree.leaves(compiled.input_shardings[0], is_leaf=is_none)
     if all(s is None or s.is_fully_addressable for s in shardings):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, require_whole
+from fedprox.jax_internals import gather_processes
 from fedprox.simulation.devices.rendezvous import Address, meet
 
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -184,4 +184,4 @@ def allgather(value: int) -> NDArray[np.int64]:
     """Gather the values of all processes, shape (processes,), once all of them have called this."""
     if jax.process_count() == 1:
         return np.array([value], np.int64)
-    return np.asarray(multihost_utils.process_allgather(np.int64(value))).reshape(-1)
+    return np.asarray(gather_processes(np.int64(value))).reshape(-1)

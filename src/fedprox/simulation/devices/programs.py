@@ -3,21 +3,27 @@
 `fp.models.logistic` and `fp.scaffold` return new functions with each call. They are closures of the
 library's code over numbers, types and other such functions, and depend on nothing else. So they are
 compared by these parts. A user's function may read global names that change between two cells of a
-notebook, so it is the same only as itself.
+notebook, so it is the same only as itself. The programs do not keep it alive: they are let go with
+it, and with the arrays that it closes over, whose values are constants of the programs.
 """
 
 import dataclasses
+import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import FunctionType
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.stages import Compiled, Traced, Wrapped
+
+from fedprox.jax_internals import compiler_settings, program_bytes
 
 LIBRARIES = {"fedprox", "jax", "flax", "optax"}
 """Packages whose functions read no global name that changes."""
@@ -35,9 +41,9 @@ def by_value(value: Any) -> Hashable:
         try:
             cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
         except ValueError:  # one is empty
-            return value
+            return _itself(value)
         parts = by_value((cells, value.__defaults__, value.__kwdefaults__))
-        return (value.__code__, value.__module__, parts) if _has_hash(parts) else value
+        return (value.__code__, value.__module__, parts) if _has_hash(parts) else _itself(value)
     if isinstance(value, partial):
         parts = (value.func, value.args, value.keywords)
     elif isinstance(value, tuple):
@@ -49,8 +55,34 @@ def by_value(value: Any) -> Hashable:
         compared = (field.name for field in dataclasses.fields(value) if field.compare)
         parts = tuple(getattr(value, name) for name in compared)
     else:
-        return type(value), value
+        return _itself(value)
     return type(value), tuple(map(by_value, parts))
+
+
+def _itself(value: Any) -> Hashable:
+    """A key that only a value has, or what equals it; it keeps no function alive."""
+    if isinstance(value, MethodType):  # each look at an object's method gives a new one
+        return MethodType, _itself(value.__func__), _itself(value.__self__)
+    kind: Any = type(value)
+    if kind.__hash__ is object.__hash__ and not _is_global(value):
+        with suppress(TypeError):  # it cannot be referred to weakly
+            return weakref.ref(value, _let_go)
+    return kind, value
+
+
+def _is_global(value: Any) -> bool:
+    """Whether a value is a class, or a function that a library has for good."""
+    module, name = (str(getattr(value, each, "")) for each in ("__module__", "__qualname__"))
+    of_library = module.split(".")[0] in LIBRARIES
+    found = getattr(sys.modules.get(module), name, None) if of_library else None
+    return isinstance(value, type) or found is value
+
+
+def _references(key: Any) -> list["weakref.ref[Any]"]:
+    """The functions of a key that are the same only as themselves."""
+    if isinstance(key, weakref.ref):
+        return [key]
+    return [each for part in key for each in _references(part)] if isinstance(key, tuple) else []
 
 
 def _has_hash(value: Any) -> bool:
@@ -84,22 +116,37 @@ class Request:
     known: tuple[Any, ...]
 
     def trace(self) -> Traced | None:
-        """Trace the program; None if this process has compiled it before."""
-        return None if self.key in KEPT else self.make().trace(*self.arguments)
+        """Trace the program; None if JAX does it, or this process has compiled it before."""
+        return None if debugs() or self.key in KEPT else self.make().trace(*self.arguments)
 
     @cached_property
     def key(self) -> Hashable:
-        """By what equal programs are found again; a new object if something has no hash."""
+        """By what equal programs are found again; None if something has no hash."""
         leaves, structure = jax.tree.flatten(self.arguments)
         shapes = [(np.shape(a), a.dtype, getattr(a, "sharding", None)) for a in leaves]
-        config: Any = jax.config
-        optimized = not config.values.get("jax_disable_most_optimizations")
-        settings = (config.jax_enable_x64, config.jax_default_matmul_precision, optimized)
-        key = (by_value(self.known), structure, tuple(shapes), settings)
-        return key if _has_hash(key) else object()
+        key = (by_value(self.known), structure, tuple(shapes), compiler_settings())
+        return key if _has_hash(key) else None
 
 
-KEPT: OrderedDict[Hashable, Compiled] = OrderedDict()
+Program = Compiled | Wrapped
+"""What is called with the arguments of a request."""
+
+
+class Kept(NamedTuple):
+    """A program of `KEPT`.
+
+    Attributes:
+        program: The program.
+        bytes: Bytes of its constants and of its code, as far as JAX says.
+        functions: The functions of others that it was made of.
+    """
+
+    program: Compiled
+    bytes: int
+    functions: list["weakref.ref[Any]"]
+
+
+KEPT: OrderedDict[Hashable, Kept] = OrderedDict()
 """The programs that this process compiled last, so that a second comparison of the same methods on
 data of the same shapes compiles nothing. They depend on nothing but their keys."""
 
@@ -108,29 +155,66 @@ MOST_KEPT = 64
 """Most programs of `KEPT`."""
 
 
-def compiled(request: Request) -> Compiled:
+MOST_BYTES = 2**28
+"""Most bytes of the programs of `KEPT`."""
+
+
+FEWEST_KEPT = 4
+"""Programs of `KEPT` that stay however large they are: a run needs its own in each evaluation."""
+
+
+def _let_go(_: Any) -> None:
+    """Let programs go whose functions are gone."""
+    for key, kept in list(KEPT.items()):
+        if any(function() is None for function in kept.functions):
+            KEPT.pop(key, None)
+
+
+def debugs() -> bool:
+    """Whether JAX runs programs one operation after the other, always or to find a NaN.
+
+    It does so by `JAX_DISABLE_JIT`, `JAX_DEBUG_NANS` and `JAX_DEBUG_INFS`, with functions that it
+    compiles itself.
+    """
+    config: Any = jax.config
+    return bool(config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs)
+
+
+def compiled(request: Request) -> Program:
     """The program of one request."""
     return compiled_once({"": request}, {"": request.trace()})[""]
 
 
 def compiled_once(
     requests: Mapping[str, Request], traced: Mapping[str, Traced | None]
-) -> dict[str, Compiled]:
+) -> dict[str, Program]:
     """Compile in parallel what this process has not compiled before."""
+    if debugs():
+        return {name: request.make() for name, request in requests.items()}
     with ThreadPoolExecutor() as pool:
         making = {
             name: pool.submit(lambda each: each.lower().compile(), each)
             for name, each in traced.items()
             if each is not None
         }
-    programs = {}
+    programs: dict[str, Program] = {}
     for name, request in requests.items():
-        programs[name] = making[name].result() if name in making else KEPT[request.key]
-        KEPT[request.key] = programs[name]
-        KEPT.move_to_end(request.key)
-    while len(KEPT) > MOST_KEPT:
+        if name in making:
+            program, before = making[name].result(), traced[name]
+            kept = Kept(program, program_bytes(before, program), _references(request.key))
+        else:
+            kept = KEPT[request.key]
+        programs[name] = kept.program
+        if request.key is not None:
+            KEPT[request.key] = kept
+            KEPT.move_to_end(request.key)
+    while len(KEPT) > MOST_KEPT or (len(KEPT) > FEWEST_KEPT and _kept_bytes() > MOST_BYTES):
         KEPT.popitem(last=False)
     return programs
+
+
+def _kept_bytes() -> int:
+    return sum(kept.bytes for kept in list(KEPT.values()))
 
 
 FUNCTIONS: OrderedDict[Hashable, Wrapped] = OrderedDict()
@@ -138,9 +222,9 @@ FUNCTIONS: OrderedDict[Hashable, Wrapped] = OrderedDict()
 
 
 def jit_once(function: Callable[..., Any], **options: Any) -> Wrapped:
-    """`jax.jit` of a function, the same for equal functions."""
+    """`jax.jit` of a function, the same for equal functions of the library alone."""
     key = by_value((function, options))
-    if not _has_hash(key):
+    if not _has_hash(key) or _references(key):  # it would keep others' functions alive
         return jax.jit(function, **options)
     if key not in FUNCTIONS:
         FUNCTIONS[key] = jax.jit(function, **options)

@@ -124,9 +124,10 @@ def records_of(
     """
     algorithm, protocol, measures = method.algorithm, method.protocol, done.measures
     loss, variance, dissimilarity = (
-        np.asarray(m, float)
+        np.full(len(runs), math.nan) if m is None else np.asarray(m, float)
         for m in (measures.train_loss, measures.gradient_variance, measures.dissimilarity)
     )
+    names = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
     held_out = {name: _mean(terms) for name, terms in measures.held_out.items()}
     loss_error, accuracy_error = _errors(measures, counts)
     faulty, taken = done.since.all_faulty(), done.since.steps_at(len(runs))
@@ -165,7 +166,8 @@ def records_of(
             empty_rounds=done.since.empty,
             **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
             test_loss=_at(held_out.get("test_loss"), i, math.nan),
-            metrics={name: float(values[i]) for name, values in measures.metrics.items()},
+            metrics=dict.fromkeys(names, math.nan)
+            | {name: float(values[i]) for name, values in measures.metrics.items()},
             train_loss_se=_at(loss_error, i),
             test_accuracy_se=_at(accuracy_error, i),
             validation_loss=_at(held_out.get("validation_loss"), i),
