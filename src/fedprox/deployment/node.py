@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import logging
 import time
+import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
@@ -44,11 +45,20 @@ from fedprox.deployment.secure.sums import Sums, claims_of, measured_claims_of, 
 from fedprox.deployment.spending import read_spent, write_spent
 from fedprox.deployment.stand_in import describe, one_client
 from fedprox.deployment.states import NEW, LostStateError, States, keep_last_runs
-from fedprox.errors import LARGEST, InputError, printable, reason, require, require_number
+from fedprox.errors import (
+    LARGEST,
+    InputError,
+    printable,
+    reason,
+    require,
+    require_number,
+    users_level,
+)
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, with_base
 from fedprox.precision import require_single
 from fedprox.privacy.accounting import Mechanism
+from fedprox.privacy.setting import Hidden
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh, replicate
 from fedprox.simulation.devices.processes import Ownership, find_ownership
@@ -117,6 +127,10 @@ class Node:
         if policy.privacy is not None:
             require_number("policy.privacy.epsilon", policy.privacy.epsilon, positive=True)
             require_number("policy.privacy.delta", policy.privacy.delta, most=1, positive=True)
+            hidden = Hidden.of(policy.privacy.unit, federation.train.sizes)
+            hidden.require_delta("policy.privacy.delta", policy.privacy.delta)
+            for line in hidden.warnings("policy.privacy.delta", policy.privacy.delta):
+                warnings.warn(line, stacklevel=users_level())
         self.name, self.federation, self.policy = name, federation, policy
         self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
         self.spent = read_spent(folder)

@@ -32,7 +32,7 @@ from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
 from fedprox.norms import norm_bound
 from fedprox.precision import real_type
-from fedprox.privacy.setting import Privacy
+from fedprox.privacy.setting import CLIPS, Privacy
 from fedprox.solver import Solver
 from fedprox.subproblem import Subproblem
 
@@ -212,6 +212,7 @@ def private(
                 within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
         if adaptive is not None and within is not None:
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
+            clip = jnp.clip(clip, *CLIPS)
         return Guarded(algorithm.update(state.state, sent, public(hparams)), clip)
 
     def evaluated(state: Guarded) -> Params:
