@@ -34,8 +34,8 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """The same method, whose clients send the factors of adapters as they are.
 
     A client of a lower rank receives the leading columns of A and rows of B, which are the best
-    approximation of the server's product at its rank, and zeros for the others. The gradient of
-    either zero factor is a product with the other one, so what is zero stays zero.
+    approximation of the server's product at its rank, and zeros for the others. It trains those
+    alone, so what is zero stays zero.
 
     Args:
         algorithm: The method.
@@ -54,7 +54,9 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
         return state if context.rank is None else _at_rank(state, context.rank)
 
     def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-        return algorithm.subproblem(received(state, context), hparams, context)
+        problem = algorithm.subproblem(received(state, context), hparams, context)
+        ones = jax.tree.map(lambda w: jnp.ones(w.shape, bool), state)
+        return problem._replace(trained=received(ones, context))
 
     def message(
         state: Params, hparams: HParams, context: ClientContext, solution: Solution
