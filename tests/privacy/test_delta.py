@@ -91,7 +91,7 @@ def test_the_limits_are_sharp(count: int) -> None:
 
 
 def test_a_client_without_rows_hides_none() -> None:
-    assert Hidden.of("example", np.array([0, 7, 3])).count == 3
+    assert Hidden.of("example", np.array([0, 7, 3])).number == 3
 
 
 @pytest.fixture

@@ -235,11 +235,11 @@ class Hidden(NamedTuple):
     """Among how many of its kind a unit hides.
 
     Attributes:
-        count: Number of clients, or of rows of the client with fewest.
+        number: How many clients, or rows of the client with fewest.
         words: The same in words.
     """
 
-    count: int
+    number: int
     words: str
 
     @classmethod
@@ -253,18 +253,18 @@ class Hidden(NamedTuple):
     def require_delta(self, name: str, delta: float) -> None:
         """Raise `InputError` if publishing one of them as it is would have such a delta."""
         require(
-            delta < 1 / self.count,
-            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.count:,}, the delta "
+            delta < 1 / self.number,
+            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the delta "
             "of publishing one of them as it is",
         )
 
     def warnings(self, name: str, delta: float) -> Iterator[str]:
         """A line if delta is allowed, but larger than is usual."""
-        if delta > 1 / (10 * self.count):
+        if delta > 1 / (10 * self.number):
             yield (
-                f"{name} = {delta:g} is above a tenth of 1 / {self.count:,}, with {self.words}: "
+                f"{name} = {delta:g} is above a tenth of 1 / {self.number:,}, with {self.words}: "
                 "it should be well below that, since publishing one of them as it is has a delta "
-                f"of 1 / {self.count:,}"
+                f"of 1 / {self.number:,}"
             )
 
 
