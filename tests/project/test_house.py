@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "fedprox"
 FLOORS = [
     {"errors", "output", "signals", "convolution"},
     {"bar", "user_code", "precision", "rewriting"},
-    {"metrics", "nnx_functions"},
+    {"metrics", "nnx_functions", "norms"},
     {"measures"},
     {"files", "privacy"},
     {"features", "streams"},

@@ -28,7 +28,7 @@ def from_own(
     hparams: HParams,
     context: ClientContext,
 ) -> Subproblem:
-    """F_k(w) in the parts, or in all others, from w^t with the client's own head."""
+    """The problem in the parts, or in all others, from w^t with the client's own head."""
     del hparams
     others = jax.tree.map(lambda _: jnp.bool_(fix_parts), state)
     own = dict.fromkeys(split(state, parts)[0], jnp.bool_(not fix_parts))
@@ -94,10 +94,15 @@ def fedrep(parts: list[str]) -> Algorithm:
     given = check_parts("fedrep", parts)
     shared = personal_parts(fedprox(mu=0.0), parts)
     assert shared.personal is not None
+
+    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        """F_k(w) in the parts that are not fixed, from w^t with the client's own head."""
+        return from_own(given, True, state, hparams, context)
+
     return shared._replace(
         name="fedrep",
         hparams={},
-        subproblem=partial(from_own, given, True),
+        subproblem=subproblem,
         objective=partial(with_fixed, given, True),
         message=partial(message, given),
         personal=shared.personal._replace(

@@ -254,8 +254,8 @@ class Hidden(NamedTuple):
         """Raise `InputError` if publishing one of them as it is would have such a delta."""
         require(
             delta < 1 / self.number,
-            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the delta "
-            "of publishing one of them as it is",
+            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the "
+            "delta of publishing one of them as it is",
         )
 
     def warnings(self, name: str, delta: float) -> Iterator[str]:
