@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedprox as fp
+from fedprox.deployment.messages import Hiding
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.privacy.accounting import Mechanism
 from fedprox.privacy.setting import Hidden, Unit
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.test_cli import status
@@ -151,3 +153,18 @@ def test_a_policy_is_refused_or_warns(unit: Unit, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"policy.privacy.delta = 0.03 is above a tenth of 1 / 4"):
         node(0.03)
     node(0.025)
+
+
+def test_a_policy_refuses_a_run_of_so_many_clients_that_its_delta_is_too_large() -> None:
+    policy = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=0.01))
+    hiding = Hiding(
+        clip=1.0,
+        adaptive_clip=None,
+        mechanism=Mechanism(100, 10, "bernoulli", None, 4.0, 1, 1e-5, "rdp"),
+        rounds=1,
+    )
+    line = "policy.privacy.delta = 0.01; with the 100 clients of this run it must be below 1 / 100"
+    with pytest.raises(fp.InputError, match=re.escape(line)):
+        policy.check_privacy(hiding, [])
+    fewer = hiding.mechanism._replace(clients=99)
+    policy.check_privacy(hiding.model_copy(update={"mechanism": fewer}), [])
