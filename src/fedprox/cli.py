@@ -44,7 +44,7 @@ from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnosis import diagnose as run_diagnosis
-from fedprox.errors import InputError, choices, printable, require
+from fedprox.errors import InputError, choices, printable, require, users_level
 from fedprox.experiment import (
     Experiment,
     Resolved,
@@ -64,6 +64,7 @@ from fedprox.files.whole import write_whole
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.output import safe_streams
+from fedprox.privacy.setting import check_delta, delta_warnings
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
@@ -353,8 +354,11 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     console, experiment, resolved = _prepare(file, settings, data_dir)
     if resolved.privacy is None:
         raise InputError(f"{file}: the section [privacy] is missing")
-    clients = len(resolved.federation)
-    plan = Plan(resolved.privacy, resolved.cohort, clients, experiment.rounds)
+    sizes = resolved.federation.train.sizes
+    check_delta(resolved.privacy, sizes)
+    for line in delta_warnings(resolved.privacy, sizes):
+        warnings.warn(line, stacklevel=users_level())
+    plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
         if resolved.privacy.unit == "example":
             seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]

@@ -42,6 +42,9 @@ class Subproblem(NamedTuple):
             :math:`\nabla F_k(w; z)`, and cost a second gradient. None for plain mini-batches.
         given: What the method's `objective` reads beside the parameters and the mini-batch, a
             pytree of arrays.
+        trained: Which parameters the client trains, a pytree like the parameters of truth values,
+            each of a whole array or of its numbers. The others stay as they start, whatever noise,
+            weight decay and the optimizer do. None for all.
 
     Example:
         >>> import jax.numpy as jnp
@@ -61,9 +64,10 @@ class Subproblem(NamedTuple):
     linear: Params | None = None
     reference: Reference | None = None
     given: Any = None
+    trained: Any = None
 
     def gradient(self, params: Params, gradient_of_f: Params) -> Params:
-        """The gradient of h_k: grad F_k(w) + c_k + mu (w - a_k).
+        """The gradient of h_k: grad F_k(w) + c_k + mu (w - a_k), 0 where it does not train.
 
         Args:
             params: The parameters w.
@@ -86,7 +90,25 @@ class Subproblem(NamedTuple):
                 return jax.tree.map(lambda g, w, a: g + mu * (w - a), *below)
 
             gradient = jax.tree.map(add, self.mu, *trees)
-        return gradient
+        return self.moved(jax.tree.map(jnp.zeros_like, gradient), gradient)
+
+    def moved(self, before: Params, after: Params) -> Params:
+        """Parameters after a step, of which those that the client does not train are as before.
+
+        Args:
+            before: The parameters before the step.
+            after: The parameters after it.
+
+        Returns:
+            A pytree like the parameters.
+
+        >>> h = Subproblem(start=jnp.zeros(2), trained=jnp.array([True, False]))
+        >>> h.moved(jnp.zeros(2), jnp.ones(2)).tolist()
+        [1.0, 0.0]
+        """
+        if self.trained is None:
+            return after
+        return jax.tree.map(jnp.where, self.trained, after, before)
 
     def value(self, params: Params, value_of_f: jax.Array) -> jax.Array:
         """The value of h_k: F_k(w) + <c_k, w> + (mu / 2) ||w - a_k||^2.

@@ -131,6 +131,8 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
         (posed(mu=jnp.zeros(2)), "mu of its local problem is .*like a number"),
         (posed(anchor=jnp.zeros(2)), f"the anchor of its local problem is .*like {MODEL}"),
         (posed(linear=jnp.zeros(2)), f"linear of its local problem is .*like {MODEL}"),
+        (posed(trained=jnp.bool_(True)), "trained of its local problem is .*must have truth valu"),
+        (posed(trained=PARAMS), "trained of its local problem is .*must have truth values for"),
         (
             {"message": lambda *given: [*message(*given)]},
             "message.* returns a value of type list; ",

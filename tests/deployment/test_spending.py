@@ -331,7 +331,7 @@ DECLARED: list[tuple[str, dict[str, Any], str]] = [
     ("train", {"setup__rounds": 9}, "9 rounds; privacy is declared for 1"),
     ("train", {"round": 1}, "round 2; the run has 1 rounds"),
     ("train", {"setup__evaluated": "cohort"}, 'evaluation.model = "cohort"; with privacy it must'),
-    ("train", {"setup__privacy__clip": 1e20}, "clip = [0.05"),
+    ("train", {"setup__privacy__clip": 1e8}, "clip = [0.05"),
     ("train", {"setup__method": {"name": "fedprox", "mu": [0, 1]}}, "2 sweep points; a private"),
     ("train", {"setup__method": {"name": "mime"}}, "privacy.mechanism.releases = 1; a round of"),
     ("train", {"setup__method": {"name": "qffl", "q": 1.0}}, "qffl: a message holds a bound on"),

@@ -122,6 +122,28 @@ def test_drive_has_the_errors_of_its_paper(message: str) -> None:
         assert (error < 1.2 * by_chance) == unbiased
 
 
+SPARSE: dict[str, Any] = {
+    "one": [1.0],
+    "two": [1.0, 0.6],
+    "three": [3.0, 2.0, 1.5],
+    "powers": [1.0, 0.5, 0.25, 0.125, 0.06],
+    "five": [1.0, 1.0, 1.0, 1.0, 0.5],
+    "scales": np.random.default_rng(1).lognormal(sigma=3.0, size=64),
+}
+
+
+@pytest.mark.parametrize("width", [64, 512])
+@pytest.mark.parametrize("message", SPARSE)
+def test_rotated_signs_are_nearly_unbiased_for_few_large_numbers(message: str, width: int) -> None:
+    """With one rotation the relative bias of some of them is 0.2 to 0.6."""
+    x, large = np.zeros(width), SPARSE[message]
+    x[np.random.default_rng(0).permutation(width)[: len(large)]] = large
+    codec = sign(width, 32, width, rotate=True, unbiased=True)
+    found = arrivals(codec, x, 20_000)
+    error, by_chance = bias(found, x)
+    assert error - by_chance < (0.02 * np.linalg.norm(x)) ** 2
+
+
 def test_exactly_k_numbers_arrive_also_of_ties() -> None:
     ties = np.ones(SIZE)
     for k in (1, 7, SIZE):

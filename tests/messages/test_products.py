@@ -148,6 +148,39 @@ def test_clients_of_other_ranks_train_the_leading_part(method: fp.Algorithm) -> 
     np.testing.assert_allclose(first, (u[:, :1] * values[:1]) @ v[:1], atol=2e-5)
 
 
+def shaken(learning_rate: Any) -> optax.GradientTransformation:
+    """An optimizer that moves all parameters, whatever their gradients are."""
+
+    def update(gradient: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda g: -learning_rate * (g + 0.3), gradient), state
+
+    return optax.GradientTransformation(lambda _: (), update)
+
+
+@pytest.mark.filterwarnings("ignore:all training labels")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"privacy": fp.Privacy(1.0, noise_multiplier=0.5, unit="example")},
+        {"solver": fp.Solver(0.05, 10, steps=3, optimizer=shaken)},
+        {"solver": fp.Solver(0.05, 10, steps=3, optimizer=optax.adamw, weight_decay=0.1)},
+        {"solver": fp.Solver(0.05, "all", epochs=2, optimizer=fp.line_search_descent)},
+        {"methods": fp.fedprox(mu=0.5), "solver": fp.Solver(0.05, 10, steps=3, optimizer=shaken)},
+    ],
+    ids=["private", "shaken", "adamw", "line search", "fedprox"],
+)
+def test_nothing_enters_what_is_beyond_a_clients_rank(options: dict[str, Any]) -> None:
+    """Also not the noise of private steps, of which the client's own numbers have theirs."""
+    start = ADAPTED.init(jax.random.key(7)) | {"dense.weight.B": jnp.ones((2, 60)) / 10}
+    first = FEDERATION.of_clients(np.array([0]))
+    given = {"cohort": fp.Cohort(1), "rounds": 1, "initial": start, **options}
+    for rank in (1, 2):
+        found = _product(run_of(fp.Aggregation("product", ranks=[rank]), first, **given).params)
+        largest = np.linalg.svd(found, compute_uv=False)[0]
+        assert np.linalg.matrix_rank(found, tol=1e-5 * largest) == rank
+
+
 def test_ranks_that_are_all_the_models_change_nothing() -> None:
     same, plain = run_of(fp.Aggregation("product", ranks=[2] * 4)), run_of(PRODUCT)
     jax.tree.map(np.testing.assert_array_equal, same.params, plain.params)

@@ -179,6 +179,7 @@ def test_runs_that_cannot_be_composed() -> None:
         {"releases": 0},
         {"releases": 3},
         {"delta": 0.0},
+        {"delta": 0.01},
         {"delta": 1.01},
         {"accountant": "none"},
         # without noise too, where no epsilon is computed
@@ -201,7 +202,8 @@ def test_a_declared_mechanism_is_checked(changes: dict[str, Any]) -> None:
         {"capacity": 100},
         {"accountant": "rdp"},
         {"noise_multiplier": 0.0, "releases": 2},
-        {"noise_multiplier": 1e6, "delta": 1.0},
+        {"noise_multiplier": 1e6, "delta": 0.0099},
+        {"noise_multiplier": 0.0, "delta": 1.0},
     ],
 )
 def test_what_may_be_declared(changes: dict[str, Any]) -> None:
@@ -408,7 +410,6 @@ def test_a_given_capacity_is_taken() -> None:
         ({"epsilon": 2.0, "capacity": 9}, "bernoulli", "at least cohort.clients_per_round = 10"),
         ({"noise_multiplier": 0, "capacity": 20}, "uniform", "leave it out"),
         ({"epsilon": 1e-3, "delta": 1e-17}, "bernoulli", "no noise multiplier up to 1,000,000"),
-        ({"noise_multiplier": 2e6}, "bernoulli", "at most 1,000,000"),
     ],
 )
 def test_what_cannot_be_accounted_is_refused(
@@ -418,6 +419,14 @@ def test_what_cannot_be_accounted_is_refused(
     with pytest.raises(fp.InputError, match=re.escape(message)) as error:
         mechanism_of(privacy, 100, 10, sampling, 5)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("delta", [5e-324, 1e-15])
+def test_a_delta_that_no_accountant_resolves_is_refused(delta: float) -> None:
+    """Either the search for the noise fails, or the epsilon of what it found is infinite."""
+    privacy = fp.Privacy(clip=1.0, epsilon=1.0, delta=delta)
+    with pytest.raises(fp.InputError, match="no noise multiplier up to 1,000,000 is enough"):
+        mechanism_of(privacy, 100, 10, "bernoulli", 20)
 
 
 def test_no_epsilon_is_given_for_what_cannot_be_accounted() -> None:
@@ -465,3 +474,22 @@ def test_calibration_leaves_no_warning(capsys: Any) -> None:
     found = calibrated(EMNIST, 30.0, 100)
     assert 29.9 < epsilon(found, 100) <= 30
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("noise", [1e-3, 1e6])
+def test_the_ends_of_the_noise_have_an_epsilon(noise: float, accountant: Any) -> None:
+    privacy = fp.Privacy(clip=1.0, noise_multiplier=noise, accountant=accountant)
+    mechanism = mechanism_of(privacy, 100, 100, "bernoulli", 5)
+    found = epsilons(mechanism, [5])[0]
+    assert found > 1e5 if noise < 1 else found < 1e-3
+
+
+def test_another_host_declares_no_noise_or_delta_beyond_the_ends() -> None:
+    noise = "privacy.noise_multiplier = 1e-06; it must be 0, or from"
+    with pytest.raises(fp.InputError, match=re.escape(noise)):
+        check_mechanism(EMNIST._replace(noise_multiplier=1e-6))
+    delta = "delta = 0.000295596; with 3,383 clients it must be below 1 / 3,383"
+    with pytest.raises(fp.InputError, match=re.escape(delta)):
+        check_mechanism(EMNIST._replace(delta=1 / 3383))
+    assert check_mechanism(EMNIST._replace(delta=0.9 / 3383)).delta == 0.9 / 3383

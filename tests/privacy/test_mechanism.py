@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -407,7 +408,8 @@ def test_what_reads_clients_without_noise_is_refused(message: str) -> None:
     [
         ({"clip": 0.0}, "privacy.clip = 0.0"),
         ({"clip": math.inf}, "privacy.clip = inf"),
-        ({"clip": 1e39}, "privacy.clip = 1e+39"),
+        ({"clip": 1e39}, "privacy.clip = 1e+39; it must be from 1e-09 to 1e+09"),
+        ({"clip": 1e-10}, "privacy.clip = 1e-10; it must be from 1e-09 to 1e+09"),
         ({"clip": 0.0, "noise_multiplier": 0.0}, "privacy.clip = 0.0"),
         ({"epsilon": 0.0, "noise_multiplier": None}, "privacy.epsilon = 0.0"),
         (
@@ -417,6 +419,15 @@ def test_what_reads_clients_without_noise_is_refused(message: str) -> None:
         ({"epsilon": 1.0}, "privacy.epsilon = 1.0 and privacy.noise_multiplier = 1.0"),
         ({"noise_multiplier": None}, "privacy.epsilon = None and privacy.noise_multiplier = None"),
         ({"noise_multiplier": -1.0}, "privacy.noise_multiplier = -1.0"),
+        (
+            {"noise_multiplier": 1e-6},
+            "privacy.noise_multiplier = 1e-06; it must be 0, or from 0.001 to 1e+06",
+        ),
+        ({"noise_multiplier": 2e6}, "privacy.noise_multiplier = 2e+06; it must be 0, or from"),
+        (
+            {"epsilon": 1e300, "noise_multiplier": None},
+            "privacy.epsilon = 1e+300; it must be above 0 and at most 100000",
+        ),
         ({"delta": 0.0}, "privacy.delta = 0.0"),
         ({"delta": 1.0}, "privacy.delta = 1.0"),
         ({"accountant": "moments"}, "privacy.accountant = 'moments'; it must be one of pld, rdp"),
@@ -437,8 +448,10 @@ def test_settings_out_of_range_are_one_line(given: dict[str, Any], message: str)
     [
         ({"quantile": -0.1}, "from 0 to 1"),
         ({"quantile": 1.1}, "from 0 to 1"),
-        ({"rate": 0.0}, "above 0"),
-        ({"count_noise": 0.0}, "above 0"),
+        ({"rate": 0.0}, "above 0 and at most 100"),
+        ({"rate": 1e300}, "above 0 and at most 100"),
+        ({"count_noise": 0.0}, "above 0 and at most 1e\\+06"),
+        ({"count_noise": 1e300}, "above 0 and at most 1e\\+06"),
     ],
 )
 def test_an_adaptive_clip_out_of_range_is_one_line(given: dict[str, Any], allowed: str) -> None:
@@ -457,10 +470,26 @@ def test_settings_at_the_ends_of_their_ranges() -> None:
     assert fp.Privacy(1.0, epsilon=0.1, capacity=1).update_noise(3.0) == 3.0
 
 
+@pytest.mark.parametrize(("quantile", "bit", "end"), [(1.0, -0.5, 1e9), (0.0, 0.5, 1e-9)])
+def test_an_adaptive_clip_stays_within_its_range(quantile: float, bit: float, end: float) -> None:
+    """A step by e^100 would leave single precision, and the noise would not be finite."""
+    clip = fp.AdaptiveClip(quantile=quantile, rate=100.0)
+    given = fp.Privacy(1.0, noise_multiplier=0.0, adaptive_clip=clip)
+    method = private(fp.fedavg(), given, 0.0, 1, 1)
+    state, mean = method.init(START), Clipped(jnp.zeros(3), jnp.float32(bit))
+    for _ in range(3):
+        state = method.update(state, mean, {"participation": jnp.ones(())})
+        assert float(state.clip) == pytest.approx(end)
+
+
 def test_bits_with_too_little_noise_are_refused() -> None:
     privacy = fp.Privacy(1.0, noise_multiplier=4.0, adaptive_clip=fp.AdaptiveClip(count_noise=2.0))
     with pytest.raises(fp.InputError, match="count_noise = 2; with a noise multiplier of 4 it"):
         privacy.update_noise(4.0)
+    for bits in (1e-300, 2.0, 2.0 * (1 + 1e-15)):
+        adaptive = fp.AdaptiveClip(count_noise=bits)
+        with pytest.raises(fp.InputError, match="with a noise multiplier of 4 it must be above 2"):
+            replace(privacy, adaptive_clip=adaptive).update_noise(4.0)
     split = fp.Privacy(1.0, noise_multiplier=1.0, adaptive_clip=fp.AdaptiveClip(count_noise=1.0))
     # two Gaussian releases with these multipliers are one with z = 1
     assert math.isclose(split.update_noise(1.0) ** -2 + 2.0**-2, 1.0)

@@ -14,7 +14,7 @@ FLOORS = [
     {"jax_internals"},
     {"convolution"},
     {"bar", "user_code", "precision", "rewriting"},
-    {"metrics", "nnx_functions"},
+    {"metrics", "nnx_functions", "norms"},
     {"measures"},
     {"files", "privacy"},
     {"features", "streams"},

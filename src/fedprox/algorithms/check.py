@@ -334,9 +334,23 @@ def _check_subproblem(name: str, function: str, problem: Any, params: Params) ->
         _require_like(local.format("the anchor"), problem.anchor, "the model", params)
     if problem.linear is not None:
         _require_like(local.format("linear"), problem.linear, "the model", params)
+    if problem.trained is not None:
+        _check_trained(local.format("trained"), problem.trained, params)
     if problem.reference is not None:
         expected = Reference(params, params)
         _require_like(local.format("the reference"), problem.reference, "two models", expected)
+
+
+def _check_trained(what: str, trained: Any, params: Params) -> None:
+    """Raise `InputError` unless there are truth values for each array of the model."""
+    structure: Any = jax.tree.structure(trained)
+    pairs = zip(jax.tree.leaves(trained), jax.tree.leaves(params), strict=False)
+    require(
+        structure == jax.tree.structure(params)
+        and all(a.dtype == bool and a.shape in ((), b.shape) for a, b in pairs),
+        f"{what} {describe(trained)}; it must have truth values for each array of the model, "
+        f"{describe(params)}",
+    )
 
 
 def _check_mu(what: str, mu: Any, params: Params) -> None:

@@ -17,16 +17,22 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.fedprox import fedprox
 from fedprox.algorithms.parts import check_parts, merged, personal_parts, split
-from fedprox.errors import require
 from fedprox.model import Model, Params
-from fedprox.solver import Solver
 from fedprox.subproblem import Subproblem
 
 
-def from_own(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
-    """F_k(w) in the parts that are not fixed, from w^t with the client's own head."""
+def from_own(
+    parts: tuple[str, ...],
+    fix_parts: bool,
+    state: Params,
+    hparams: HParams,
+    context: ClientContext,
+) -> Subproblem:
+    """The problem in the parts, or in all others, from w^t with the client's own head."""
     del hparams
-    return Subproblem(merged(state, context.state.model))
+    others = jax.tree.map(lambda _: jnp.bool_(fix_parts), state)
+    own = dict.fromkeys(split(state, parts)[0], jnp.bool_(not fix_parts))
+    return Subproblem(merged(state, context.state.model), trained=merged(others, own))
 
 
 def with_fixed(
@@ -57,14 +63,6 @@ def message(
     return split(local_update(solved), parts)[1], context.state
 
 
-def undecayed(solver: Solver) -> Solver:
-    """The same solver, which must not move what is fixed."""
-    require(
-        solver.weight_decay == 0, "fedrep needs solver.weight_decay = 0, which moves fixed parts"
-    )
-    return solver
-
-
 def fedrep(parts: list[str]) -> Algorithm:
     r"""FedRep: clients fit their own heads to the shared representation, then improve the latter.
 
@@ -82,7 +80,7 @@ def fedrep(parts: list[str]) -> Algorithm:
 
     Raises:
         InputError: If the names are not a list of strings; later, if the model lacks a part or
-            consists of these parts, or the solver has weight decay.
+            consists of these parts.
 
     Example:
         >>> import fedprox as fp
@@ -96,15 +94,19 @@ def fedrep(parts: list[str]) -> Algorithm:
     given = check_parts("fedrep", parts)
     shared = personal_parts(fedprox(mu=0.0), parts)
     assert shared.personal is not None
+
+    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        """F_k(w) in the parts that are not fixed, from w^t with the client's own head."""
+        return from_own(given, True, state, hparams, context)
+
     return shared._replace(
         name="fedrep",
         hparams={},
-        local=undecayed,
-        subproblem=from_own,
+        subproblem=subproblem,
         objective=partial(with_fixed, given, True),
         message=partial(message, given),
         personal=shared.personal._replace(
-            subproblem=from_own,
+            subproblem=partial(from_own, given, False),
             objective=partial(with_fixed, given, False),
             keep=partial(keep, given),
         ),

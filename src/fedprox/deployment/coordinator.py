@@ -1,12 +1,15 @@
 """`deploy`: an experiment whose clients are on nodes, by the simulation's loop."""
 
+import warnings
 from collections.abc import Sequence
 
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import Nodes
 from fedprox.deployment.server import Deployment, Server
+from fedprox.errors import users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.precision import require_single
+from fedprox.privacy.setting import delta_warnings
 from fedprox.simulation.config.method import Method, checked_methods
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.train import Follow, train
@@ -31,6 +34,8 @@ def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -
     require_single("a deployment")
     methods = methods_of(deployment)
     protocol = methods[0].protocol
+    for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
+        warnings.warn(line, stacklevel=users_level())
     server = Server(conversation, deployment, protocol, methods)
     follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
     return train(protocol, methods, Nodes(server), follow)

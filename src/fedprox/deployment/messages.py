@@ -23,8 +23,8 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.privacy.accounting import MOST_NOISE, Mechanism, check_mechanism
-from fedprox.privacy.setting import Accountant
+from fedprox.privacy.accounting import Mechanism, check_mechanism
+from fedprox.privacy.setting import CLIPS, NOISES, Accountant
 
 VERSION = 9
 """Version of the messages. Coordinator and nodes must have the same."""
@@ -147,7 +147,7 @@ class Hiding(Message):
         rounds: Rounds that are released in all, those repeated after an interruption included.
     """
 
-    clip: Annotated[float, Field(gt=0, le=SINGLE[1])]
+    clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
     adaptive_clip: AdaptiveClip | None
     mechanism: Annotated[Mechanism, AfterValidator(check_mechanism)]
     rounds: Positive
@@ -168,8 +168,8 @@ class PrivateSteps(Message):
         accountant: How steps are composed.
     """
 
-    clip: Annotated[float, Field(gt=0, le=SINGLE[1])]
-    noise_multiplier: Annotated[float, Field(ge=0, le=MOST_NOISE)]
+    clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    noise_multiplier: Annotated[float, Field(ge=0, le=NOISES[1])]
     delta: Annotated[float, Field(gt=0, lt=1)]
     accountant: Accountant
 

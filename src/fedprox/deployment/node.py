@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import time
+import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
@@ -52,11 +53,13 @@ from fedprox.errors import (
     require,
     require_number,
     require_whole,
+    users_level,
 )
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, with_base
 from fedprox.precision import require_single
 from fedprox.privacy.accounting import Mechanism
+from fedprox.privacy.setting import Hidden
 from fedprox.simulation.compiled.evaluation import EvaluationSums
 from fedprox.simulation.devices.mesh import lane_mesh, replicate
 from fedprox.simulation.devices.processes import find_ownership
@@ -127,6 +130,10 @@ class Node:
         if policy.privacy is not None:
             require_number("policy.privacy.epsilon", policy.privacy.epsilon, positive=True)
             require_number("policy.privacy.delta", policy.privacy.delta, most=1, positive=True)
+            hidden = Hidden.of(policy.privacy.unit, federation.train.sizes)
+            hidden.require_delta("policy.privacy.delta", policy.privacy.delta)
+            for line in hidden.warnings("policy.privacy.delta", policy.privacy.delta):
+                warnings.warn(line, stacklevel=users_level())
         self.name, self.federation, self.policy = name, federation, policy
         self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
         self.spent = read_spent(folder)

@@ -22,7 +22,7 @@ from fedprox.privacy.accounting import (
     quick_epsilon,
     rounded_up,
 )
-from fedprox.privacy.setting import Unit
+from fedprox.privacy.setting import Hidden, Unit
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
 
@@ -46,7 +46,9 @@ class PrivacyPolicy(Section):
         examples=[4.0],
     )
     delta: float = Field(
-        description="Delta at which this epsilon is computed, whatever delta a run has.",
+        description="Delta at which this epsilon is computed, whatever delta a run has. It must be "
+        "below one over the number of clients of a run, or of rows of the node's client with "
+        "fewest; a tenth of that or less is usual.",
         examples=[1e-5],
     )
     exact_measures: bool = Field(
@@ -249,6 +251,9 @@ class Policy(Section):
         weakest = self.privacy
         if weakest is None:
             return
+        clients = hiding.mechanism.clients
+        among = Hidden(clients, f"the {clients:,} clients of this run")
+        among.require_delta("policy.privacy.delta", weakest.delta)
         spent = (*others, (hiding.mechanism, hiding.rounds))
         epsilon = epsilon_together(spent, weakest.delta, before)
         require(

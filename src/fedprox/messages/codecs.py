@@ -114,24 +114,28 @@ def random_k(size: int, word: int, kept: int) -> Codec:
     return Codec(encode, decode, kept * word, IN_FULL, size / kept - 1)
 
 
+SIGNS, LEVELS = (0, 2), 1
+"""What is folded into a key: for the signs of the first and the second rotation, and for levels."""
+
+
 class Buckets(NamedTuple):
     """A message in rows of one width, the last one filled with zeros.
 
     Attributes:
         size: Numbers of the message.
         width: Numbers of a row; a power of two if rows are rotated.
-        rotate: Whether each row is rotated.
+        rotations: How often each row is rotated, each time with random signs of its own.
     """
 
     size: int
     width: int
-    rotate: bool
+    rotations: int
 
     @classmethod
-    def of(cls, size: int, bucket: int, *, rotate: bool) -> "Buckets":
+    def of(cls, size: int, bucket: int, rotations: int) -> "Buckets":
         """Rows of at most `bucket` numbers."""
-        whole = 1 << (size - 1).bit_length() if rotate else size
-        return cls(size, min(bucket, whole), rotate)
+        whole = 1 << (size - 1).bit_length() if rotations else size
+        return cls(size, min(bucket, whole), rotations)
 
     @property
     def number(self) -> int:
@@ -141,7 +145,7 @@ class Buckets(NamedTuple):
     @property
     def numbers(self) -> int:
         """Numbers that travel: also those that fill the last row, if a rotation makes them some."""
-        return self.number * self.width if self.rotate else self.size
+        return self.number * self.width if self.rotations else self.size
 
     @property
     def sizes(self) -> jax.Array:
@@ -152,7 +156,9 @@ class Buckets(NamedTuple):
     def rows(self, x: jax.Array, key: Any) -> jax.Array:
         """The rows of a message, rotated if that is asked for."""
         rows = jnp.pad(x, (0, self.number * self.width - self.size)).reshape(-1, self.width)
-        return rotated(rows * self._signs(key)) if self.rotate else rows
+        for i in range(self.rotations):
+            rows = rotated(rows * self._signs(key, i))
+        return rows
 
     def sent(self, rows: jax.Array) -> jax.Array:
         """The numbers of some rows that travel."""
@@ -165,11 +171,13 @@ class Buckets(NamedTuple):
 
     def message(self, rows: jax.Array, key: Any) -> jax.Array:
         """The message of some rows."""
-        rows = rotated(rows) * self._signs(key) if self.rotate else rows
+        for i in reversed(range(self.rotations)):
+            rows = rotated(rows) * self._signs(key, i)
         return rows.reshape(-1)[: self.size]
 
-    def _signs(self, key: Any) -> jax.Array:
-        return jax.random.rademacher(jax.random.fold_in(key, 0), (self.number, self.width))
+    def _signs(self, key: Any, rotation: int) -> jax.Array:
+        key = jax.random.fold_in(key, SIGNS[rotation])
+        return jax.random.rademacher(key, (self.number, self.width))
 
 
 def rotated(rows: jax.Array) -> jax.Array:
@@ -214,13 +222,13 @@ def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> C
     >>> quantize(1000, 32, 4, 512, rotate=True).bits  # 1024 numbers
     4160
     """
-    buckets, most = Buckets.of(size, bucket, rotate=rotate), 2 ** (bits - 1) - 1
+    buckets, most = Buckets.of(size, bucket, int(rotate)), 2 ** (bits - 1) - 1
 
     def encode(x: jax.Array, key: Any) -> Levels:
         rows = buckets.rows(x, key)
         norm = jnp.linalg.norm(rows, axis=1, keepdims=True)
         level = jnp.abs(rows) * jnp.where(norm > 0, most / norm, 0.0)
-        up = jax.random.uniform(jax.random.fold_in(key, 1), rows.shape, rows.dtype)
+        up = jax.random.uniform(jax.random.fold_in(key, LEVELS), rows.shape, rows.dtype)
         whole = jnp.minimum(jnp.floor(level + up), most)
         level = (jnp.sign(rows) * whole).astype(jnp.int32) + most
         return Levels(norm, buckets.sent(level))
@@ -253,18 +261,23 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     rotation it is DRIVE (Vargaftik et al., `DRIVE <https://arxiv.org/abs/2105.08339>`_, NeurIPS
     2021, Algorithm 1), with :math:`\delta` near :math:`2 / \pi`.
 
+    The rotation is two Hadamard rotations, each with random signs. One makes few different numbers
+    of a row with few large ones: the relative bias of a row with numbers of 1 and 0.6, and else
+    zeros, is then 0.6 at any width. After two we measured at most 0.014 for rows of 64 numbers or
+    more, and 0.2 for rows of eight.
+
     Args:
         size: Numbers of a message.
         word: Bits of a number in full.
         bucket: Most numbers of a row.
         rotate: Whether rows are rotated.
         unbiased: Whether the scale is :math:`\|x\|^2 / \|x\|_1`, which makes a uniformly random
-            rotation unbiased (DRIVE, section 4.2); the Hadamard rotation is so nearly.
+            rotation unbiased (DRIVE, section 4.2); two Hadamard rotations are so nearly.
 
     >>> sign(1000, 32, 512, rotate=False).bits
     1064
     """
-    buckets = Buckets.of(size, bucket, rotate=rotate)
+    buckets = Buckets.of(size, bucket, 2 * rotate)
 
     def encode(x: jax.Array, key: Any) -> Signs:
         rows = buckets.rows(x, key)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedprox.algorithms.base import (
     ROUNDING,
@@ -31,8 +30,9 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
+from fedprox.norms import norm_bound
 from fedprox.precision import real_type
-from fedprox.privacy.setting import Privacy
+from fedprox.privacy.setting import CLIPS, Privacy
 from fedprox.solver import Solver
 
 
@@ -56,15 +56,15 @@ class Clipped(NamedTuple):
 
 
 def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
-    """A tree scaled to at most a norm, and its norm before.
+    """A tree scaled to at most a norm, and an upper bound of its norm before.
 
     A tree with a number that is not finite stays so, and screening leaves it out of the sum.
 
     >>> clipped, before = clip_to(1.0, {"a": jnp.array([3.0]), "b": jnp.array([4.0])})
-    >>> round(float(clipped["a"][0]), 6), float(before)
+    >>> round(float(clipped["a"][0]), 4), round(float(before), 4)
     (0.6, 5.0)
     """
-    before = optax.tree.norm(tree)
+    before = norm_bound(tree)
     scale = jnp.where(before > norm, norm / before, 1.0)
     return jax.tree.map(lambda a: a * scale, tree), before
 
@@ -210,6 +210,7 @@ def private(
                 within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
         if adaptive is not None and within is not None:
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
+            clip = jnp.clip(clip, *CLIPS)
         after: Guarded = inner.update(state, sent, hparams)
         return after._replace(clip=clip)
 

@@ -34,8 +34,8 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """The same method, whose clients send the factors of adapters as they are.
 
     A client of a lower rank receives the leading columns of A and rows of B, which are the best
-    approximation of the server's product at its rank, and zeros for the others. The gradient of
-    either zero factor is a product with the other one, so what is zero stays zero.
+    approximation of the server's product at its rank, and zeros for the others. It trains those
+    alone, so what is zero stays zero.
 
     Args:
         algorithm: The method.
@@ -62,9 +62,17 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     def update(state: Params, mean: Params, hparams: HParams) -> Params:
         return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
 
-    if ranked:
-        algorithm = lift(algorithm, seen=received)._replace(received=received)
-    return algorithm._replace(message=message, update=update)
+    averaged = algorithm._replace(message=message, update=update)
+    if not ranked:
+        return averaged
+    inner = lift(averaged, seen=received)
+
+    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        problem = inner.subproblem(state, hparams, context)
+        ones = jax.tree.map(lambda w: jnp.ones(w.shape, bool), state)
+        return problem._replace(trained=received(ones, context))
+
+    return inner._replace(subproblem=subproblem, received=received)
 
 
 def _at_rank(params: Params, rank: jax.Array) -> Params:

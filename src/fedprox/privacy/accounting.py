@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.privacy.setting import Accountant, Privacy
+from fedprox.privacy.setting import NOISES, Accountant, Hidden, Privacy, require_noise
 
 ACCOUNTANTS: dict[Accountant, str] = {
     "pld": "privacy loss distributions",
@@ -49,9 +49,6 @@ SPARE = 1000
 
 TIGHTNESS = 1e-4
 """Relative tolerance of a calibrated noise multiplier."""
-
-MOST_NOISE = 1e6
-"""Largest noise multiplier; beyond, rounding errors are larger than the privacy losses."""
 
 DIFFERENT_NEIGHBOURS = (
     'private runs with cohort.sampling = "uniform" and others on the same clients: their '
@@ -118,6 +115,10 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
     require_number("noise_multiplier", mechanism.noise_multiplier)
     require_whole("releases", mechanism.releases, most=2)
     require_number("delta", mechanism.delta, most=1, positive=True)
+    if mechanism.noise_multiplier:
+        Hidden(mechanism.clients, f"{mechanism.clients:,} clients").require_delta(
+            "delta", mechanism.delta
+        )
     require_one_of("accountant", mechanism.accountant, get_args(Accountant))
     require(
         mechanism.capacity is None
@@ -189,11 +190,7 @@ def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
         f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli" or '
         '"uniform"',
     )
-    require(
-        mechanism.noise_multiplier <= MOST_NOISE,
-        f"privacy.noise_multiplier = {mechanism.noise_multiplier:g}; it must be at most "
-        f"{MOST_NOISE:,.0f}",
-    )
+    require_noise("privacy.noise_multiplier", mechanism.noise_multiplier)
     require(
         not (noisy and mechanism.replaces and mechanism.accountant == "pld"),
         'cohort.sampling = "uniform"; privacy.accountant = "pld" cannot account for it: sampling '
@@ -243,6 +240,7 @@ def calibrated(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
 @lru_cache(maxsize=64)
 def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> float:
     import dp_accounting
+    from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     low, step = 1.0, 2.0
     if mechanism.accountant == "pld":
@@ -272,12 +270,13 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
                 dp_accounting.LowerEndpointAndGuess(low, step * low),
                 tol=TIGHTNESS * low,
             )
-    except dp_accounting.NoBracketIntervalFoundError:
+    except NoBracketIntervalFoundError:
         noise = math.inf
+    most = NOISES[1]
     require(
-        noise <= MOST_NOISE,
-        f"privacy.epsilon = {epsilon:g}; no noise multiplier up to {MOST_NOISE:,.0f} is enough for "
-        f"it with privacy.delta = {mechanism.delta:g}: give a larger delta or epsilon",
+        noise <= most and spent(noise) < math.inf,
+        f"privacy.epsilon = {epsilon:g}; no noise multiplier up to {most:,.0f} is enough for it "
+        f"with privacy.delta = {mechanism.delta:g}: give a larger delta or epsilon",
     )
     return float(noise)
 

@@ -18,8 +18,12 @@ et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
 
@@ -29,6 +33,19 @@ Unit = Literal["client", "example"]
 Accountant = Literal["pld", "rdp"]
 """How the privacy loss of several releases is composed."""
 
+CLIPS = 1e-9, 1e9
+"""Smallest and largest clipping norm, with whose squares single precision computes."""
+
+NOISES = 1e-3, 1e6
+"""Smallest noise multiplier above 0, and the largest. With less noise no accountant computes an
+epsilon; with more, rounding errors are larger than the privacy losses."""
+
+MOST_EPSILON = 1e5
+"""Largest epsilon, which needs more than the smallest noise."""
+
+MOST_RATE = 100.0
+"""Largest learning rate of an adaptive norm."""
+
 
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -37,15 +54,18 @@ class AdaptiveClip:
     Each client also sends whether its norm was at most :math:`C`. With noise, the mean
     :math:`\tilde b` of these bits moves the norm:
 
-    .. math:: C \leftarrow C \exp(-\eta_C (\tilde b - \gamma)).
+    .. math:: C \leftarrow C \exp(-\eta_C (\tilde b - \gamma)),
+
+    within 1e-9 and 1e9.
 
     The noise multiplier :math:`z` of the round is split: the messages get
     :math:`(z^{-2} - (2 \sigma_b)^{-2})^{-1/2}`, and the sum of the bits :math:`\sigma_b`.
 
     Attributes:
         quantile: Quantile :math:`\gamma` of the clients' norms that the norm follows, from 0 to 1.
-        rate: Learning rate :math:`\eta_C`, above 0.
-        count_noise: Standard deviation :math:`\sigma_b` of the noise of the bits' sum, above 0.
+        rate: Learning rate :math:`\eta_C`, above 0 and at most 100.
+        count_noise: Standard deviation :math:`\sigma_b` of the noise of the bits' sum, above 0 and
+            at most 1e6.
 
     Raises:
         InputError: If a number is out of range.
@@ -66,8 +86,8 @@ class AdaptiveClip:
     def __post_init__(self) -> None:
         name = "privacy.adaptive_clip"
         require_number(f"{name}.quantile", self.quantile, most=1)
-        require_number(f"{name}.rate", self.rate, positive=True)
-        require_number(f"{name}.count_noise", self.count_noise, positive=True)
+        require_number(f"{name}.rate", self.rate, most=MOST_RATE, positive=True)
+        require_number(f"{name}.count_noise", self.count_noise, most=NOISES[1], positive=True)
 
 
 @dataclass(frozen=True)
@@ -88,13 +108,14 @@ class Privacy:
 
     Attributes:
         clip: Largest norm :math:`C` of what a client sends, all arrays of a message together, or of
-            the gradient of an example; with `adaptive_clip` the first one. It may be infinite if
-            `noise_multiplier` is 0.
-        epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0. Give
-            either this or `noise_multiplier`.
-        noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`, at least 0.
-        delta: :math:`\delta`, between 0 and 1; well below one over the number of clients, or of
-            rows.
+            the gradient of an example; with `adaptive_clip` the first one. From 1e-9 to 1e9; it may
+            be infinite if `noise_multiplier` is 0.
+        epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0 and at
+            most 1e5. Give either this or `noise_multiplier`.
+        noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`: 0, or from
+            1e-3 to 1e6.
+        delta: :math:`\delta`, above 0 and below one over the number of clients, or of rows of the
+            client with fewest. Above a tenth of that a run warns.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is, as it must
             be for examples.
         accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
@@ -134,16 +155,21 @@ class Privacy:
             )
         unbounded = self.noise_multiplier == 0 and self.clip == math.inf
         if not unbounded:
-            require_number("privacy.clip", self.clip, positive=True, single=True)
+            require_number("privacy.clip", self.clip, positive=True)
+            require(
+                CLIPS[0] <= self.clip <= CLIPS[1],
+                f"privacy.clip = {self.clip!r}; it must be from {CLIPS[0]:g} to {CLIPS[1]:g}",
+            )
         require(
             (self.epsilon is None) != (self.noise_multiplier is None),
             f"privacy.epsilon = {shown(self.epsilon)} and privacy.noise_multiplier = "
             f"{shown(self.noise_multiplier)}; give one of the two",
         )
         if self.epsilon is not None:
-            require_number("privacy.epsilon", self.epsilon, positive=True)
+            require_number("privacy.epsilon", self.epsilon, most=MOST_EPSILON, positive=True)
         if self.noise_multiplier is not None:
             require_number("privacy.noise_multiplier", self.noise_multiplier)
+            require_noise("privacy.noise_multiplier", self.noise_multiplier)
         require_number("privacy.delta", self.delta, positive=True)
         require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
         if self.accountant is not None:
@@ -185,10 +211,75 @@ class Privacy:
         """
         if self.adaptive_clip is None or not noise_multiplier:
             return noise_multiplier
+        require_noise("noise_multiplier", noise_multiplier)
         bits = 2 * self.adaptive_clip.count_noise
+        left = noise_multiplier**-2 - bits**-2 if noise_multiplier < bits else 0.0
         require(
-            noise_multiplier < bits,
+            left >= NOISES[1] ** -2,
             f"privacy.adaptive_clip.count_noise = {self.adaptive_clip.count_noise:g}; with a noise "
             f"multiplier of {noise_multiplier:g} it must be above {noise_multiplier / 2:g}",
         )
-        return float((noise_multiplier**-2 - bits**-2) ** -0.5)
+        return float(left**-0.5)
+
+
+def require_noise(name: str, noise_multiplier: float) -> None:
+    """Raise `InputError` if a noise multiplier is so small or large that it has no epsilon."""
+    least, most = NOISES
+    require(
+        noise_multiplier == 0 or least <= noise_multiplier <= most,
+        f"{name} = {noise_multiplier:g}; it must be 0, or from {least:g} to {most:g}",
+    )
+
+
+class Hidden(NamedTuple):
+    """Among how many of its kind a unit hides.
+
+    Attributes:
+        number: How many clients, or rows of the client with fewest.
+        words: The same in words.
+    """
+
+    number: int
+    words: str
+
+    @classmethod
+    def of(cls, unit: Unit, sizes: NDArray[np.int64]) -> "Hidden":
+        """Among clients with so many rows."""
+        if unit == "client":
+            return cls(len(sizes), f"{len(sizes):,} clients")
+        fewest = int(sizes[sizes > 0].min(initial=sizes.max(initial=0)))
+        return cls(fewest, f"{fewest:,} rows of the smallest client")
+
+    def require_delta(self, name: str, delta: float) -> None:
+        """Raise `InputError` if publishing one of them as it is would have such a delta."""
+        require(
+            delta < 1 / self.number,
+            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the "
+            "delta of publishing one of them as it is",
+        )
+
+    def warnings(self, name: str, delta: float) -> Iterator[str]:
+        """A line if delta is allowed, but larger than is usual."""
+        if delta > 1 / (10 * self.number):
+            yield (
+                f"{name} = {delta:g} is above a tenth of 1 / {self.number:,}, with {self.words}: "
+                "it should be well below that, since publishing one of them as it is has a delta "
+                f"of 1 / {self.number:,}"
+            )
+
+
+def check_delta(privacy: Privacy | None, sizes: NDArray[np.int64]) -> None:
+    """Raise `InputError` if delta is too large to mean anything, unless there is no noise.
+
+    Args:
+        privacy: The setting; None for none.
+        sizes: Rows of each client.
+    """
+    if privacy is not None and privacy.noise_multiplier != 0:
+        Hidden.of(privacy.unit, sizes).require_delta("privacy.delta", privacy.delta)
+
+
+def delta_warnings(privacy: Privacy | None, sizes: NDArray[np.int64]) -> Iterator[str]:
+    """As `check_delta`: a line if delta is larger than is usual."""
+    if privacy is not None and privacy.noise_multiplier != 0:
+        yield from Hidden.of(privacy.unit, sizes).warnings("privacy.delta", privacy.delta)

@@ -9,6 +9,8 @@ from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.measures import KINDS, lower_is_better
 from fedprox.model import Model
+from fedprox.privacy import Privacy
+from fedprox.privacy.setting import check_delta
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.simulation.results.record import Record
@@ -134,6 +136,8 @@ def run_study(
         nonlocal lower
         model: Model = settings["model"]
         _check_measure(cell.name, measure, model, settings["federation"])
+        if isinstance(privacy := settings.get("privacy"), Privacy):
+            check_delta(privacy, settings["federation"].train.sizes)
         if measure.partition("_")[2] in model.metrics:
             lower = lower_is_better(measure, model.metrics)
 

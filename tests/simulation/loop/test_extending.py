@@ -189,7 +189,7 @@ def test_rounds_cannot_become_fewer(five: Path) -> None:
 
 def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
     """More rounds would have needed more noise from the start, and fewer less."""
-    privacy = Privacy(0.1, epsilon=8.0, delta=0.01, accountant="rdp")
+    privacy = Privacy(0.1, epsilon=8.0, delta=0.005, accountant="rdp")
     options = ONE | {"privacy": privacy, "cohort": Cohort(CLIENTS)}  # fast to account for
     train([fedavg()], Checkpoints(tmp_path), **options | {"rounds": 4})
     for rounds in (3, 11):

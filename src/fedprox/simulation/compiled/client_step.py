@@ -424,6 +424,7 @@ class ClientStep:
         params, optimizer = self.solver.step(
             lane.params, lane.optimizer, gradient_h, learning_rate(broadcast, lane.context)
         )
+        params = problem.moved(lane.params, params)
         stepped = self._stepped(lane, broadcast, params, optimizer)
         if not self.accumulate and lane.stop is None:
             return stepped
@@ -469,6 +470,7 @@ class ClientStep:
             return problem.value(params, whole(params, *rows, first, size))
 
         value, gradient = jax.value_and_grad(h)(lane.params)
+        gradient = problem.moved(jax.tree.map(jnp.zeros_like, gradient), gradient)
         params, optimizer = self.solver.step(
             lane.params,
             lane.optimizer,
@@ -478,6 +480,7 @@ class ClientStep:
             grad=gradient,
             value_fn=h,
         )
+        params = problem.moved(lane.params, params)
         stop, step = _apply_stop_rule(lane.stop, gradient, active, None)
         stepped = self._stepped(lane, broadcast, params, optimizer)
         after = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, lane)

@@ -5,6 +5,9 @@ dense layer, one for each patch of a convolution. The norm of such a product, an
 of the products of all examples, follow from the two factors. So the large matrices of dense layers
 never have a gradient for each example, and a step costs little more than one without clipping. The
 gradients of other parameters are formed for each example.
+
+What an example adds to the sum must not exceed its bound, also where its numbers cancel. So an
+example is scaled by an upper bound of the norm of what it adds, with all rounding errors.
 """
 
 import math
@@ -25,9 +28,15 @@ from fedprox.jax_internals import (
     with_results,
 )
 from fedprox.model import Params
+from fedprox.norms import norm_bound, product_bound
+from fedprox.precision import real_type
 
 RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"
 """Operations that only order the numbers of a gradient anew."""
+
+
+EXACT = jax.lax.Precision.HIGHEST
+"""All digits of each factor, which GPUs and TPUs otherwise round."""
 
 
 class Factors(NamedTuple):
@@ -37,14 +46,11 @@ class Factors(NamedTuple):
         at: Where the two factors are among what is computed.
         contracted: Their axes that are summed over.
         after: What orders the product's numbers as the parameter's, from the first operation on.
-        ghost: Whether the norm is found from the factors; else the product is formed for each
-            example.
     """
 
     at: tuple[int, int]
     contracted: tuple[tuple[int, ...], tuple[int, ...]]
     after: tuple[Any, ...]
-    ghost: bool
 
 
 def clipped_sum(
@@ -79,9 +85,10 @@ def clipped_sum(
     def of_one(example: Any) -> list[Any]:
         return run_program(program, [*first, *jax.tree.leaves(example)])
 
-    computed = jax.vmap(of_one)(examples)
-    squares = [_squares(each, computed) for each in found]
-    norm = jnp.sqrt(sum(squares))
+    # XLA must not simplify the numbers in one way for the norm, and in another for the sum
+    computed = jax.lax.optimization_barrier(jax.vmap(of_one)(examples))
+    bounds = jnp.stack([_bound(each, computed) for each in found], axis=1)
+    norm = jax.vmap(norm_bound)(bounds)
     scale = jnp.where(norm > clip, clip / norm, 1.0)
 
     def total(real: jax.Array) -> Params:
@@ -103,7 +110,8 @@ def _factors(closed: Program, k: int, wanted: list[Any]) -> Factors | int:
     """How to compute gradient k, whose variables are appended to what is `wanted`.
 
     Returns:
-        Its factors, or where the gradient itself is, among what is wanted.
+        Its factors if they have fewer numbers, or where the gradient itself is, among what is
+        wanted.
     """
     made_by = {v: eqn for eqn in equations_of(closed) for v in eqn.outvars}
     gradient: Any = results_of(closed)[k]
@@ -122,10 +130,11 @@ def _factors(closed: Program, k: int, wanted: list[Any]) -> Factors | int:
             break
         positions = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted[0])
         sizes = [v.aval.size // positions for v in eqn.invars]
-        ghost = positions * sum(sizes) < math.prod(sizes)
+        if positions * sum(sizes) >= math.prod(sizes):
+            break
         wanted += eqn.invars
         at = len(wanted) - 2, len(wanted) - 1
-        return Factors(at, contracted, tuple(after), ghost)
+        return Factors(at, contracted, tuple(after))
     wanted.append(gradient)
     return len(wanted) - 1
 
@@ -134,7 +143,7 @@ def _matrices(factors: Factors, computed: list[Any]) -> list[jax.Array]:
     """The two factors of each example as matrices, (B, positions, numbers)."""
     matrices = []
     for at, axes in zip(factors.at, factors.contracted, strict=True):
-        array = computed[at]
+        array = computed[at].astype(real_type())
         inner = [axis + 1 for axis in axes]
         array = jnp.moveaxis(array, inner, range(1, 1 + len(inner)))
         positions = math.prod(array.shape[1 : 1 + len(inner)])
@@ -142,18 +151,11 @@ def _matrices(factors: Factors, computed: list[Any]) -> list[jax.Array]:
     return matrices
 
 
-def _squares(found: Factors | int, computed: list[Any]) -> jax.Array:
-    """The squared norm of each example's gradient, (B,)."""
+def _bound(found: Factors | int, computed: list[Any]) -> jax.Array:
+    """An upper bound of the norm of each example's gradient as it is summed, (B,)."""
     if isinstance(found, int):
-        gradient = computed[found]
-        return jnp.sum(gradient.reshape(len(gradient), -1) ** 2, axis=1)
-    a, b = _matrices(found, computed)
-    if not found.ghost:
-        return jnp.sum(jnp.einsum("bpm,bpn->bmn", a, b) ** 2, axis=(1, 2))
-    if a.shape[1] == 1:
-        return jnp.sum(a**2, axis=(1, 2)) * jnp.sum(b**2, axis=(1, 2))
-    pairs = jnp.einsum("bpm,bqm->bpq", a, a) * jnp.einsum("bpn,bqn->bpq", b, b)
-    return jnp.maximum(jnp.sum(pairs, axis=(1, 2)), 0.0)
+        return jax.vmap(norm_bound)(computed[found])
+    return product_bound(*_matrices(found, computed))
 
 
 def _weighted(
@@ -165,9 +167,9 @@ def _weighted(
         return jnp.where(counts.reshape(-1, *[1] * (array.ndim - 1)), array, 0.0)
 
     if isinstance(found, int):
-        return jnp.tensordot(weights, kept(computed[found]), axes=1)
+        return jnp.tensordot(weights, kept(computed[found]), axes=1, precision=EXACT)
     a, b = (kept(each) for each in _matrices(found, computed))
-    total = jnp.einsum("bpm,bpn->mn", weights[:, None, None] * a, b)
+    total = jnp.einsum("bpm,bpn->mn", weights[:, None, None] * a, b, precision=EXACT)
     return _ordered(found, computed, total)
 
 

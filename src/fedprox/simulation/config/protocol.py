@@ -32,6 +32,7 @@ from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
+from fedprox.privacy.setting import check_delta
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -185,6 +186,7 @@ class Protocol:
             )
             self.asynchronous.check(self.cohort, self.systems, self.evaluation)
         self._check_messages()
+        check_delta(self.privacy, self.federation.train.sizes)
         if self.hides_clients:
             self.cohort.check_private()
             if self.population is not None:

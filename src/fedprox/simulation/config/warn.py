@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import users_level
+from fedprox.privacy.setting import delta_warnings
 from fedprox.simulation.config.protocol import Protocol
 
 BLOCK = 2**16
@@ -32,6 +33,7 @@ def warn_of(protocol: Protocol) -> None:
         *_one_class(protocol),
         *_without_class_0(protocol),
         *_unseen_classes(protocol),
+        *delta_warnings(protocol.privacy, protocol.federation.train.sizes),
     ]
     for line in lines:
         warnings.warn(line, stacklevel=users_level())
