@@ -262,4 +262,6 @@ def test_an_optimizer_says_whether_it_moves_alone() -> None:
     assert decays.moves_alone
     checked(decays)
     with pytest.raises(fp.InputError, match="moves although"):
-        checked(decays._replace(moves_alone=False, settings={}, hparams={"server_learning_rate": 999.0}))
+        checked(
+            decays._replace(moves_alone=False, settings={}, hparams={"server_learning_rate": 999.0})
+        )

@@ -253,6 +253,10 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
+            # its messages say nothing, so neither a rule nor an attack reads them
+            self.second_pass.collector = collector(
+                *(self.faults, second.algorithm.size, self.room), fixed=method.keeps_weights
+            )
         self.has_client_keys = method.protocol.codes_randomly
         self.rule, self.ranked = method.rule, method.rule.ranks is not None
         self.collector = collector(

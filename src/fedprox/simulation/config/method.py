@@ -24,7 +24,8 @@ from fedprox.algorithms.check import (
 from fedprox.errors import require
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Params, check_model
+from fedprox.model import Params
+from fedprox.model_check import check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.config.protocol import Protocol
