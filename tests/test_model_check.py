@@ -1,5 +1,6 @@
 """Models whose rows depend on each other, whose statistics would be trained, or that are impure."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,9 @@ import pytest
 from flax import nnx
 
 import fedprox as fp
-from fedprox.model_check import check_model
+from fedprox.model_check import check_model, check_run, is_of_library
+from tests.test_mixed import BUILT
+from tests.variants import mostly_slow
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 ROWS = [(X[at : at + 4], (X[at : at + 4, 0] > 0).astype(int)) for at in (0, 4, 8)]
@@ -80,6 +83,12 @@ def test_where_they_would_be_measured_they_are_refused() -> None:
 def test_a_division_by_the_rows_of_the_batch_is_refused() -> None:
     with pytest.raises(fp.InputError, match=r"model.apply\(params, x\): a row's values depend"):
         check_model(model(apply=lambda params, x: apply(params, x) / len(x)), FEDERATION)
+
+
+def test_functions_in_wrappers_of_jax_are_checked_too() -> None:
+    for wrap in (jax.jit, jax.checkpoint):
+        with pytest.raises(fp.InputError, match="depend on the other rows"):
+            check_model(model(apply=wrap(standardized)), FEDERATION)
 
 
 def test_random_masks_of_the_whole_batch_are_allowed() -> None:
@@ -177,7 +186,7 @@ COUNT = iter(range(10**6))
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda key: jnp.asarray(np.random.default_rng().normal(size=(4, 2)), jnp.float32),
+        lambda _: jnp.asarray(np.random.default_rng().normal(size=(4, 2)), jnp.float32),
         lambda key: jax.random.normal(key, (4, 2)) * float(np.random.default_rng().normal()),
         lambda key: jax.random.normal(jax.random.fold_in(key, next(COUNT)), (4, 2)),
     ],
@@ -194,3 +203,12 @@ def test_given_parameters_are_no_draw() -> None:
     given = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
     given[0, 0] = np.nan
     check_model(fp.Model(lambda _: {"w": given}, lambda params, x: x @ params["w"]), FEDERATION)
+
+
+@pytest.mark.parametrize("name", mostly_slow(fp.models.MODELS, "logistic"))
+def test_models_of_the_library_need_no_check(name: str) -> None:
+    federation, options = BUILT[name]
+    made = fp.models.MODELS[name](federation, **options)
+    assert is_of_library(made)
+    assert not is_of_library(dataclasses.replace(made, loss=losses))
+    check_run(made, federation)

@@ -76,12 +76,16 @@ def check_model(model: Model, federation: Federation) -> None:
         sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
         jax.eval_shape(partial(value_of, name, metric), sums)
 
-    if _is_of_library(model) or _CHECKED.get(id(model)) is model:
-        return
+    if not is_of_library(model) and _CHECKED.get(id(model)) is not model:
+        check_run(model, federation)
+        _CHECKED[id(model)] = model
+
+
+def check_run(model: Model, federation: Federation) -> None:
+    """Run a model's functions, and raise `InputError` if they depend on more than they should."""
     params = _check_init(model)
     if len(federation.train):
         _check_rows(model, federation, params)
-    _CHECKED[id(model)] = model
 
 
 LIBRARIES = {"fedprox", "jax", "flax", "optax"}
@@ -91,20 +95,24 @@ _CHECKED = WeakValueDictionary[int, Model]()
 """The models that have been run in this process, by their identity, as long as others hold them."""
 
 
-def _is_of_library(given: Any) -> bool:
+def is_of_library(given: Any) -> bool:
     """Whether a model, or one of the functions that it consists of, holds no code of the user's."""
     if isinstance(given, Model):
-        return all(map(_is_of_library, [getattr(given, f.name) for f in fields(given)]))
+        return all(map(is_of_library, [getattr(given, f.name) for f in fields(given)]))
     if isinstance(given, partial):
-        return all(map(_is_of_library, (given.func, *given.args, *given.keywords.values())))
+        return all(map(is_of_library, (given.func, *given.args, *given.keywords.values())))
+    if isinstance(given, tuple | list):
+        return all(map(is_of_library, given))
     if isinstance(given, Mapping):
-        return all(map(_is_of_library, given.values()))
+        return all(map(is_of_library, given.values()))
     if isinstance(given, FunctionType):
         cells = [cell.cell_contents for cell in given.__closure__ or () if _is_filled(cell)]
-        return _root(given) in LIBRARIES and all(map(_is_of_library, cells))
+        return _root(given) in LIBRARIES and all(map(is_of_library, cells))
     if is_dataclass(given) and not isinstance(given, type):
         parts = [getattr(given, f.name) for f in fields(given)]
-        return _root(type(given)) in LIBRARIES and all(map(_is_of_library, parts))
+        return _root(type(given)) in LIBRARIES and all(map(is_of_library, parts))
+    if hasattr(given, "__wrapped__"):
+        return is_of_library(given.__wrapped__)
     kind = given if isinstance(given, type) else type(given)
     return not callable(given) or _root(kind) in LIBRARIES
 
