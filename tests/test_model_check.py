@@ -111,7 +111,7 @@ class Normalized(nn.Module):
 
     batch: bool
 
-    @nn.compact
+    @nn.compact  # type: ignore[untyped-decorator]
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = nn.BatchNorm(use_running_average=True) if self.batch else nn.LayerNorm()
         outputs: jax.Array = nn.Dense(2)(norm(x))
@@ -125,7 +125,7 @@ def of_linen(*, batch: bool, wrapped: bool = False) -> fp.Model:
         made = net.init(key, jnp.zeros((1, 4)))
         return {"net": made} if wrapped else made
 
-    return fp.Model(variables, lambda p, x: net.apply(p["net"] if wrapped else p, x))  # type: ignore[arg-type, return-value]
+    return fp.Model(variables, lambda p, x: net.apply(p["net"] if wrapped else p, x))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -239,7 +239,7 @@ def decayed(params: Any, mean: Any, hparams: Any) -> Any:
     return jax.tree.map(lambda w, d: 0.9 * w + d, params, mean)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "the mean as the model": {"update": lambda _, mean, __: mean},
     "models instead of updates": {"message": sends_its_model},
     "an update of length one": {"update": of_length_one},

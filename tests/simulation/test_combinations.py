@@ -6,6 +6,7 @@ import inspect
 import math
 import tempfile
 import warnings
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -286,7 +287,7 @@ def arguments(case: Case, folder: str) -> dict[str, Any]:
         if isinstance(found.get(part), dict):
             found[part] = kind(**found[part])
     if found.pop("checkpoints", False):
-        found["checkpoints"] = fp.Checkpoints(folder, every=1)
+        found["checkpoints"] = fp.Checkpoints(Path(folder), every=1)
     return found
 
 
