@@ -213,7 +213,9 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
 def _check_still(algorithm: Algorithm, method: Method) -> None:
     """Check what an algorithm does in a round in which no client's model changes."""
     protocol, solver = method.protocol, method.solver
-    still = jit_once(partial(still_round, algorithm, protocol.model.shapes))
+    # one program for all values of hyperparameters and settings, which it does not read
+    functions = algorithm._replace(hparams=dict.fromkeys(algorithm.hparams, 0.0), settings={})
+    still = jit_once(partial(still_round, functions, protocol.model.shapes))
 
     def with_rate(rate: float) -> Still:
         hparams = {**method.points[0], "learning_rate": rate, "participation": 1.0}
