@@ -62,18 +62,13 @@ def microseconds(population: fp.Population, buffer: int) -> float:
     asynchronous = fp.Asynchronous(buffer, most_staleness=10_000)
     solver = fp.Solver(0.01, batch_size=10, steps=30)
     protocol = Protocol(
-        federation,
-        fp.models.logistic(federation),
-        solver,
-        fp.Cohort(AT_WORK),
-        fp.Systems(),
-        None,
-        EVENTS,
-        fp.Evaluation(gradients=False),
-        "auto",
-        (0,),
-        None,
-        "never",
+        federation=federation,
+        model=fp.models.logistic(federation),
+        solver=solver,
+        cohort=fp.Cohort(AT_WORK),
+        rounds=EVENTS,
+        evaluation=fp.Evaluation(gradients=False),
+        seeds=(0,),
         population=population,
         asynchronous=asynchronous,
     )

@@ -1,5 +1,6 @@
 """Mixed precision beside casts by hand, and what stays in float32."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from flax import nnx
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
+from fedprox.model import weighted_loss
 from tests.deployment.federations import table_of
 
 FEDERATION = fp.datasets.synthetic(clients=3)
@@ -123,3 +125,52 @@ def test_a_file_says_it() -> None:
     table["model"]["mixed_precision"] = 3
     with pytest.raises(fp.InputError, match=r"model\.mixed_precision = 3; it must be true or"):
         resolve(parse("test", table))
+
+
+def images(*shape: int) -> fp.Federation:
+    return fp.Federation.from_arrays([(np.ones((2, *shape), np.float32), np.array([0, 1]))])
+
+
+def texts(labels: str = "last") -> fp.Federation:
+    x = np.arange(12).reshape(2, 6) % 5
+    return fp.Federation.from_arrays([(x, x[:, -1] if labels == "last" else x)], classes=5)
+
+
+BUILT: dict[str, tuple[fp.Federation, dict[str, Any]]] = {
+    "bert": (texts(), {"layers": 1, "width": 8, "heads": 2, "vocabulary": 5, "positions": 6}),
+    "char-lstm": (texts(), {"hidden": 3}),
+    "cifar-cnn": (images(24, 24, 3), {}),
+    "logistic": (images(4), {}),
+    "mlp": (images(4), {"hidden": [3]}),
+    "mnist-cnn": (images(28, 28), {}),
+    "peephole-char-lstm": (texts("all"), {}),
+    "peephole-word-lstm": (texts("all"), {}),
+    "resnet18": (images(8, 8, 3), {}),
+    "sentiment-lstm": (texts(), {"hidden": 3, "embedding": 2}),
+    "wide-lenet": (images(32, 32, 3), {}),
+}
+
+
+def products(jaxpr: Any) -> Iterator[Any]:
+    """The types of what a program multiplies in matrices and convolutions, at any depth."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield from (each.aval.dtype for each in equation.invars)
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda a: hasattr(a, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from products(inner)
+
+
+@pytest.mark.parametrize("name", fp.models.MODELS)
+def test_every_model_computes_in_bfloat16(name: str) -> None:
+    federation, options = BUILT[name]
+    model = fp.mixed_precision(fp.models.MODELS[name](federation, **options))
+    x, y = jnp.asarray(np.asarray(federation.train.x)), jnp.asarray(federation.train.y)
+
+    def loss(params: Any) -> jax.Array:
+        return weighted_loss(model, params, x, y, jnp.ones(len(y)))
+
+    made = jax.make_jaxpr(jax.value_and_grad(loss))(model.shapes)
+    assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
+    assert {a.dtype for a in made.out_avals} == {jnp.dtype(jnp.float32)}

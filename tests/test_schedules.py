@@ -144,8 +144,8 @@ def test_a_resumed_run_is_the_same_and_other_schedules_are_refused(tmp_path: Pat
             r"a list with functions.*with_solver\(learning_rate=schedule\)",
         ),
         (
-            {"learning_rate": optax.linear_schedule(0, 0.1, 5)},
-            "in round 0 its function gives 0.0; it must give one finite number above 0: begin",
+            {"learning_rate": optax.linear_schedule(-0.1, 0.1, 5)},
+            "in round 0 its function gives -0.1.*; it must give one finite number of at least 0",
         ),
         ({"learning_rate": lambda _: [0.1]}, "in round 0 its function gives .0.1.; it must"),
         ({"learning_rate": lambda _: "a"}, "in round 0 its function gives 'a'; it must"),
@@ -162,11 +162,38 @@ def test_what_is_no_schedule_is_refused(settings: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize(("bad", "rounds"), [(5, 6), (3, 6)])
-def test_a_rate_of_0_in_a_later_round_is_refused(bad: int, rounds: int) -> None:
+def test_a_negative_rate_in_a_later_round_is_refused(bad: int, rounds: int) -> None:
     """Of the last round before anything is compiled, and of others when they are planned."""
-    solver = fp.Solver(lambda t: 0.1 * (t != bad), 2, epochs=1)
-    with pytest.raises(fp.InputError, match=f"in round {bad} its function gives 0.0"):
+    solver = fp.Solver(lambda t: -0.1 if t == bad else 0.1, 2, epochs=1)
+    with pytest.raises(fp.InputError, match=f"in round {bad} its function gives -0.1"):
         quadratic_run(solver, rounds=rounds)
+
+
+def test_a_warm_up_may_begin_at_0() -> None:
+    run = quadratic_run(fp.Solver(optax.linear_schedule(0, 0.1, 5), 2, epochs=1), rounds=2)
+    losses = [record.train_loss for record in run.history]
+    assert losses[0] == losses[1] > losses[2]
+
+
+def test_a_rate_of_0_is_refused_where_it_is_divided_by() -> None:
+    solver = fp.Solver(lambda t: 0.1 * (t != 1), 2, epochs=1)
+    line = "qffl: it divides by the learning rate, which solver.learning_rate gives as 0 in round 1"
+    with pytest.raises(fp.InputError, match=line):
+        quadratic_run(solver, fp.qffl(q=1.0), rounds=3)
+
+
+def test_asynchronous_rounds_take_a_rate_of_0_only_at_first() -> None:
+    settings: dict[str, Any] = {
+        "population": fp.Population(step_seconds=(0.1, 0.2, 0.9)),
+        "asynchronous": fp.Asynchronous(1),
+        "cohort": fp.Cohort(2),
+        "rounds": 5,
+    }
+    begins = fp.Solver(optax.linear_schedule(0, 0.1, 2), 2, epochs=1)
+    assert np.isfinite(quadratic_run(begins, **settings).final.train_loss)
+    ends = fp.Solver(lambda t: 0.1 * (t < 2), 2, epochs=1)
+    with pytest.raises(fp.InputError, match="in round 2 its function gives 0 after it was above"):
+        quadratic_run(ends, **settings)
 
 
 TABLE: dict[str, Any] = {
@@ -281,8 +308,13 @@ def test_an_experiment_file_names_a_schedule_of_ones_own(
         ({"schedule": "cosine"}, "solver.learning_rate.schedule = 'cosine'; "),
         ({"init_value": 1}, "the key 'schedule' is missing"),
         (
-            {"schedule": "linear_schedule", "init_value": 0, "end_value": 1, "transition_steps": 2},
-            "in round 0 its function gives 0.0",
+            {
+                "schedule": "linear_schedule",
+                "init_value": -1,
+                "end_value": 1,
+                "transition_steps": 2,
+            },
+            "in round 0 its function gives -1.0",
         ),
         (
             {"schedule": "cosine_decay_schedule", "init_value": 1, "decay_step": 2},

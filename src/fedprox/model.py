@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
-from fedprox.metrics import Metric, check_metrics, terms_of, value_of, weighted_sums
+from fedprox.metrics import Metric, check_metrics, weighted_sums
 from fedprox.precision import in_shape, real_type
 from fedprox.rewriting import fast
 from fedprox.user_code import call, describe, listed, shapes_of
@@ -216,7 +216,8 @@ class Model:
                 mini-batch (`Model.train`), and are off elsewhere. A method `representation` becomes
                 that of the model. Running statistics of
                 `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained module that
-                `build` returns, are constants of the model.
+                `build` returns, are constants of the model. Whether dropout is on does not depend
+                on the mode, `module.train()` or `module.eval()`, in which `build` returns it.
             loss: As in `Model`.
             correct: As in `Model`.
             metrics: As in `Model`.
@@ -268,6 +269,13 @@ class _Apply:
                 f"model.init(key) returns {dotted(path) or 'an array'} of type {leaf.dtype}; "
                 "parameters must be floating-point numbers",
             )
+        beside = _beside_params(like)
+        require(
+            not beside,
+            f"model.init(key) returns {', '.join(map(repr, beside))} beside 'params', as a "
+            "flax.linen module does; training would change them like parameters: return "
+            "variables['params'] alone, with nn.GroupNorm or nn.LayerNorm in place of nn.BatchNorm",
+        )
         return like
 
     @cached_property
@@ -282,6 +290,16 @@ class _Apply:
         if self.base is not None:
             params = self.base(params)
         return call("model.apply(params, x)", fast(self.function), params, x, given={"x": x})
+
+
+def _beside_params(tree: Any) -> list[str]:
+    """The collections of a flax.linen module's variables beside its parameters, at any depth."""
+    if not isinstance(tree, Mapping):
+        return []
+    if isinstance(tree.get("params"), Mapping):
+        others = [name for name, part in tree.items() if isinstance(part, Mapping)]
+        return [str(name) for name in others if name != "params"]
+    return [name for part in tree.values() for name in _beside_params(part)]
 
 
 def with_base(model: Model, base: Any) -> Model:
@@ -408,48 +426,6 @@ def _quoted(path: Sequence[Any]) -> str:
 def rows_like(stored: Any) -> Any:
     """Two rows like those of features or labels, in shape, as a compiled program reads them."""
     return in_shape((2, *stored.shape[1:]), stored.dtype)
-
-
-def check_model(model: Model, federation: Federation) -> None:
-    """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
-
-    The functions are traced; nothing is computed.
-
-    Args:
-        model: The model.
-        federation: The clients and their data.
-    """
-    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
-    outputs = jax.eval_shape(model.apply, model.shapes, x)
-    if model.train is not None:
-        of_train = partial(training_outputs, model)
-        trained = jax.eval_shape(of_train, model.shapes, x, jax.random.key(0))
-        require(
-            describe(trained) == describe(outputs),
-            f"model.train(params, x, key) returns {describe(trained)}; it must return what "
-            f"model.apply does, {describe(outputs)}",
-        )
-    jax.eval_shape(partial(losses_of, model), outputs, y)
-    if model.loss is cross_entropy:
-        have, needed = outputs.shape[-1], federation.classes
-        require(
-            have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
-        )
-    if federation.augment is not None:
-        stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
-        key = jax.random.key(0)
-        augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
-        require(
-            np.shape(augmented) == x.shape,
-            f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
-            f"of shape {x.shape}",
-        )
-    if model.correct is not None and any(map(len, federation.parts[1:])):
-        jax.eval_shape(partial(labels_met, model), outputs, y)
-    terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
-    for name, metric in model.metrics.items():
-        sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
-        jax.eval_shape(partial(value_of, name, metric), sums)
 
 
 def classes_of(model: Model, federation: Federation) -> int:

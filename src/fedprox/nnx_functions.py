@@ -53,23 +53,25 @@ def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
     def merged(params: Params, key: jax.Array | None) -> nnx.Module:
         return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
 
-    def deterministic(params: Params) -> Any:
-        module: Any = merged(params, jax.random.key(0) if streams else None)
+    def in_mode(params: Params, key: jax.Array, *, training: bool) -> Any:
+        """The module, in the mode of training or of evaluation, whichever `build` left it in."""
+        module: Any = merged(params, key if streams else None)
         if streams:
-            module.set_attributes(deterministic=True, raise_if_not_found=False)
+            module.set_attributes(deterministic=not training, raise_if_not_found=False)
         return module
 
     def apply(params: Params, x: jax.Array) -> jax.Array:
-        outputs: jax.Array = deterministic(params)(x)
+        outputs: jax.Array = in_mode(params, jax.random.key(0), training=False)(x)
         return outputs
 
     def representation(params: Params, x: jax.Array) -> jax.Array:
-        represented: jax.Array = deterministic(params).representation(x)
+        module = in_mode(params, jax.random.key(0), training=False)
+        represented: jax.Array = module.representation(x)
         return represented
 
     def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-        module: Any = merged(params, key)
-        return module(x)
+        outputs: jax.Array = in_mode(params, key, training=True)(x)
+        return outputs
 
     apply.__name__ = type(module).__name__  # what run directories call the model
     says = callable(getattr(module, "representation", None))

@@ -17,6 +17,7 @@ client's rows.
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -71,7 +72,8 @@ class Solver:
 
     Attributes:
         learning_rate: Learning rate :math:`\eta`, above 0. A sequence sweeps over its values. Or a
-            function of the round t = 0, 1, ..., such as an optax schedule.
+            function of the round t = 0, 1, ..., such as an optax schedule, which may be 0 in some
+            rounds, as at the begin of a warm-up.
         batch_size: Examples of a mini-batch, at least 1, or "all" for all of a client's rows. The
             last batch of an epoch holds the remaining rows and counts as a step.
         epochs: Passes over the client's rows, each in a new order. Give either this or `steps`.
@@ -203,7 +205,7 @@ class Solver:
         """The factor of `rates` in a round: decay^t, or a schedule's learning rate.
 
         Raises:
-            InputError: If the schedule does not return one finite number above 0.
+            InputError: If the schedule does not return one finite number of at least 0.
 
         >>> Solver(optax.linear_schedule(0.1, 0.05, 2), 10, epochs=1).factor(1)
         0.075
@@ -311,7 +313,7 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
     It depends on the round alone, not on the rounds that are planned together.
 
     Raises:
-        InputError: If it is not one finite number above 0.
+        InputError: If it is not one finite number of at least 0.
     """
     together = None
     if _is_optax(inspect.unwrap(schedule)):
@@ -322,11 +324,11 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
             value = call(what, lambda: np.asarray(schedule(round_)))
     else:
         value = together[round_ % TOGETHER]
-    rate = float(value) if value.ndim == 0 and value.dtype.kind in "fiu" else 0.0
+    rate = float(value) if value.ndim == 0 and value.dtype.kind in "fiu" else math.nan
     require(
-        SINGLE[0] <= rate <= SINGLE[1],
+        rate == 0 or SINGLE[0] <= rate <= SINGLE[1],
         f"solver.learning_rate: in round {round_} its function gives {shown(value.tolist())}; it "
-        "must give one finite number above 0: begin a warm-up, and end a decay, above 0",
+        "must give one finite number of at least 0, in single precision",
     )
     return float(str(np.float32(rate)))
 

@@ -5,11 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import Adaptation, Memory, Own, Personal, State
 from fedprox.algorithms.check import check_algorithm, context_shape, message_shape
+from fedprox.simulation.simulate import prepare
+from tests.catalogue import VARIANTS
 
 PARAMS: Any = {
     "a": jax.ShapeDtypeStruct((2,), jnp.float32),
@@ -199,3 +203,71 @@ def test_what_does_not_fit_in_a_part_is_named(
     part: str, change: dict[str, Any], expected: str
 ) -> None:
     refused(WHOLE._replace(**{part: getattr(WHOLE, part)._replace(**change)}), expected)
+
+
+def checked(method: fp.Algorithm, rate: Any = 0.1) -> None:
+    """Check a method as `simulate` does, on three rows; nothing is trained."""
+    data = [(np.ones((1, 2)), np.array([k])) for k in range(3)]
+    model = fp.Model(
+        lambda key: {"body": jax.random.normal(key, (2, 3)), "head": jnp.zeros((3, 3))},
+        lambda params, x: x @ params["body"] @ params["head"],
+        representation=lambda params, x: x @ params["body"],
+    )
+    prepare(
+        method,
+        seed=0,
+        federation=fp.Federation.from_arrays(data),
+        model=model,
+        solver=fp.Solver(rate, "all", steps=1),
+        cohort=fp.Cohort(3),
+        rounds=2,
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_model_stays_where_no_client_moves(name: str) -> None:
+    checked(VARIANTS[name].method)
+
+
+def sends_its_model(state: Any, hparams: Any, context: Any, solution: Any) -> tuple[Any, Any]:
+    del state, hparams
+    return solution.params, context.state
+
+
+def of_length_one(params: Any, mean: Any, hparams: Any) -> Any:
+    del hparams
+    norm = optax.tree.norm(mean)
+    return jax.tree.map(lambda w, d: w + d / norm, params, mean)
+
+
+def decayed(params: Any, mean: Any, hparams: Any) -> Any:
+    del hparams
+    return jax.tree.map(lambda w, d: 0.9 * w + d, params, mean)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "the mean as the model": {"update": lambda _, mean, __: mean},
+    "models instead of updates": {"message": sends_its_model},
+    "an update of length one": {"update": of_length_one},
+    "decay": {"update": decayed},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_server_that_moves_alone_is_refused(name: str) -> None:
+    method = fp.fedprox(mu=0.2)._replace(**WRONG[name])
+    line = r"fedprox: update\(state, mean, hparams\): the server's model moves although no client"
+    with pytest.raises(fp.InputError, match=line):
+        checked(method)
+    checked(method._replace(moves_alone=True))
+
+
+def test_an_optimizer_says_whether_it_moves_alone() -> None:
+    assert not fp.fedopt(optax.adam).moves_alone
+    decays = fp.fedopt(optax.adamw)
+    assert decays.moves_alone
+    checked(decays)
+    with pytest.raises(fp.InputError, match="moves although"):
+        checked(
+            decays._replace(moves_alone=False, settings={}, hparams={"server_learning_rate": 999.0})
+        )

@@ -171,6 +171,7 @@ def test_a_probe_of_ones_own_reaches_problem_and_message() -> None:
         message=message,
         probe=lambda w: jax.tree.map(lambda a: jnp.stack([a, 2 * a]), w),
         received=lambda w, _: w,
+        moves_alone=True,
     )
     solver, everyone = fp.Solver(1.0, "all", steps=1), fp.Cohort(len(ROWS))
     once = fp.Evaluation(gradients=False)

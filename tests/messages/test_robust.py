@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.errors import InputError
-from fedprox.messages.robust import RULES
+from fedprox.messages.robust import RULES, Rule
 from tests.quadratics import quadratic_federation, quadratic_model
 
 X = np.array(
@@ -287,3 +287,28 @@ def test_client_state_is_kept_whatever_the_rule() -> None:
 def test_bad_settings_are_one_line(make: Callable[[], Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         make()
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_every_rule_is_public(rule: Any) -> None:
+    """Of messages that are all the same a rule makes this message, and of none zeros."""
+    one = {"w.A": jnp.array([[1.0], [2.0]]), "w.B": jnp.array([[3.0, 4.0]]), "b": jnp.ones(2)}
+    messages = jax.tree.map(lambda a: jnp.stack([a] * 4), one)
+    counts = jnp.array([True, True, True, False])
+    rule_of = fp.Aggregation(rule, radius=100.0).of
+
+    def dense(message: Any) -> Any:
+        return message["w.A"] @ message["w.B"], message["b"]
+
+    for weights in (None, jnp.array([1.0, 2.0, 3.0, 4.0])):
+        for found, expected in zip(
+            dense(rule_of(messages, counts, weights)), dense(one), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not any(np.any(leaf) for leaf in dense(rule_of(messages, jnp.zeros(4, bool))))
+
+
+def test_the_mean_is_weighted() -> None:
+    counts, weights = jnp.array([True, True, False]), jnp.array([1.0, 3.0, 5.0])
+    made = fp.Aggregation().of(jnp.array([4.0, 8.0, jnp.nan]), counts, weights)
+    assert float(made) == 7.0

@@ -20,7 +20,7 @@ FLOORS = [
     {"features", "streams"},
     {"federation"},
     {"model"},
-    {"subproblem", "frozen", "mixed", "datasets", "models"},
+    {"subproblem", "frozen", "mixed", "model_check", "datasets", "models"},
     {"solver", "diagnostics"},
     {"algorithms"},
     {"messages"},

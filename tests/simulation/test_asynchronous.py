@@ -178,18 +178,13 @@ def test_events_versions_and_staleness_are_those_of_the_oracle(
 ) -> None:
     asynchronous = fp.Asynchronous(min(buffer, at_work), most_staleness=most)
     protocol = Protocol(
-        FEDERATION,
-        MODEL,
-        SOLVER,
-        fp.Cohort(at_work),
-        fp.Systems(),
-        None,
-        15,
-        fp.Evaluation(gradients=False),
-        "auto",
-        (0,),
-        None,
-        "never",
+        federation=FEDERATION,
+        model=MODEL,
+        solver=SOLVER,
+        cohort=fp.Cohort(at_work),
+        rounds=15,
+        evaluation=fp.Evaluation(gradients=False),
+        seeds=(0,),
         population=fp.Population(seconds, dropout=dropout),
         asynchronous=asynchronous,
     )

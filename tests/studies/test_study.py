@@ -58,6 +58,32 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"methods": METHODS | {"mine": fp.fedavg()._replace(update=lambda _, mean, __: mean)}},
+            "0 %, mine: fedavg: update(state, mean, hparams): the server's model moves although",
+        ),
+        (
+            {"vary": {"clients": {"2": fp.Cohort(2), "9": fp.Cohort(9)}}},
+            "9, FedAvg: cohort.clients_per_round = 9; the federation has 4 clients",
+        ),
+        (
+            {"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}},
+            "0 %, Scaffnew: scaffnew needs every client in every round",
+        ),
+    ],
+    ids=["method", "setting", "both"],
+)
+def test_all_cells_are_checked_before_the_first_is_trained(
+    changes: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(fp.InputError, match=re.escape(line)):
+        study(**changes, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[fp.Study, Path]:
     """A study, and its folder."""
@@ -525,7 +551,7 @@ cohort.clients_per_round = 3
             "study.vary.seed={a={}}",
             "study.toml: study.vary.seed: 'seed' is a column of every study",
         ),
-        ("study.vary.x={a={rounds=0}}", "rounds = 0; it must be a whole number"),
+        ("study.vary.x={a={rounds=0}}", "0 %, a, fedavg: rounds = 0; it must be a whole"),
         ("study.vary.x={a={rouns=1}}", "study.toml: 0 %, a, fedavg: the file: unknown key 'rouns'"),
         ("study.vary.x={a={seed=3}, b={seed=4}}", "study.toml: 0 %, b, fedavg: seed: all levels"),
         (

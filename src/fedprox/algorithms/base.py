@@ -356,6 +356,8 @@ class Algorithm(NamedTuple):
         own_parts: Dotted names of parameters, or of layers, that stay on the clients. Local
             problems then start from the server's parameters except for these, and gamma is not
             measured.
+        moves_alone: Whether the server's model may move in a round in which no client's model
+            changes, as by weight decay on the server. Otherwise a method that moves it is refused.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
 
@@ -407,6 +409,7 @@ class Algorithm(NamedTuple):
     memory: Memory | None = None
     personal: Personal | None = None
     own_parts: tuple[str, ...] = ()
+    moves_alone: bool = False
     not_private: str = ""
 
     @property

@@ -5,8 +5,9 @@ trace a method's functions before a round is compiled, so that a function that r
 is reported by its name.
 """
 
+import math
 from functools import partial
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,77 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     _require_like(f"{name}: its update gives", after, "the state before", state)
     if algorithm.adapt is not None:
         _check_adaptation(name, algorithm.adapt, hparams)
+
+
+class Still(NamedTuple):
+    """What a round does in which no client's model changes.
+
+    Attributes:
+        moved: How far the server's model moves, relative to its numbers; NaN if it is not finite.
+        finite: Whether the new states of the server and of the client are finite.
+    """
+
+    moved: jax.Array
+    finite: jax.Array
+
+
+def still_round(algorithm: Algorithm, params: Params, hparams: HParams, one: jax.Array) -> Still:
+    """A method's first round with one client, which ends where it starts.
+
+    Args:
+        algorithm: The method, after `check_algorithm`.
+        params: Shapes and types of the model's parameters.
+        hparams: The hyperparameters, with those of `GIVEN`.
+        one: The number 1, an argument since a compiler would compute with arrays that it knows.
+    """
+
+    def filled(like: Any, number: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)
+
+    def start(number: int) -> Params:
+        """A model whose numbers differ from each other, and from those of other starts."""
+
+        def leaf(like: Any) -> jax.Array:
+            place = jnp.arange(math.prod(like.shape), dtype=jnp.int32).reshape(like.shape)
+            return (one * (0.5 + (place % 7 + number % 5) / 8)).astype(like.dtype)
+
+        return jax.tree.map(leaf, params)
+
+    state = algorithm.initial(*map(start, range(algorithm.starts)))
+    sent = algorithm.params(state)
+    own = None if algorithm.client_state is None else algorithm.client_state(sent)
+    like = context_shape(algorithm, params, None)
+    # the gradient is zero, as where no client would move
+    context = filled(like, one)._replace(gradient=filled(like.gradient, 0), state=own)
+    if algorithm.exchange is not None:
+        state = algorithm.exchange(state, algorithm.exchanged(context.gradient), hparams)
+    context = algorithm.begun(state, context)
+    problem = algorithm.subproblem(state, hparams, context)
+    solution = Solution(problem, problem.start, one.astype(jnp.int32))
+    message, own = algorithm.message(state, hparams, context, solution)
+    after = algorithm.update(state, message, hparams)
+
+    def distance(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(a - b) / (1 + jnp.abs(b)), initial=0).astype(real_type())
+
+    moved = jax.tree.leaves(jax.tree.map(distance, algorithm.params(after), sent))
+    numbers = [a for a in jax.tree.leaves((after, own)) if jnp.issubdtype(a.dtype, jnp.floating)]
+    finite = [jnp.isfinite(a).all() for a in numbers]
+    return Still(jnp.stack(moved).max(), jnp.stack(finite).all())
+
+
+STILL = 0.02
+"""How far a model may move by rounding, of bfloat16 too, in a round in which no client moves."""
+
+
+def require_still(algorithm: Algorithm, still: Still) -> None:
+    """Raise `InputError` if the server's model moves although no client's does."""
+    require(
+        algorithm.moves_alone or still.moved <= STILL,
+        f"{algorithm.name}: update(state, mean, hparams): the server's model moves although no "
+        "client's has changed; it must return the next state, such as the state plus the mean of "
+        "the updates; a method whose server does more has moves_alone = True",
+    )
 
 
 def check_objective(algorithm: Algorithm, model: Model, federation: Federation) -> None:

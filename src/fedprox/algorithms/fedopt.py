@@ -44,6 +44,16 @@ def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
     return not all(map(np.array_equal, slow, fast))
 
 
+def _moves_alone(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
+    """Whether an optimizer moves parameters whose gradient is zero, as by weight decay."""
+    server, params = optimizer(learning_rate=1.0), jnp.ones(2)
+    try:
+        step, _ = server.update(jnp.zeros(2), server.init(params), params)
+    except BY_NAME:
+        return True
+    return bool(jnp.any(step != 0))
+
+
 def fedopt(
     optimizer: Callable[..., optax.GradientTransformation], *, server_learning_rate: HParam = 1.0
 ) -> Algorithm:
@@ -109,4 +119,5 @@ def fedopt(
         init=init,
         update=update,
         params=lambda state: state.params,
+        moves_alone=_moves_alone(optimizer),
     )

@@ -7,7 +7,7 @@ from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.remote import Nodes
 from fedprox.deployment.server import Deployment, Server
 from fedprox.errors import users_level
-from fedprox.experiment.resolved import described_by
+from fedprox.experiment.resolved import described_by, settings_of
 from fedprox.precision import require_single
 from fedprox.privacy.setting import delta_warnings
 from fedprox.simulation.config.method import Method, checked_methods
@@ -60,25 +60,6 @@ def methods_of(deployment: Deployment) -> list[Method]:
     """
     experiment, resolved = deployment.experiment, deployment.resolved
     seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
-    protocol = Protocol(
-        federation=resolved.federation,
-        model=resolved.model,
-        solver=resolved.solver,
-        cohort=resolved.cohort,
-        systems=resolved.systems,
-        faults=resolved.faults,
-        rounds=experiment.rounds,
-        evaluation=resolved.evaluation,
-        client_store="auto",
-        seeds=tuple(seeds),
-        target=resolved.target,
-        stop_at_target=experiment.stop_at_target,
-        selection=resolved.selection,
-        initial=resolved.initial,
-        privacy=resolved.privacy,
-        population=resolved.population,
-        asynchronous=resolved.asynchronous,
-        compression=resolved.compression,
-        aggregation=resolved.aggregation,
-    )
+    settings = settings_of(experiment, resolved) | {"client_store": "auto"}
+    protocol = Protocol(**settings, seeds=tuple(seeds))
     return checked_methods(protocol, resolved.methods)

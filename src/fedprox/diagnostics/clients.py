@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
-from fedprox.model import Model, Params, check_model, check_params, labels_met, losses_of, with_base
+from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
+from fedprox.model_check import check_model
 from fedprox.precision import in_shape, real_type
 
 ROWS = 512

@@ -16,13 +16,13 @@ from fedprox.federation import Federation, Rows
 from fedprox.model import (
     Model,
     Params,
-    check_model,
     check_params,
     labels_met,
     losses_of,
     weighted_loss,
     with_base,
 )
+from fedprox.model_check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem

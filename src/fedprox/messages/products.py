@@ -28,6 +28,7 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.frozen import FACTORS, adapted
 from fedprox.model import Params
+from fedprox.subproblem import Subproblem
 
 
 def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:

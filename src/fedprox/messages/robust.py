@@ -102,7 +102,7 @@ class Aggregation:
         require_whole("aggregation.bucket", self.bucket, least=2)
         require_number("aggregation.radius", self.radius, positive=True)
         require(
-            self.before == "nothing" or self.rule in RULES,
+            self.before == "nothing" or self.robust,
             f'aggregation.before = "{self.before}"; it is for robust rules',
         )
         if self.ranks is not None:
@@ -110,6 +110,11 @@ class Aggregation:
             for k, rank in enumerate(self.ranks):
                 require_whole(f"aggregation.ranks[{k}]", rank)
             object.__setattr__(self, "ranks", tuple(map(int, self.ranks)))
+
+    @property
+    def robust(self) -> bool:
+        """Whether some dishonest clients cannot move what the rule gives far."""
+        return self.rule in RULES
 
     @property
     def stores(self) -> bool:
@@ -151,7 +156,8 @@ class Aggregation:
         Args:
             messages: Leaves (n, ...).
             counts: Which of them count, bool (n,).
-            weights: Their weights, shape (n,), which robust rules do not need.
+            weights: Their weights, shape (n,), for "mean" and "product"; robust rules do not read
+                them. None for equal ones.
 
         Returns:
             A message, leaves (...); zeros if none counts.
@@ -160,8 +166,10 @@ class Aggregation:
         >>> float(rule.of(jnp.array([1.0, 5.0, 2.0, 9.0]), jnp.array([True, True, True, False])))
         2.0
         """
-        if self.rule == "product":
-            return mean_product(messages, counts, weights)
+        if not self.robust:
+            weights = jnp.ones(counts.shape) if weights is None else weights
+            of = mean_product if self.rule == "product" else weighted_mean
+            return of(messages, counts, weights)
         rows = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
         restore = ravel_pytree(jax.tree.map(lambda a: a[0], messages))[1]
         rows, number = jnp.where(counts[:, None], rows, 0), counts.sum()
@@ -176,6 +184,18 @@ class Aggregation:
             faulty = jnp.minimum(faulty, jnp.maximum(counts.sum() - 1, 0) // 2)
         found = RULES[self.rule](self, rows, counts, faulty)
         return restore(jnp.where(number > 0, found, 0))
+
+
+def weighted_mean(messages: Any, counts: jax.Array, weights: jax.Array) -> Any:
+    """The weighted mean of the messages, leaves (n, ...), that count; zeros if none does."""
+    share = jnp.where(counts, weights, 0)
+    share = share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
+
+    def leaf_mean(leaf: jax.Array) -> jax.Array:
+        kept = jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+        return jnp.tensordot(share.astype(leaf.dtype), kept, 1)
+
+    return jax.tree.map(leaf_mean, messages)
 
 
 def _sorted(rows: jax.Array, counts: jax.Array) -> jax.Array:

@@ -149,7 +149,9 @@ class LSTM(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Steps first: (length, B, d) -> (length, B, h)."""
-        forget = jnp.repeat(jnp.array([0.0, self.forget_bias, 0.0, 0.0]), self.units)
+        # in the type of the parameters, which mixed precision changes
+        added = jnp.array([0.0, self.forget_bias, 0.0, 0.0], self.bias[...].dtype)
+        forget = jnp.repeat(added, self.units)
         peepholes = self.peepholes[...] if hasattr(self, "peepholes") else None
         kernels = self.input_kernel[...], self.hidden_kernel[...]
         return lstm(x, *kernels, self.bias[...] + forget, peepholes)

@@ -1,10 +1,11 @@
 """The entry point `simulate`, and the checks of its arguments."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, shown
@@ -18,7 +19,7 @@ from fedprox.privacy import Privacy
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.method import checked_methods
+from fedprox.simulation.config.method import Method, checked_methods
 from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.protocol import Protocol, Storage
 from fedprox.simulation.config.systems import Systems
@@ -162,19 +163,16 @@ def simulate(
         [0, 1, 2]
     """
     use_default_compilation_cache()
-    methods = _as_list(methods)
     require(
         checkpoints is None or isinstance(checkpoints, Checkpoints),
         f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
     )
     check_callbacks(callbacks)
     require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
-    mesh = lane_mesh(devices)
-    if isinstance(model, Model):  # else refused below
-        model = with_base(model, replicate(mesh, model.base))
-    if isinstance(attack, Attack):
-        federation = attack.flipped(federation)
-    protocol = Protocol(
+    prepared = prepare(
+        methods,
+        seed=seed,
+        devices=devices,
         federation=federation,
         model=model,
         solver=solver,
@@ -184,7 +182,6 @@ def simulate(
         rounds=rounds,
         evaluation=evaluation,
         client_store=client_store,
-        seeds=_seeds(seed),
         target=target,
         stop_at_target=stop_at_target,
         selection=selection,
@@ -197,22 +194,66 @@ def simulate(
         stop=stop,
         initial=initial,
     )
+    if jax.process_index() == 0:
+        warn_of(prepared.protocol)
+    engine = Devices(prepared.mesh, prepared.protocol, checkpoints)
+    follow = Follow(checkpoints, callbacks, on_progress, progress)
+    return train(prepared.protocol, prepared.methods, engine, follow)
+
+
+class Prepared(NamedTuple):
+    """A comparison whose arguments have been checked.
+
+    Attributes:
+        mesh: The devices.
+        protocol: The settings that its methods share.
+        methods: The methods.
+    """
+
+    mesh: Mesh
+    protocol: Protocol
+    methods: list[Method]
+
+
+def prepare(
+    methods: Algorithm | Sequence[Algorithm],
+    *,
+    seed: int | Sequence[int],
+    devices: int | None = None,
+    **settings: Any,
+) -> Prepared:
+    """Check the arguments of `simulate` that results depend on; nothing is trained.
+
+    Args:
+        methods: As in `simulate`.
+        seed: As in `simulate`.
+        devices: As in `simulate`.
+        settings: The other arguments of `simulate` that are fields of a `Protocol`.
+
+    Raises:
+        InputError: If an argument is invalid or does not fit the others.
+    """
+    methods, mesh = _as_list(methods), lane_mesh(devices)
+    model, attack = settings["model"], settings.get("attack")
+    if isinstance(model, Model):  # else refused below
+        settings["model"] = with_base(model, replicate(mesh, model.base))
+    if isinstance(attack, Attack):
+        settings["federation"] = attack.flipped(settings["federation"])
+    protocol = Protocol(**settings, seeds=_seeds(seed))
     compared = checked_methods(protocol, methods)
     require(
-        asynchronous is None or population is not None,
+        protocol.asynchronous is None or protocol.population is not None,
         "asynchronous: who is done when is a matter of the clients' devices: give a population",
     )
+    deadline = protocol.systems.deadline
     require(
-        systems.deadline is None or population is not None,
-        f"systems.deadline = {shown(systems.deadline)}; give a population beside it: without, it "
-        "is a real clock's, which only a deployment has",
+        deadline is None or protocol.population is not None,
+        f"systems.deadline = {shown(deadline)}; give a population beside it: without, it is a real "
+        "clock's, which only a deployment has",
     )
     if protocol.evaluation.clients is None:
-        check_measured(mesh, federation, protocol.measured)
-    if jax.process_index() == 0:
-        warn_of(protocol)
-    engine = Devices(mesh, protocol, checkpoints)
-    return train(protocol, compared, engine, Follow(checkpoints, callbacks, on_progress, progress))
+        check_measured(mesh, protocol.federation, protocol.measured)
+    return Prepared(mesh, protocol, compared)
 
 
 def _as_list(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:

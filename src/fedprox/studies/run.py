@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import InputError
 from fedprox.files.lock import locked
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StudyLive, clean_up
@@ -17,7 +18,7 @@ from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
-from fedprox.simulation.simulate import simulate
+from fedprox.simulation.simulate import prepare, simulate
 from fedprox.studies.grid import METHOD, Cell, Settings, check_budgets
 from fedprox.studies.tuning import Tuning, best_label
 
@@ -103,6 +104,7 @@ def train_cells(
     for cell in cells:  # what is wrong with the last one is said before the first is trained
         settings = cell.settings(seeds[0])
         check(cell, settings)
+        _prepare(cell, settings, [*seeds, *(tuning.seeds or ()), *more])
         if len(cell.points) > 1:
             name, _ = tuning.measure_for(cell.name, settings["federation"], settings["model"])
             measures[name] = None
@@ -123,6 +125,16 @@ def train_cells(
         if place.out is not None:
             clean_up(place.out)
     return outcomes, tuning.sentence(budgets, list(measures), seeds if more else ())
+
+
+def _prepare(cell: Cell, settings: Settings, seeds: Sequence[int]) -> None:
+    """Raise `InputError` if a cell cannot be trained."""
+    settings = {name: value for name, value in settings.items() if name != "callbacks"}
+    known = seeds[:1] if cell.data_per_seed else list(dict.fromkeys(seeds))
+    try:
+        prepare(cell.method, seed=known, **settings)
+    except InputError as error:
+        raise InputError(f"{cell.name}: {error}") from error
 
 
 def folder_names(levels: Sequence[Mapping[str, str]]) -> list[str]:

@@ -46,7 +46,8 @@ def work_of(
         "stop_at_target": "never",
     }
     model = quadratic_model(np.zeros(2))
-    protocol = Protocol(federation(), model, population=population, **settings | options)
+    settings |= {"federation": federation(), "model": model, "population": population}
+    protocol = Protocol(**settings | options)
     method = Method(protocol, protocol.reported(algorithm))
     protocol.check(method.algorithm, method.solver)
     found = works(protocol, method.algorithm, method.solver, 0)

@@ -27,7 +27,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.messages.faults import Screened, mean_of
 from fedprox.model import Params, with_base
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.aggregation import Arrived, Result, collector, keeping
+from fedprox.simulation.compiled.aggregation import Arrived, Collector, Result, collector, keeping
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
@@ -253,9 +253,13 @@ class RoundsProgram:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
+            # its messages say nothing, so neither a rule nor an attack reads them
+            self.second_pass.collector = collector(
+                *(self.faults, second.algorithm.size, self.room), fixed=method.keeps_weights
+            )
         self.has_client_keys = method.protocol.codes_randomly
         self.rule, self.ranked = method.rule, method.rule.ranks is not None
-        self.collector = collector(
+        self.collector: Collector = collector(
             *(self.faults, self.algorithm.size, self.room),
             fixed=method.keeps_weights,
             rule=self.rule,

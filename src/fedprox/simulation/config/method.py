@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,15 +14,23 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
-from fedprox.algorithms.check import check_algorithm, check_objective
+from fedprox.algorithms.check import (
+    Still,
+    check_algorithm,
+    check_objective,
+    require_still,
+    still_round,
+)
 from fedprox.errors import require
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
-from fedprox.model import Params, check_model
+from fedprox.model import Params
+from fedprox.model_check import check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
+from fedprox.simulation.devices.programs import jit_once
 from fedprox.solver import Solver, as_values, name_of
 
 
@@ -190,8 +198,9 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
     methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
     for method in methods:
         protocol.check(method.algorithm, method.solver)
-    for algorithm in algorithms:
+    for algorithm, method in zip(algorithms, methods, strict=True):
         check_objective(algorithm, protocol.model, protocol.federation)
+        _check_still(algorithm, method)
     for name, count in Counter(name for method in methods for name in method.labels).items():
         require(
             count == 1,
@@ -199,3 +208,27 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
             "differ in their first six digits, schedules in their names or first rates",
         )
     return methods
+
+
+def _check_still(algorithm: Algorithm, method: Method) -> None:
+    """Check what an algorithm does in a round in which no client's model changes."""
+    protocol, solver = method.protocol, method.solver
+    # one program for all values of hyperparameters and settings, which it does not read
+    functions = algorithm._replace(hparams=dict.fromkeys(algorithm.hparams, 0.0), settings={})
+    still = jit_once(partial(still_round, functions, protocol.model.shapes))
+
+    def with_rate(rate: float) -> Still:
+        hparams = {**method.points[0], "learning_rate": rate, "participation": 1.0}
+        arrays = {name: np.asarray(value, real_type()) for name, value in hparams.items()}
+        return jax.device_get(still(arrays, np.ones((), real_type())))
+
+    usual, without = with_rate(1.0), with_rate(0.0)
+    require_still(algorithm, usual)
+    divides = not np.isfinite(without.moved) or without.finite < usual.finite
+    if divides and solver.schedule is not None:
+        for t in range(protocol.rounds):
+            require(
+                solver.factor(t),
+                f"{algorithm.name}: it divides by the learning rate, which solver.learning_rate "
+                f"gives as 0 in round {t}; it must be above 0 in all rounds",
+            )

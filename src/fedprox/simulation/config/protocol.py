@@ -83,7 +83,7 @@ LONGEST = 100
 digest."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Protocol:
     """The settings that compared methods share.
 
@@ -122,14 +122,14 @@ class Protocol:
     model: Model
     solver: Solver
     cohort: Cohort
-    systems: Systems
-    faults: Faults | None
+    systems: Systems = Systems()  # noqa: RUF009 (frozen)
+    faults: Faults | None = None
     rounds: int
-    evaluation: Evaluation
-    client_store: Storage
+    evaluation: Evaluation = Evaluation()  # noqa: RUF009 (frozen)
+    client_store: Storage = "auto"
     seeds: tuple[int, ...]
-    target: Target | None
-    stop_at_target: StopAtTarget
+    target: Target | None = None
+    stop_at_target: StopAtTarget = "never"
     initial: Params = None
     selection: Selection = Selection()  # noqa: RUF009 (frozen)
     stop: Callable[[Record], bool] | None = None
@@ -240,6 +240,22 @@ class Protocol:
             self.aggregation.before != "bucketing" or self.cohort.sampling == "uniform",
             'aggregation.before = "bucketing"; buckets are of clients in the order of their draw, '
             'so cohort.sampling must be "uniform"',
+        )
+
+    def plain(self, clients_per_round: int) -> "Protocol":
+        """The same data, model and solver in rounds of so many clients, with no other setting.
+
+        It is made anew: a copy would keep what a list of settings to be reset forgets.
+        """
+        return Protocol(
+            federation=self.federation,
+            model=self.model,
+            solver=self.solver,
+            cohort=Cohort(clients_per_round),
+            rounds=self.rounds,
+            evaluation=Evaluation(gradients=False),
+            client_store=self.client_store,
+            seeds=self.seeds,
         )
 
     @property

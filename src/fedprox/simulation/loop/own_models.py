@@ -1,6 +1,5 @@
 """The evaluation of clients' own models: those that they keep, and those after fine-tuning."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +20,7 @@ from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.node_part import part_program
 from fedprox.simulation.compiled.round import Inputs, Server
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, replicate, shard
 from fedprox.simulation.devices.programs import Request, compiled
 from fedprox.simulation.loop.planner import plan_call
@@ -243,16 +239,7 @@ class FineTuning:
 
     def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params, steps: int) -> None:
         protocol = method.protocol
-        alone = dataclasses.replace(
-            protocol,
-            cohort=Cohort(min(BLOCK, len(protocol.federation))),
-            systems=Systems(),
-            faults=None,
-            privacy=None,
-            population=None,
-            asynchronous=None,
-            evaluation=Evaluation(gradients=False),
-        )
+        alone = protocol.plain(min(BLOCK, len(protocol.federation)))
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
         federation = protocol.federation
         self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)

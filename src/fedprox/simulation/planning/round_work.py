@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.errors import require
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.planning.events import Events, Step, server_steps
@@ -97,7 +98,13 @@ def asynchronous_works(
     for t, step in enumerate(steps, first):
         jobs = whole_jobs(protocol, algorithm, solver, step.clients)
         staleness, rate = t - step.started, solver.factor(t)
-        rates = [solver.factor(each) / rate if rate else 0.0 for each in step.started.tolist()]
+        begun = [solver.factor(each) for each in step.started.tolist()]
+        require(
+            rate > 0 or solver.schedule is None or not any(begun),
+            f"solver.learning_rate: in round {t} its function gives 0 after it was above 0; in "
+            "asynchronous rounds, whose rates are relative to the server's, it must stay above 0",
+        )
+        rates = [each / rate if rate else 0.0 for each in begun]
         jobs = jobs._replace(
             weight=jobs.weight * settings.factor(staleness),
             staleness=staleness,
