@@ -13,7 +13,7 @@ from typing import Any
 
 from fedprox.errors import naming_arguments
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _HOMES = {
     alias.name: node.module

@@ -59,7 +59,11 @@ def decaying(learning_rate: Any) -> optax.GradientTransformation:
 
 
 @pytest.mark.filterwarnings("ignore:.*test labels that evaluations read")
-@pytest.mark.parametrize("setting", [{"weight_decay": 0.5}, {"optimizer": decaying}], ids=str)
+@pytest.mark.parametrize(
+    "setting",
+    [{"weight_decay": 0.5}, {"optimizer": decaying}],
+    ids=["of the solver", "of the optimizer"],
+)
 def test_weight_decay_moves_what_is_trained_alone(setting: dict[str, Any]) -> None:
     """By hand for one client; the head must not decay while the body is trained."""
     client = FEDERATION.of_clients(np.array([int(np.argmax(ROWS))]))
