@@ -107,7 +107,7 @@ CASES: dict[str, dict[str, Any]] = {
     "given parameters": {"initial": MODEL.init(jax.random.key(2))},
     "private clients": NOISED
     | {
-        "privacy": privacy(0.5, 0.02, adaptive_clip=fp.AdaptiveClip(), capacity=4),
+        "privacy": privacy(0.5, 0.01, adaptive_clip=fp.AdaptiveClip(), capacity=4),
     },
     "two noised sums": NOISED | {"privacy": privacy(), "methods": fp.feddane(mu=0.1)},
     "private examples": {

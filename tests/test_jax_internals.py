@@ -141,6 +141,27 @@ def test_which_arguments_a_function_reads_and_returns() -> None:
     assert jax_internals.inputs_returned(f, X, X, X, X) == [0, -1, 2]
 
 
+def test_programs_are_compared_with_what_they_close_over() -> None:
+    drawn = iter(np.arange(4.0).reshape(2, 2))
+
+    def impure(x: Any) -> Any:
+        return x + next(drawn)
+
+    (text, (first,)), (other, (second,)) = (jax_internals.traced(impure, X) for _ in range(2))
+    assert text == other
+    assert [first.tolist(), second.tolist()] == [[0, 1], [2, 3]]
+    assert jax_internals.traced(jnp.sin, X)[0] != jax_internals.traced(jnp.cos, X)[0]
+
+
+def test_numbers_that_are_not_finite_are_allowed_for_a_while() -> None:
+    logarithm = jax.jit(jnp.log)
+    with jax.debug_nans(True):
+        with jax_internals.nans_allowed():
+            assert bool(jnp.isnan(logarithm(-X)).all())
+        with pytest.raises(FloatingPointError):
+            logarithm(-X)
+
+
 def test_what_a_compiled_program_takes_is_known() -> None:
     stage = jax.jit(lambda x: x + jnp.sin(X)).trace(X)
     program = stage.lower().compile()

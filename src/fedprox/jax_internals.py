@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -266,6 +266,19 @@ def compiler_settings() -> tuple[Any, ...]:
     config: Any = jax.config
     optimized = not config.values.get("jax_disable_most_optimizations")
     return config.jax_enable_x64, config.jax_default_matmul_precision, optimized
+
+
+def traced(function: Callable[..., Any], *args: Any) -> tuple[str, Sequence[Any]]:
+    """A function's program in text, traced anew, and the program's constants."""
+    program = jax.make_jaxpr(lambda *args: function(*args))(*args)
+    return str(program), program.consts
+
+
+@contextlib.contextmanager
+def nans_allowed() -> Iterator[None]:
+    """Compute without JAX's search for numbers that are not finite, whatever its settings say."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
 
 
 def inputs_read(function: Callable[..., Any], *args: Any) -> list[bool]:

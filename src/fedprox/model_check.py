@@ -1,6 +1,6 @@
 """Whether a model's functions fit together, fit a federation, and treat each row by itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CellType, FunctionType
@@ -14,6 +14,7 @@ import numpy as np
 from fedprox.errors import require
 from fedprox.features import index_of
 from fedprox.federation import Federation
+from fedprox.jax_internals import nans_allowed, traced
 from fedprox.metrics import terms_of, value_of
 from fedprox.model import (
     Model,
@@ -26,7 +27,7 @@ from fedprox.model import (
     training_outputs,
     with_base,
 )
-from fedprox.user_code import describe, shapes_of
+from fedprox.user_code import LIBRARIES, describe, shapes_of
 
 ROUNDING = 1e-4
 """By how much, relatively, a row's outputs may differ if other rows of the same batch change."""
@@ -77,7 +78,8 @@ def check_model(model: Model, federation: Federation) -> None:
         jax.eval_shape(partial(value_of, name, metric), sums)
 
     if not is_of_library(model) and _CHECKED.get(id(model)) is not model:
-        check_run(model, federation)
+        with nans_allowed():  # parameters are others than those of the run
+            check_run(model, federation)
         _CHECKED[id(model)] = model
 
 
@@ -87,9 +89,6 @@ def check_run(model: Model, federation: Federation) -> None:
     if len(federation.train):
         _check_rows(model, federation, params)
 
-
-LIBRARIES = {"fedprox", "jax", "flax", "optax"}
-"""Packages whose models are checked by their own tests."""
 
 _CHECKED = WeakValueDictionary[int, Model]()
 """The models that have been run in this process, by their identity, as long as others hold them."""
@@ -134,10 +133,10 @@ def _check_init(model: Model) -> Params:
     A program holds what was drawn from elsewhere when it was traced, so two are traced.
     """
     key = jax.random.key(0)
-    first, again = (jax.make_jaxpr(lambda key: model.init(key))(key) for _ in range(2))
+    (text, constants), (other_text, other_constants) = (traced(model.init, key) for _ in range(2))
     init = jax.jit(model.init) if model.base is None else model.init
     params = init(key)
-    if str(first) == str(again) and _same(first.consts, again.consts):
+    if text == other_text and _same(constants, other_constants):
         return params
     other = jax.jit(lambda key: model.init(key))(key)
     for (path, a), b in zip(
@@ -212,12 +211,17 @@ def _first_row(
         terms = terms_of(model.metrics, outputs, y)
         return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}
 
-    outputs = whole.apply(params, x)
+    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, alone(x))
+
+    def of_rows(rows: Callable[[jax.Array], jax.Array]) -> Any:
+        """The outputs for some rows; what does not grow with the rows belongs to none."""
+        return jax.tree.map(lambda a, b: a if a.shape == b.shape else rows(a), outputs, of_one)
+
     batches = [
-        functions_of_x(rows(x)) | functions_of_outputs(jax.tree.map(rows, outputs), rows(y))
+        functions_of_x(rows(x)) | functions_of_outputs(of_rows(rows), rows(y))
         for rows in (lambda rows: rows, copies, alone)
     ]
-    return tuple(jax.tree.map(lambda a: a[0], batches))
+    return tuple(jax.tree.map(lambda a: jnp.atleast_1d(a)[:1], batches))
 
 
 def _require_same(found: dict[str, Any], other: dict[str, Any], rounding: float) -> None:

@@ -18,6 +18,9 @@ from fedprox.jax_internals import require_backend
 
 T = TypeVar("T")
 
+LIBRARIES = {"fedprox", "jax", "flax", "optax"}
+"""Packages whose functions are not the user's."""
+
 SHOWN = 4
 """Most arrays of a tree, or names, that a message lists."""
 

@@ -42,6 +42,11 @@ def released(
         jax.debug.callback(seen, mean)
         return state
 
+    def begin(_: Any) -> None:
+        """Forget what checks of the method have released."""
+        jax.effects_barrier()
+        sums.clear()
+
     cohort = options.pop("clients_per_round", clients)
     exchange = None if method.exchange is None else unchanged
     solver = options.pop("solver", SOLVER)
@@ -59,6 +64,7 @@ def released(
         evaluation=fp.Evaluation(gradients=solver.gamma is not None),
         devices=1,
         progress=False,
+        callbacks=[fp.Callback(on_start=begin)],
         **options,
     )
     return sums

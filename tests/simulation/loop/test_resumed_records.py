@@ -64,7 +64,7 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from parts(each, f"{path}.{key}")
 
 
-TIMES = ("compile_seconds", "run_seconds")
+TIMES = ("callback_seconds", "compile_seconds", "run_seconds")
 
 
 def same(one: Any, other: Any) -> None:

@@ -24,9 +24,7 @@ import numpy as np
 from jax.stages import Compiled, Traced, Wrapped
 
 from fedprox.jax_internals import compiler_settings, program_bytes
-
-LIBRARIES = {"fedprox", "jax", "flax", "optax"}
-"""Packages whose functions read no global name that changes."""
+from fedprox.user_code import LIBRARIES
 
 
 def by_value(value: Any) -> Hashable:
