@@ -337,7 +337,7 @@ data = {name = "synthetic", clients = 6}
 cohort = {clients_per_round = 6}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}
 method = [{name = "fedavg"}]
-privacy = {clip = 0.1, delta = 0.01, accountant = "rdp", CALIBRATED}
+privacy = {clip = 0.1, delta = 0.001, accountant = "rdp", CALIBRATED}
 """
 
 
