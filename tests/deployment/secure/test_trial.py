@@ -31,4 +31,5 @@ def test_a_trial_sums_in_secret(tmp_path: Path) -> None:
     for i in range(1, 5):
         ledger = json.loads((out / "nodes" / f"node-{i}" / "state" / FILE).read_text())
         rounds = {name.partition("/")[2]: last for name, last in ledger["rounds"].items()}
-        assert rounds == {"0-0/train": 1, "1-0/gradients": 1, "1-0/train": 1}
+        revealed = {"0-0/train": 1, "1-0/gradients": 1, "1-0/train": 1}
+        assert rounds == revealed | {"0-0/evaluate": 2, "1-0/evaluate": 2}
