@@ -27,6 +27,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.frozen import FACTORS, adapted
+from fedprox.messages.faults import beside
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
@@ -109,14 +110,19 @@ def mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array
         return _mean_product(messages, counts, weights)
 
 
-def _mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
+def shares(counts: jax.Array, weights: jax.Array) -> jax.Array:
+    """The shares (n,) of the messages that count in their weight; zeros if none does."""
     share = jnp.where(counts, weights, 0)
-    share = share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
+    return share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
 
-    def counted(array: jax.Array) -> jax.Array:
-        return jnp.where(counts.reshape(-1, *[1] * (array.ndim - 1)), array, 0)
 
-    kept = {name: counted(array) for name, array in messages.items()}
+def counted(messages: Any, counts: jax.Array) -> Any:
+    """The messages, leaves (n, ...), with zeros for those that do not count."""
+    return jax.tree.map(lambda leaf: jnp.where(beside(counts, leaf), leaf, 0), messages)
+
+
+def _mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
+    share, kept = shares(counts, weights), counted(messages, counts)
     found = {name: jnp.tensordot(share, array, 1) for name, array in kept.items()}
     for name in adapted(messages):
         first, second = (name + factor for factor in FACTORS)

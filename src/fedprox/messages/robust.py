@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.messages.products import mean_product
+from fedprox.messages.products import counted, mean_product, shares
 
 Rule = Literal[
     "mean",
@@ -188,14 +188,10 @@ class Aggregation:
 
 def weighted_mean(messages: Any, counts: jax.Array, weights: jax.Array) -> Any:
     """The weighted mean of the messages, leaves (n, ...), that count; zeros if none does."""
-    share = jnp.where(counts, weights, 0)
-    share = share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
-
-    def leaf_mean(leaf: jax.Array) -> jax.Array:
-        kept = jnp.where(counts.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
-        return jnp.tensordot(share.astype(leaf.dtype), kept, 1)
-
-    return jax.tree.map(leaf_mean, messages)
+    share = shares(counts, weights)
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, 1), counted(messages, counts)
+    )
 
 
 def _sorted(rows: jax.Array, counts: jax.Array) -> jax.Array:

@@ -224,10 +224,12 @@ def _check_still(algorithm: Algorithm, method: Method) -> None:
         with nans_allowed():  # methods may divide by the rate
             return jax.device_get(still(arrays, np.ones((), real_type())))
 
-    usual, without = with_rate(1.0), with_rate(0.0)
+    usual = with_rate(1.0)
     require_still(algorithm, usual)
-    divides = not np.isfinite(without.moved) or without.finite < usual.finite
-    if divides and solver.schedule is not None:
+    if solver.schedule is None:  # its rates are above 0
+        return
+    without = with_rate(0.0)
+    if not np.isfinite(without.moved) or without.finite < usual.finite:
         for t in range(protocol.rounds):
             require(
                 solver.factor(t),
