@@ -52,14 +52,14 @@ class ByHand:
         self.algorithm, self.federation = algorithm, federation
         self.rows = [methods.rows_of(federation, k) for k in range(len(federation))]
         first = jnp.asarray(start, jnp.float32)
-        assert algorithm.client_state is not None
-        self.state = algorithm.init(first)
-        self.nothing = algorithm.client_state(first)
+        assert algorithm.client.state is not None
+        self.state = algorithm.server.init(first)
+        self.nothing = algorithm.client.state(first)
         self.client_state = [self.nothing] * len(federation)
 
     @property
     def params(self) -> Vector:
-        return np.asarray(self.algorithm.params(self.state), float)
+        return np.asarray(self.algorithm.server.params(self.state), float)
 
     def hparams(self, participation: float = 1.0, learning_rate: float = 0.1) -> dict[str, Any]:
         own = {name: jnp.float32(value[0]) for name, value in self.algorithm.hparams.items()}  # type: ignore[index]
@@ -103,13 +103,13 @@ class ByHand:
             context = self.context(k)
             problem = self.algorithm.subproblem(self.state, hparams, context)
             solution = Solution(problem, jnp.asarray(params, jnp.float32), jnp.int32(steps))
-            message, client_state[k] = self.algorithm.message(
+            message, client_state[k] = self.algorithm.client.message(
                 self.state, hparams, context, solution
             )
             weight = counts[k] / counts[cohort].sum()
             messages.append(jax.tree.map(lambda m, weight=weight: weight * m, message))
         mean = jax.tree.map(lambda *parts: sum(parts), *messages)
-        self.state = self.algorithm.update(self.state, mean, hparams)
+        self.state = self.algorithm.server.update(self.state, mean, hparams)
         for k, value in client_state.items():
             self.client_state[k] = value
         return {k: np.asarray(local.params, float) for k, local in found.items()}

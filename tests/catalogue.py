@@ -76,6 +76,6 @@ SAMPLED = {name: each for name, each in VARIANTS.items() if not each.method.ever
 DEPLOYED = {
     name: each
     for name, each in SAMPLED.items()
-    if not each.method.pooled and each.method.probe is None
+    if not each.method.pooled and each.method.first.probe is None
 }
 """Those that can be deployed."""

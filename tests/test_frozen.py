@@ -23,7 +23,7 @@ COMMON = [fp.fedprox(mu=[0.0, 1.0])]
 OTHERS = [
     each.method
     for name, each in SAMPLED.items()
-    if name not in ("fedprox", "fedrep") and each.method.starts == 1
+    if name not in ("fedprox", "fedrep") and each.method.server.starts == 1
 ]
 
 

@@ -26,7 +26,7 @@ def method(power):
         lambda params, hparams, _: fp.Subproblem(params, given=hparams["power"]),
         hparams={"power": power},
         stragglers="keep",
-        objective=focal,
+        client=fp.OnClient(objective=focal),
     )
 
 

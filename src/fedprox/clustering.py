@@ -142,7 +142,7 @@ def cfl(
     method = fedavg() if local is None else local
     require(isinstance(method, Algorithm), "local: it must be a method, such as fedprox.fedavg()")
     require(
-        method.personal is None and method.probe is None and not method.pooled,
+        method.personal is None and method.first.probe is None and not method.pooled,
         f"local: {method.name} has no single model of all clients; it must be a method such as "
         "fedavg, fedprox or feddyn",
     )

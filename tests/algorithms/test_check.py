@@ -14,6 +14,7 @@ from fedprox.algorithms.base import Adaptation, Memory, Own, Personal, State
 from fedprox.algorithms.check import check_algorithm, context_shape, message_shape
 from fedprox.simulation.simulate import prepare
 from tests.catalogue import VARIANTS
+from tests.changes import changed
 
 PARAMS: Any = {
     "a": jax.ShapeDtypeStruct((2,), jnp.float32),
@@ -52,19 +53,23 @@ WHOLE = fp.Algorithm(
     subproblem,
     hparams={"mu": 1.0},
     stragglers="keep",
-    init=lambda params: {"w": params, "t": jnp.int32(0)},
-    client_state=lambda params: Own(params, jnp.bool_(False)),
-    own_gradient=True,
-    own_loss=True,
-    message=message,
-    size=lambda sent: sent[1],
-    update=lambda state, mean, _: {"w": mean[0], "t": state["t"] + 1},
-    params=lambda state: state["w"],
-    evaluated=lambda state: state["w"],
-    exchange=lambda state, gradient, _: {**state, "w": gradient},
     adapt=Adaptation(lambda _, loss: loss, adapted),
-    memory=Memory(lambda *_: jnp.zeros(3), lambda _, __, context, w: context.memory + w["b"]),
     personal=Personal(lambda own, _: own, second, lambda own, w: own._replace(model=w)),
+    server=fp.OnServer(
+        init=lambda params: {"w": params, "t": jnp.int32(0)},
+        update=lambda state, mean, _: {"w": mean[0], "t": state["t"] + 1},
+        params=lambda state: state["w"],
+        evaluated=lambda state: state["w"],
+    ),
+    client=fp.OnClient(
+        state=lambda params: Own(params, jnp.bool_(False)),
+        message=message,
+        size=lambda sent: sent[1],
+        memory=Memory(lambda *_: jnp.zeros(3), lambda _, __, context, w: context.memory + w["b"]),
+    ),
+    first=fp.First(
+        gradient=True, loss=True, exchange=lambda state, gradient, _: {**state, "w": gradient}
+    ),
 )
 """A method with everything that a method can have."""
 
@@ -102,7 +107,7 @@ def posed(**terms: Any) -> Any:
 def sends(sent: Any, state: Any) -> Any:
     """A method whose clients send and keep something else, given the parameters."""
     return {
-        "message": lambda _, hparams, context, solution: (
+        "client.message": lambda _, hparams, context, solution: (
             (sent(solution.params), hparams["mu"]),
             context.state._replace(model=state(solution.params)),
         )
@@ -119,14 +124,17 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"params": lambda state: wide(state["w"])}, f"its params give .*like {MODEL}"),
-        ({"params": lambda state: ints(state["w"])}, f"its params give .*like {MODEL}"),
-        ({"params": lambda state: state["w"]["a"]}, f"its params give .*like {MODEL}"),
-        ({"evaluated": lambda state: wide(state["w"])}, f"its evaluated gives .*like {MODEL}"),
-        ({"exchange": lambda *given: wide(given[0])}, f"its exchange gives .*like {BEFORE}"),
-        ({"update": lambda *given: given[0]["w"]}, f"its update gives .*like {BEFORE}"),
+        ({"server.params": lambda state: wide(state["w"])}, f"its params give .*like {MODEL}"),
+        ({"server.params": lambda state: ints(state["w"])}, f"its params give .*like {MODEL}"),
+        ({"server.params": lambda state: state["w"]["a"]}, f"its params give .*like {MODEL}"),
         (
-            {"update": lambda *_: 1 / 0},
+            {"server.evaluated": lambda state: wide(state["w"])},
+            f"its evaluated gives .*like {MODEL}",
+        ),
+        ({"first.exchange": lambda *given: wide(given[0])}, f"its exchange gives .*like {BEFORE}"),
+        ({"server.update": lambda *given: given[0]["w"]}, f"its update gives .*like {BEFORE}"),
+        (
+            {"server.update": lambda *_: 1 / 0},
             "update.* raised ZeroDivisionError: .*; it was given mean.0.* state.t int32",
         ),
         (posed(start=jnp.zeros(3)), f"its local problem starts from .*like {MODEL}"),
@@ -138,27 +146,27 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
         (posed(trained=jnp.bool_(True)), "trained of its local problem is .*must have truth valu"),
         (posed(trained=PARAMS), "trained of its local problem is .*must have truth values for"),
         (
-            {"message": lambda *given: [*message(*given)]},
+            {"client.message": lambda *given: [*message(*given)]},
             "message.* returns a value of type list; ",
         ),
         (
-            {"message": lambda *given: (*message(*given), 1)},
+            {"client.message": lambda *given: (*message(*given), 1)},
             "message.* returns a value of type tup",
         ),
         (sends(as_it_is, wide), "the new state of a client is .*like its state before"),
         (sends(ints, as_it_is), "its message is .*, of which no mean can be taken; it must be fl"),
-        ({"size": lambda sent: sent[0]["a"]}, "the size of its message is .*like a number"),
-        ({"update": fp.fedavg().update}, f"its message is .*like {MODEL}"),
+        ({"client.size": lambda sent: sent[0]["a"]}, "the size of its message is .*like a number"),
+        ({"server.update": fp.fedavg().server.update}, f"its message is .*like {MODEL}"),
         ({"hparams": {"participation": 1.0}}, "hparams: 'participation'; every method is given"),
         ({"hparams": {"learning_rate": 1.0}}, "hparams: 'learning_rate'; every method is given"),
-        ({"own_gradient": False}, "exchange: own_gradient must be True beside it"),
+        ({"first.gradient": False}, "first.exchange: first.gradient must be True beside it"),
         ({"stragglers": "none"}, "stragglers = 'none'; it must be one of keep, drop"),
         ({"average": "none"}, "average = 'none'; it must be one of rows, clients"),
-        ({"exchange_cohort": "none"}, "exchange_cohort = 'none'; it must be one of another, own"),
+        ({"first.cohort": "none"}, "first.cohort = 'none'; it must be one of another, own"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], expected: str) -> None:
-    refused(WHOLE._replace(**change), expected)
+    refused(changed(WHOLE, change), expected)
 
 
 def refused(method: fp.Algorithm, expected: str) -> None:
@@ -171,11 +179,11 @@ def refused(method: fp.Algorithm, expected: str) -> None:
     ("part", "change", "expected"),
     [
         (
-            "memory",
+            "client.memory",
             {"update": lambda *given: given[2].memory[:2]},
             "its memory.update gives .*the memory",
         ),
-        ("memory", {"init": lambda *_: None}, "memory.update.* raised TypeError"),
+        ("client.memory", {"init": lambda *_: None}, "memory.update.* raised TypeError"),
         (
             "adapt",
             {"update": lambda *given: given[:1]},
@@ -202,7 +210,7 @@ def refused(method: fp.Algorithm, expected: str) -> None:
 def test_what_does_not_fit_in_a_part_is_named(
     part: str, change: dict[str, Any], expected: str
 ) -> None:
-    refused(WHOLE._replace(**{part: getattr(WHOLE, part)._replace(**change)}), expected)
+    refused(changed(WHOLE, {f"{part}.{name}": value for name, value in change.items()}), expected)
 
 
 def checked(method: fp.Algorithm, rate: Any = 0.1) -> None:
@@ -246,28 +254,32 @@ def decayed(params: Any, mean: Any, hparams: Any) -> Any:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "the mean as the model": {"update": lambda _, mean, __: mean},
-    "models instead of updates": {"message": sends_its_model},
-    "an update of length one": {"update": of_length_one},
-    "decay": {"update": decayed},
+    "the mean as the model": {"server.update": lambda _, mean, __: mean},
+    "models instead of updates": {"client.message": sends_its_model},
+    "an update of length one": {"server.update": of_length_one},
+    "decay": {"server.update": decayed},
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_server_that_moves_alone_is_refused(name: str) -> None:
-    method = fp.fedprox(mu=0.2)._replace(**WRONG[name])
+    method = changed(fp.fedprox(mu=0.2), WRONG[name])
     line = r"fedprox: update\(state, mean, hparams\): the server's model moves although no client"
     with pytest.raises(fp.InputError, match=line):
         checked(method)
-    checked(method._replace(moves_alone=True))
+    checked(method._replace(server=method.server._replace(moves_alone=True)))
 
 
 def test_an_optimizer_says_whether_it_moves_alone() -> None:
-    assert not fp.fedopt(optax.adam).moves_alone
+    assert not fp.fedopt(optax.adam).server.moves_alone
     decays = fp.fedopt(optax.adamw)
-    assert decays.moves_alone
+    assert decays.server.moves_alone
     checked(decays)
     with pytest.raises(fp.InputError, match="moves although"):
         checked(
-            decays._replace(moves_alone=False, settings={}, hparams={"server_learning_rate": 999.0})
+            decays._replace(
+                settings={},
+                hparams={"server_learning_rate": 999.0},
+                server=decays.server._replace(moves_alone=False),
+            )
         )

@@ -85,5 +85,5 @@ def test_a_client_is_judged_by_how_far_it_moved_and_not_by_how_long_it_was_away(
         problem = ours.algorithm.subproblem(ours.state, hparams, context)
         way = problem.start + jnp.array([0.3, 0.0, -0.4])
         solution = Solution(problem, way, jnp.int32(1))
-        message, _ = ours.algorithm.message(ours.state, hparams, context, solution)
-        assert float(ours.algorithm.size(message)) == pytest.approx(0.5, rel=1e-4)
+        message, _ = ours.algorithm.client.message(ours.state, hparams, context, solution)
+        assert float(ours.algorithm.client.size(message)) == pytest.approx(0.5, rel=1e-4)

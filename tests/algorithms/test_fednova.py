@@ -51,7 +51,7 @@ def test_the_normalized_update_of_a_constant_gradient_is_one_step(
         gradient = problem.gradient(w, jnp.float32([g]))
         w, memory = solver.step(w, memory, gradient, hparams["learning_rate"])
         sign += (1 - eta * VARIANTS[name].get("mu", 0.0)) ** j
-    sent, _ = method.message(start, hparams, context, Solution(problem, w, jnp.int32(steps)))
+    sent, _ = method.client.message(start, hparams, context, Solution(problem, w, jnp.int32(steps)))
     if name == "far":  # the weights alternate, and ||a_k||_1 is the sum of their absolute values
         expected = eta * g * sign / sum(0.3**j for j in range(steps)) if steps else 0.0
     else:

@@ -37,8 +37,8 @@ def test_adam_is_the_oracles() -> None:
 def test_sgd_of_rate_one_is_fedavg() -> None:
     ours, mean = fedopt(optax.sgd), jnp.array([0.3, -0.1, 2.0])
     hparams = {name: jnp.float32(value[0]) for name, value in ours.hparams.items()}  # type: ignore[index]
-    after = ours.update(ours.init(jnp.asarray(START)), mean, hparams)
-    np.testing.assert_allclose(ours.params(after), START + mean, rtol=1e-6)
+    after = ours.server.update(ours.server.init(jnp.asarray(START)), mean, hparams)
+    np.testing.assert_allclose(ours.server.params(after), START + mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

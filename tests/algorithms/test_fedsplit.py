@@ -74,8 +74,8 @@ def test_a_client_is_judged_by_how_far_it_moved_and_not_by_how_long_it_was_away(
         context, hparams = ours.context(k), ours.hparams()
         problem = ours.algorithm.subproblem(ours.state, hparams, context)
         solution = Solution(problem, problem.start + way, jnp.int32(1))
-        message, _ = ours.algorithm.message(ours.state, hparams, context, solution)
-        assert float(ours.algorithm.size(message)) == pytest.approx(2 * 0.5, rel=1e-4)
+        message, _ = ours.algorithm.client.message(ours.state, hparams, context, solution)
+        assert float(ours.algorithm.client.size(message)) == pytest.approx(2 * 0.5, rel=1e-4)
 
 
 def test_averaging_all_reaches_the_minimiser_with_few_clients() -> None:

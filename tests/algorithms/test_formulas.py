@@ -80,46 +80,46 @@ def answer(
 ) -> Any:
     """What a client sends, and its next state."""
     solution = Solution(fp.Subproblem(W), WK, jnp.int32(steps))
-    return method.message(state, of(method), context(own, memory), solution)
+    return method.client.message(state, of(method), context(own, memory), solution)
 
 
 @pytest.mark.parametrize("method", [fp.fedavg(), fp.fedsgd(), fp.centralised(), fp.fedprox(mu=0.7)])
 def test_fedavg_and_fedprox(method: fp.Algorithm) -> None:
     proximal: dict[str, Any] = {"mu": 0.7, "anchor": w} if method.name == "fedprox" else {}
-    posed(method.subproblem(method.init(W), of(method), context()), **proximal)
+    posed(method.subproblem(method.server.init(W), of(method), context()), **proximal)
     sent, own = answer(method, W, STATE)
     same(sent, wk - w)
     same(own, kept)
-    same(method.update(W, MEAN, of(method)), w + mean)
-    same(method.params(W), w)
-    assert method.client_state is None
-    same(method.size(MEAN), [np.linalg.norm(mean)])
+    same(method.server.update(W, MEAN, of(method)), w + mean)
+    same(method.server.params(W), w)
+    assert method.client.state is None
+    same(method.client.size(MEAN), [np.linalg.norm(mean)])
 
 
 def test_feddane() -> None:
     method = fp.feddane(mu=0.7)
-    assert method.exchange is not None
-    state = method.exchange(method.init(W), MEAN, of(method))
+    assert method.first.exchange is not None
+    state = method.first.exchange(method.server.init(W), MEAN, of(method))
     posed(
         method.subproblem(state, of(method), context()),
         mu=0.7,
         anchor=w,
         linear=mean - gradient,
     )
-    after = method.update(state, OTHER, of(method))
+    after = method.server.update(state, OTHER, of(method))
     same(after.params, w + other)
     same(after.gradient, mean)
-    same(method.exchanged(GRADIENT), gradient)
+    same(method.first.sent(GRADIENT), gradient)
 
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_scaffold(option: int) -> None:
     method = fp.scaffold(option=option, server_learning_rate=0.6)
-    assert method.client_state is not None
-    first = method.init(W)
+    assert method.client.state is not None
+    first = method.server.init(W)
     same(first.params, w)
     same(first.control, 0 * w)
-    same(method.client_state(W), 0 * w)
+    same(method.client.state(W), 0 * w)
     state = first._replace(control=OTHER)
     posed(method.subproblem(state, of(method), context(STATE)), linear=other - kept)
     (step, change), own = answer(method, state, STATE)
@@ -131,7 +131,7 @@ def test_scaffold(option: int) -> None:
         (_, change), own = answer(method, state, STATE, steps=0)
         same(change, 0 * w)
         same(own, kept)
-    after = method.update(state, (MEAN, GRADIENT), of(method))
+    after = method.server.update(state, (MEAN, GRADIENT), of(method))
     same(after.params, w + 0.6 * mean)
     same(after.control, other + SHARE * gradient)
 
@@ -139,16 +139,16 @@ def test_scaffold(option: int) -> None:
 @pytest.mark.parametrize("balance", [False, True])
 def test_feddyn(balance: bool) -> None:
     method = fp.feddyn(alpha=0.6, balance=balance)
-    assert method.client_state is not None
-    same(method.client_state(W), 0 * w)
-    first = method.init(W)
+    assert method.client.state is not None
+    same(method.client.state(W), 0 * w)
+    first = method.server.init(W)
     same(first.h, 0 * w)
     alpha = 0.6 / SIZE if balance else 0.6
     posed(method.subproblem(first, of(method), context(STATE)), mu=alpha, anchor=w, linear=-kept)
     sent, own = answer(method, first, STATE)
     same(sent, wk - w)
     same(own, kept - alpha * (wk - w))
-    after = method.update(first._replace(h=OTHER), MEAN, of(method))
+    after = method.server.update(first._replace(h=OTHER), MEAN, of(method))
     h = other - 0.6 * SHARE * mean
     same(after.h, h)
     same(after.params, w + mean - h / 0.6)
@@ -157,22 +157,22 @@ def test_feddyn(balance: bool) -> None:
 @pytest.mark.parametrize("average", ["all", "active"])
 def test_fedsplit(average: Any) -> None:
     method = fp.fedsplit(step_size=0.4, average=average)
-    assert method.client_state is not None
-    same(method.client_state(W), w)
+    assert method.client.state is not None
+    same(method.client.state(W), w)
     posed(method.subproblem(W, of(method), context(STATE)), mu=1 / 0.4, anchor=2 * w - kept)
     sent, own = answer(method, W, STATE)
     same(own, kept + 2 * (wk - w))
     same(sent.step, 2 * (wk - w))
     same(sent.ahead, kept + 2 * (wk - w) - w)
-    same(method.size(sent), [2 * np.linalg.norm(wk - w)])
-    after = method.update(W, sent._replace(ahead=MEAN, step=OTHER), of(method))
+    same(method.client.size(sent), [2 * np.linalg.norm(wk - w)])
+    after = method.server.update(W, sent._replace(ahead=MEAN, step=OTHER), of(method))
     same(after, w + mean if average == "active" else w + SHARE * other)
 
 
 def test_fedadmm() -> None:
     method = fp.fedadmm(rho=0.6, server_learning_rate=0.3)
-    assert method.client_state is not None
-    first = method.client_state(W)
+    assert method.client.state is not None
+    first = method.client.state(W)
     same(first.params, w)
     same(first.dual, 0 * w)
     own = first._replace(params=STATE, dual=OTHER)
@@ -182,9 +182,9 @@ def test_fedadmm() -> None:
     same(after.params, wk)
     same(after.dual, dual)
     same(flat(sent.change) + flat(sent.step), wk + dual / 0.6 - kept - other / 0.6)
-    same(method.size(sent), [np.linalg.norm(wk - w)])
+    same(method.client.size(sent), [np.linalg.norm(wk - w)])
     same(
-        method.update(W, sent._replace(change=MEAN, step=OTHER), of(method)),
+        method.server.update(W, sent._replace(change=MEAN, step=OTHER), of(method)),
         w + 0.3 * (mean + other),
     )
 
@@ -195,10 +195,10 @@ def test_fedexp() -> None:
     sent, _ = answer(method, W, None)
     same(sent[0], wk - w)
     same(sent[1], [np.sum((wk - w) ** 2)])
-    same(method.size(sent), [np.linalg.norm(wk - w)])
+    same(method.client.size(sent), [np.linalg.norm(wk - w)])
     bound = 2 * (np.sum(mean**2) + 0.3)
     for factor in (0.5, 3.0):
-        after = method.update(W, (MEAN, jnp.float32(factor * bound)), of(method))
+        after = method.server.update(W, (MEAN, jnp.float32(factor * bound)), of(method))
         same(after, w + max(1.0, factor) * mean)
 
 
@@ -218,8 +218,8 @@ def test_fednova(given: dict[str, float]) -> None:
         same(sent.length, [length])
         same(sent.direction, (w - wk) / (length or 1))
         same(own, kept)
-        same(method.size(sent), [np.linalg.norm(w - wk) / (length or 1)])
-    after = method.update(W, Message(MEAN, jnp.float32(4.0)), of(method))
+        same(method.client.size(sent), [np.linalg.norm(w - wk) / (length or 1)])
+    after = method.server.update(W, Message(MEAN, jnp.float32(4.0)), of(method))
     same(after, w - 4 * mean)
     optimizer: Any = method.solver(fp.Solver(0.1, 4, epochs=1)).optimizer
     assert optimizer.keywords == {"momentum": rho} if rho else optimizer is optax.sgd
@@ -233,14 +233,16 @@ def test_the_sum_of_powers_has_no_hole() -> None:
 
 def test_fedopt() -> None:
     method = fp.fedopt(functools.partial(optax.sgd, momentum=0.5), server_learning_rate=0.3)
-    state = method.init(W)
+    state = method.server.init(W)
     posed(method.subproblem(state, of(method), context()))
-    state = method.update(state, MEAN, of(method))
-    same(method.params(state), w + 0.3 * mean)
-    state = method.update(state, OTHER, of(method))
-    same(method.params(state), w + 0.3 * mean + 0.3 * (other + 0.5 * mean))
+    state = method.server.update(state, MEAN, of(method))
+    same(method.server.params(state), w + 0.3 * mean)
+    state = method.server.update(state, OTHER, of(method))
+    same(method.server.params(state), w + 0.3 * mean + 0.3 * (other + 0.5 * mean))
     decayed = fp.fedopt(functools.partial(optax.adamw, weight_decay=1.0, b1=0.0, b2=0.0, eps=0.0))
-    after = decayed.update(decayed.init(W), MEAN, of(decayed, server_learning_rate=0.1))
+    after = decayed.server.update(
+        decayed.server.init(W), MEAN, of(decayed, server_learning_rate=0.1)
+    )
     same(after.params, w + 0.1 * (np.sign(mean) - w))
 
 
@@ -253,16 +255,16 @@ def test_qffl(q: float) -> None:
     same(sent.delta, LOSS**q * g)
     same(sent.curvature, [q * LOSS ** (q - 1) * np.sum(g**2) + LOSS**q / RATE])
     same(own, kept)
-    same(method.size(sent), [np.linalg.norm(LOSS**q * g)])
+    same(method.client.size(sent), [np.linalg.norm(LOSS**q * g)])
     for curvature in (0.0, 3.0):
-        after = method.update(W, sent._replace(delta=MEAN, curvature=curvature), of(method))
+        after = method.server.update(W, sent._replace(delta=MEAN, curvature=curvature), of(method))
         same(after, w - mean / (curvature or 1.0))
 
 
 @pytest.mark.parametrize("lite", [False, True])
 def test_mime(lite: bool) -> None:
     method = fp.mime(beta=0.6, lite=lite)
-    first = method.init(W)
+    first = method.server.init(W)
     same(first.momentum, 0 * w)
     state = first._replace(momentum=OTHER)
     sent, own = answer(method, state, STATE)
@@ -270,24 +272,24 @@ def test_mime(lite: bool) -> None:
     if lite:
         posed(method.subproblem(state, of(method), context()), linear=0.6 * other)
         same(sent, np.concatenate([wk - w, gradient]))
-        after = method.update(state, (MEAN, GRADIENT), of(method))
+        after = method.server.update(state, (MEAN, GRADIENT), of(method))
         same(after.params, w + mean)
         same(after.momentum, gradient + 0.6 * other)
         return
-    assert method.exchange is not None
-    moved = method.exchange(state, MEAN, of(method))
+    assert method.first.exchange is not None
+    moved = method.first.exchange(state, MEAN, of(method))
     same(moved.momentum, mean + 0.6 * other)
     same(sent, wk - w)
     posed(method.subproblem(moved, of(method), context()), linear=mean - gradient + 0.6 * other)
-    after = method.update(moved, STATE, of(method))
+    after = method.server.update(moved, STATE, of(method))
     same(after.params, w + kept)
     same(after.momentum, mean + 0.6 * other)
 
 
 def test_feddc() -> None:
     method = fp.feddc(alpha=0.6)
-    assert method.client_state is not None
-    first, own = method.init(W), method.client_state(W)
+    assert method.client.state is not None
+    first, own = method.server.init(W), method.client.state(W)
     for part in (first.drift, first.change, own.drift, own.change):
         same(part, 0 * w)
     state = first._replace(drift=STATE, change=OTHER)
@@ -303,7 +305,7 @@ def test_feddc() -> None:
     (_, change), after = answer(method, state, own, steps=0)
     same(after.change, kept)
     same(change, 0 * w)
-    new = method.update(state, (MEAN, GRADIENT), of(method))
+    new = method.server.update(state, (MEAN, GRADIENT), of(method))
     same(new.drift, kept + SHARE * mean)
     same(new.params, w + mean + kept + SHARE * mean)
     same(new.change, other + SHARE * gradient)
@@ -323,14 +325,14 @@ def test_moon_keeps_the_local_model() -> None:
 
 def test_fedgkds_teacher_is_the_mean_of_the_last_models() -> None:
     method = fp.fedgkd(gamma=0.4, models=2)
-    state, models = method.init(W), [w]
+    state, models = method.server.init(W), [w]
     for step in (MEAN, OTHER, GRADIENT):
         problem = method.subproblem(state, of(method), context())
         posed(problem, start=models[-1])
         same(problem.given, np.concatenate([[0.4], np.mean(models[-2:], axis=0)]))
-        state = method.update(state, step, of(method))
+        state = method.server.update(state, step, of(method))
         models.append(models[-1] + flat(step))
-        same(method.params(state), models[-1])
+        same(method.server.params(state), models[-1])
 
 
 def test_fedlcs_margins() -> None:
@@ -343,8 +345,8 @@ def test_fedlcs_margins() -> None:
 
 def test_scaffnew() -> None:
     method = fp.scaffnew(p=0.3)
-    assert method.client_state is not None
-    first = method.client_state(W)
+    assert method.client.state is not None
+    first = method.client.state(W)
     same(first.control, 0 * w)
     same(first.params, w)
     own = first._replace(control=STATE, params=OTHER)
@@ -368,22 +370,22 @@ def test_ditto_and_its_second_pass() -> None:
         same(sent, [0.0])
         same(after.model, wk)
         assert bool(after.trained)
-    assert method.client_state is not None
-    assert not bool(method.client_state(W).trained)
-    same(method.client_state(W).model, w)
+    assert method.client.state is not None
+    assert not bool(method.client.state(W).trained)
+    same(method.client.state(W).model, w)
 
 
 @pytest.mark.parametrize(("inner_steps", "count"), [(None, 0), (3, 0), (3, 2)])
 def test_pfedme(inner_steps: int | None, count: int) -> None:
     """After the last step of an envelope, and before it."""
     method = fp.pfedme(lam=0.6, eta=0.5, beta=0.7, inner_steps=inner_steps)
-    assert method.memory is not None
-    moved, steps = method.memory.init(W, context())
+    assert method.client.memory is not None
+    moved, steps = method.client.memory.init(W, context())
     same(moved, 0 * w)
     assert int(steps) == 0
     memory = OTHER, jnp.int32(count)
     posed(method.subproblem(W, of(method), context(memory=memory)), mu=0.6, anchor=w + other)
-    moved, steps = method.memory.update(W, of(method), context(memory=memory), WK)
+    moved, steps = method.client.memory.update(W, of(method), context(memory=memory), WK)
     ends = inner_steps is not None and count + 1 == inner_steps
     step = other - 0.5 * 0.6 * (w + other - wk)
     same(moved, step if ends else other)
@@ -392,7 +394,7 @@ def test_pfedme(inner_steps: int | None, count: int) -> None:
     same(sent, step if count else other)
     same(own.model, wk)
     assert bool(own.trained)
-    same(method.update(W, MEAN, of(method)), w + 0.7 * mean)
+    same(method.server.update(W, MEAN, of(method)), w + 0.7 * mean)
 
 
 def test_fine_tuning() -> None:
@@ -403,7 +405,7 @@ def test_fine_tuning() -> None:
     same(sent, [0.0])
     same(own.model, wk)
     assert bool(own.trained)
-    same(method.update(W, jnp.float32(0), of(method)), w)
+    same(method.server.update(W, jnp.float32(0), of(method)), w)
     used = method.solver(fp.Solver(0.1, 4, epochs=3))
     assert (used.steps, used.epochs, used.learning_rate) == (7, None, 0.2)
 
@@ -413,14 +415,14 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
     """FedDyn inside, whose state, messages and client states are its own."""
     inner = fp.feddyn(alpha=0.6)
     method = reporting(inner, evaluated)
-    assert inner.client_state is not None
-    assert method.client_state is not None
-    assert method.evaluated is not None
-    first = method.init(W)
-    same(method.params(first), w)
-    same(method.evaluated(first), w)
+    assert inner.client.state is not None
+    assert method.client.state is not None
+    assert method.server.evaluated is not None
+    first = method.server.init(W)
+    same(method.server.params(first), w)
+    same(method.server.evaluated(first), w)
     state = first._replace(state=first.state._replace(h=OTHER), mean=STATE)
-    own = method.client_state(W)
+    own = method.client.state(W)
     if evaluated == "clients":
         same(own, np.concatenate([0 * w, w]))
         own = own._replace(state=OTHER, last=GRADIENT)
@@ -435,11 +437,11 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
         same(after.last, wk)
         after = after.state
     same(after, other - 0.6 * (wk - w))
-    same(method.size((sent, ahead)), [np.linalg.norm(wk - w)])
-    new = method.update(state, (MEAN, GRADIENT), of(method))
-    same(new.state, flat(inner.update(state.state, MEAN, of(method))))
+    same(method.client.size((sent, ahead)), [np.linalg.norm(wk - w)])
+    new = method.server.update(state, (MEAN, GRADIENT), of(method))
+    same(new.state, flat(inner.server.update(state.state, MEAN, of(method))))
     same(new.mean, kept + SHARE * gradient if evaluated == "clients" else w + gradient)
-    same(method.evaluated(new), flat(new.mean))
+    same(method.server.evaluated(new), flat(new.mean))
     assert reporting(inner, "server") is inner
 
 
@@ -449,21 +451,25 @@ def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> N
         parts = state.params, state.gradient, context.memory, params
         return jax.tree.map(lambda a, b, c, d: hparams["mu"] * (a + 2 * b + 4 * c + 8 * d), *parts)
 
-    inner = fp.feddane(mu=0.5)._replace(memory=Memory(lambda state, _: state.gradient, add_up))
+    inner = fp.feddane(mu=0.5)._replace(
+        client=fp.feddane(mu=0.5).client._replace(
+            memory=Memory(lambda state, _: state.gradient, add_up)
+        )
+    )
     method = reporting(inner, evaluated)
-    assert method.exchange is not None
-    assert method.memory is not None
-    first = method.init(W)._replace(mean=STATE)
-    after = method.exchange(first, MEAN, of(method))
+    assert method.first.exchange is not None
+    assert method.client.memory is not None
+    first = method.server.init(W)._replace(mean=STATE)
+    after = method.first.exchange(first, MEAN, of(method))
     same(after.state.gradient, mean)
     same(after.state.params, w)
     same(after.mean, kept)
-    known = context(method.client_state and method.client_state(W), memory=OTHER)
-    same(method.memory.init(after, known), mean)
+    known = context(method.client.state and method.client.state(W), memory=OTHER)
+    same(method.client.memory.init(after, known), mean)
     expected = 0.5 * (w + 2 * mean + 4 * other + 8 * wk)
-    same(method.memory.update(after, of(method), known, WK), expected)
-    assert reporting(fp.fedavg(), evaluated).exchange is None
-    assert reporting(fp.fedavg(), evaluated).memory is None
+    same(method.client.memory.update(after, of(method), known, WK), expected)
+    assert reporting(fp.fedavg(), evaluated).first.exchange is None
+    assert reporting(fp.fedavg(), evaluated).client.memory is None
     assert method.begun(after, known._replace(memory=None)).memory is not None
     assert fp.fedavg().begun(W, context()).memory is None
 
@@ -482,10 +488,14 @@ def test_adaptive_mu_moves_by_a_tenth_and_not_below_zero() -> None:
 
 def described(method: fp.Algorithm) -> tuple[Any, ...]:
     """What the engine reads of a method beside its functions."""
-    read = {"gradient": method.own_gradient, "loss": method.own_loss, "labels": method.own_labels}
-    read["probe"] = method.probe is not None
-    first = method.reads_first and next(what for what, reads in read.items() if reads)
-    cohort = method.exchange is not None and method.exchange_cohort
+    read = {
+        "gradient": method.first.gradient,
+        "loss": method.first.loss,
+        "labels": method.first.labels,
+    }
+    read["probe"] = method.first.probe is not None
+    first = method.first.reads and next(what for what, reads in read.items() if reads)
+    cohort = method.first.exchange is not None and method.first.cohort
     return method.stragglers, method.average, method.communication, first, cohort, method.everyone
 
 

@@ -13,6 +13,7 @@ from fedprox.algorithms.base import Batch
 from fedprox.experiment.resolved import method_named
 from fedprox.simulation.config.protocol import initial_params
 from tests import objectives
+from tests.changes import changed
 from tests.objectives import MODEL, ROWS
 from tests.quadratics import quadratic_model, ragged_quadratics
 
@@ -120,14 +121,14 @@ def test_planted_clusters_are_recovered_exactly(local: fp.Algorithm) -> None:
 
 def test_equal_losses_choose_the_first_and_those_of_no_number_are_not_chosen() -> None:
     method = fp.ifca(3)
-    state = method.init(jnp.arange(3.0)[:, None])
+    state = method.server.init(jnp.arange(3.0)[:, None])
     cases = [([2.0, 1.0, 1.0], 1), ([jnp.nan, 5.0, jnp.inf], 1), ([0.0, 0.0, 0.0], 0)]
     for losses, expected in cases:
         context = fp.algorithms.base.ClientContext(
             None, None, jnp.float32(1), probed=jnp.array(losses)
         )
-        assert method.received is not None
-        assert method.received(state, context).tolist() == [expected]
+        assert method.server.received is not None
+        assert method.server.received(state, context).tolist() == [expected]
 
 
 def test_a_model_that_nobody_chose_stays_as_it_is() -> None:
@@ -167,11 +168,9 @@ def test_a_probe_of_ones_own_reaches_problem_and_message() -> None:
         hparams={},
         stragglers="keep",
         average="clients",
-        objective=objective,
-        message=message,
-        probe=lambda w: jax.tree.map(lambda a: jnp.stack([a, 2 * a]), w),
-        received=lambda w, _: w,
-        moves_alone=True,
+        client=fp.OnClient(objective=objective, message=message),
+        first=fp.First(probe=lambda w: jax.tree.map(lambda a: jnp.stack([a, 2 * a]), w)),
+        server=fp.OnServer(received=lambda w, _: w, moves_alone=True),
     )
     solver, everyone = fp.Solver(1.0, "all", steps=1), fp.Cohort(len(ROWS))
     once = fp.Evaluation(gradients=False)
@@ -316,16 +315,16 @@ def test_a_model_that_begins_from_given_values_is_refused() -> None:
         )
 
 
-def of(**changes: Any) -> fp.Algorithm:
-    return fp.ifca(2)._replace(**changes)
+def of(name: str, value: Any) -> fp.Algorithm:
+    return changed(fp.ifca(2), {name: value})
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (of(received=None), "ifca: probe: received must say which model a client has"),
-        (of(probe=lambda state: state.share), "ifca: its probe gives, of which each is"),
-        (of(starts=0), "ifca: starts = 0; it must be a whole number"),
+        (of("server.received", None), "ifca: probe: received must say which model a client has"),
+        (of("first.probe", lambda state: state.share), "ifca: its probe gives, of which each is"),
+        (of("server.starts", 0), "ifca: starts = 0; it must be a whole number"),
     ],
 )
 def test_a_probe_that_does_not_fit_is_refused(method: fp.Algorithm, message: str) -> None:
@@ -335,6 +334,6 @@ def test_a_probe_that_does_not_fit_is_refused(method: fp.Algorithm, message: str
 
 def test_without_a_probe_the_program_is_that_without() -> None:
     """A method of several models is not measured first unless it asks."""
-    assert not fp.fedavg().reads_first
-    assert fp.ifca(2).reads_first
-    assert not fp.ifca(2).measures_first
+    assert not fp.fedavg().first.reads
+    assert fp.ifca(2).first.reads
+    assert not fp.ifca(2).first.measures

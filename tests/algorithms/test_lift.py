@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedprox.algorithms import Algorithm
-from fedprox.algorithms.base import ClientContext, Memory, Solution
+from fedprox.algorithms.base import ClientContext, First, Memory, OnClient, OnServer, Solution
 from fedprox.algorithms.check import GIVEN, context_shape
 from fedprox.algorithms.lift import lift
 from fedprox.subproblem import Subproblem
@@ -39,16 +39,25 @@ def opened(outer: Outer) -> Any:
     return outer.state
 
 
-STATE = ("init", "params", "evaluated", "probe", "update", "exchange")
-CLIENTS = ("client_state", "subproblem", "message", "received", "memory", "personal")
-STATELESS = ("local", "round_steps", "objective", "adapt", "size", "possible", "exchanged")
+SERVER = ("init", "params", "evaluated", "update")
+STATE = (*(f"server.{name}" for name in SERVER), "first.probe", "first.exchange")
+CLIENTS = (
+    *("subproblem", "client.message", "client.state", "client.memory"),
+    *("server.received", "personal"),
+)
+STATELESS = (
+    *("client.solver", "client.round_steps", "client.objective", "client.size", "client.possible"),
+    *("adapt", "first.sent"),
+)
 
 
 def test_every_function_of_a_method_is_lifted_or_sees_no_state() -> None:
     kinds = ("Callable", "Objective", "Adaptation", "Memory", "Personal")
+    parts = {"": Algorithm, "client.": OnClient, "server.": OnServer, "first.": First}
     functions = {
-        name
-        for name, kind in Algorithm.__annotations__.items()
+        part + name
+        for part, of in parts.items()
+        for name, kind in of.__annotations__.items()
         if any(word in str(kind) for word in kinds)
     }
     assert {*STATE, *CLIENTS, *STATELESS} == functions
@@ -64,27 +73,28 @@ def computed(method: Algorithm, box: Any, unbox: Any) -> Callable[..., dict[str,
         known = method.begun(outer, context._replace(state=own))
         problem = method.subproblem(outer, hparams, known)
         found = {"memory": known.memory, "problem": tuple(problem)}
-        if method.memory is not None:
-            known = known._replace(memory=method.memory.update(outer, hparams, known, params))
-        sent, after = method.message(outer, hparams, known, Solution(problem, params, steps))
+        if method.client.memory is not None:
+            known = known._replace(
+                memory=method.client.memory.update(outer, hparams, known, params)
+            )
+        sent, after = method.client.message(outer, hparams, known, Solution(problem, params, steps))
         found |= {"sent": sent, "own": unbox(after), "after": known.memory}
-        found["update"] = unbox(method.update(outer, sent, hparams))
-        for name in ("params", "evaluated", "probe"):
-            function = getattr(method, name)
-            found[name] = function and function(outer)
-        if method.exchange is not None:
-            found["exchange"] = unbox(method.exchange(outer, params, hparams))
-        if method.received is not None:
-            found["received"] = method.received(outer, known)
+        found["update"] = unbox(method.server.update(outer, sent, hparams))
+        of_state = method.server.params, method.server.evaluated, method.first.probe
+        found["of the state"] = [function and function(outer) for function in of_state]
+        if method.first.exchange is not None:
+            found["exchange"] = unbox(method.first.exchange(outer, params, hparams))
+        if method.server.received is not None:
+            found["received"] = method.server.received(outer, known)
         personal = method.personal
         if personal is not None:
             found["own model"] = personal.own(own, params)
             if personal.keep is not None and personal.subproblem is not None:
                 found["kept"] = unbox(personal.keep(own, params))
                 found["second"] = tuple(personal.subproblem(outer, hparams, known))
-        found["first"] = unbox(method.initial(*[params] * method.starts))
-        if method.client_state is not None:
-            first = unbox(method.client_state(params))
+        found["first"] = unbox(method.initial(*[params] * method.server.starts))
+        if method.client.state is not None:
+            first = unbox(method.client.state(params))
             found["first own"] = first
         return found
 
@@ -95,7 +105,7 @@ def computed(method: Algorithm, box: Any, unbox: Any) -> Callable[..., dict[str,
 def test_a_method_inside_other_states_computes_the_same(name: str) -> None:
     """Both are traced to the same program."""
     method = VARIANTS[name].method
-    state, own = method.state_like(PARAMS), method.client_state
+    state, own = method.state_like(PARAMS), method.client.state
     context = context_shape(method, PARAMS, own and jax.eval_shape(own, PARAMS))
     hparams = dict.fromkeys((*method.hparams, *GIVEN), NUMBER)
     given = state, context, hparams, PARAMS, STEPS
@@ -118,9 +128,11 @@ def test_what_clients_see_and_receive_can_change() -> None:
         lambda state, hparams, _: Subproblem(reads(state, hparams)),
         hparams={},
         stragglers="keep",
-        message=lambda state, hparams, *_: (reads(state, hparams), None),
-        update=lambda state, _, hparams: reads(state, hparams),
-        memory=Memory(lambda state, _: reads(state, "none"), reads),
+        client=OnClient(
+            message=lambda state, hparams, *_: (reads(state, hparams), None),
+            memory=Memory(lambda state, _: reads(state, "none"), reads),
+        ),
+        server=OnServer(update=lambda state, _, hparams: reads(state, hparams)),
     )
 
     def on_client(given: Any, context: ClientContext | None) -> Any:
@@ -137,12 +149,12 @@ def test_what_clients_see_and_receive_can_change() -> None:
     size: Any = "1"
     context = context_shape(inner, PARAMS, None)._replace(relative_size=size)
     solution: Any = None
-    assert method.memory is not None
+    assert method.client.memory is not None
     method.subproblem(state, hparams, context)
-    method.message(state, hparams, context, solution)
-    method.memory.update(state, hparams, context, "params")
+    method.client.message(state, hparams, context, solution)
+    method.client.memory.update(state, hparams, context, "params")
     assert found == [("state seen by 1", "hparams on a client")] * 3
     found.clear()
-    assert method.memory.init(state, context) == "state seen by 1"
-    assert method.update(state, solution, hparams) == state
+    assert method.client.memory.init(state, context) == "state seen by 1"
+    assert method.server.update(state, solution, hparams) == state
     assert found[1] == ("state", "hparams")

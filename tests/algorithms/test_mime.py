@@ -111,6 +111,6 @@ def test_two_releases_of_one_cohort_are_refused_with_privacy() -> None:
 
 def test_another_cohort_than_these_is_refused() -> None:
     none: Any = "none"
-    mine = mime()._replace(name="mine", exchange_cohort=none)
-    with pytest.raises(InputError, match=r"mine: exchange_cohort = 'none'; .* another, own"):
+    mine = mime()._replace(name="mine", first=mime().first._replace(cohort=none))
+    with pytest.raises(InputError, match=r"mine: first.cohort = 'none'; .* another, own"):
         one_run(ragged_quadratics(0, [1, 2]), quadratic_model(START), mine, SOLVER)

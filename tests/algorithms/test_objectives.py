@@ -17,6 +17,7 @@ from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.planning import batch_plan
 from tests import methods, objectives
 from tests.byhand import CLIENTS, START, beside_the_oracle
+from tests.changes import changed
 from tests.objectives import MODEL, ROWS
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 
@@ -121,7 +122,9 @@ def test_terms_and_an_objective_of_ones_own_compose() -> None:
         return batch.loss(model, params) + lam / 2 * squares
 
     hparams = {"mu": 0.7, "lam": 0.2}
-    mine = fp.Algorithm("mine", problem, hparams=hparams, stragglers="keep", objective=ridge)
+    mine = fp.Algorithm(
+        "mine", problem, hparams=hparams, stragglers="keep", client=fp.OnClient(objective=ridge)
+    )
 
     class Ridge(objectives.Method):
         def gradient(self, w: Any, x: Any, y: Any, k: int) -> Any:
@@ -174,8 +177,8 @@ def test_labels_are_counted_before_the_work() -> None:
         hparams={},
         stragglers="keep",
         average="clients",
-        own_labels=True,
-        objective=moves,
+        first=fp.First(labels=True),
+        client=fp.OnClient(objective=moves),
     )
     solver, everyone = fp.Solver(1.0, "all", steps=1), fp.Cohort(len(ROWS))
     (run,) = runs(mine, solver=solver, cohort=everyone, rounds=1, evaluation=fp.Evaluation(every=1))
@@ -185,7 +188,8 @@ def test_labels_are_counted_before_the_work() -> None:
 
 
 def of(**changes: Any) -> fp.Algorithm:
-    return fp.fedsam(0.1)._replace(**changes)
+    """FedSAM with other parts, by their names with _ in place of the dot."""
+    return changed(fp.fedsam(0.1), {name.replace("_", "."): v for name, v in changes.items()})
 
 
 def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
@@ -196,16 +200,32 @@ def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (of(own_gradient=True), {}, "fedsam: objective: own_gradient must be False beside it"),
-        (of(subproblem=with_reference), {}, "fedsam: objective: its local problem must not have a"),
-        (of(objective=None, own_labels=True), {}, "fedsam: own_labels needs an objective"),
-        (of(objective=None), {}, "fedsam: its local problem has something given, which only"),
         (
-            of(objective=lambda *_: jnp.zeros(2)),
+            of(first_gradient=True),
+            {},
+            "fedsam: client.objective: first.gradient must be False beside it",
+        ),
+        (of(subproblem=with_reference), {}, "fedsam: objective: its local problem must not have a"),
+        (
+            of(client_objective=None, first_labels=True),
+            {},
+            "fedsam: first.labels needs an objective",
+        ),
+        (
+            of(client_objective=None),
+            {},
+            "fedsam: its local problem has something given, which only",
+        ),
+        (
+            of(client_objective=lambda *_: jnp.zeros(2)),
             {},
             r"fedsam: its objective gives float32\[2\]; it",
         ),
-        (of(objective=lambda *_: 1 / 0), {}, r"fedsam: objective\(.*\) raised ZeroDivisionError"),
+        (
+            of(client_objective=lambda *_: 1 / 0),
+            {},
+            r"fedsam: objective\(.*\) raised ZeroDivisionError",
+        ),
         (
             fp.fedlc(0.5),
             {"solver": fp.Solver(0.1, "all", steps=3, gamma=0.1), "evaluation": fp.Evaluation()},

@@ -62,7 +62,9 @@ def test_ditto_solves_the_personal_problem_at_the_global_model() -> None:
 
 def test_the_other_problem_may_know_what_the_own_models_problem_does_not() -> None:
     """Losses and gradients at w^t are computed for the global problem alone."""
-    knowing = fp.ditto(lam=0.7)._replace(own_loss=True, own_gradient=True)
+    knowing = fp.ditto(lam=0.7)._replace(
+        first=fp.ditto(lam=0.7).first._replace(loss=True, gradient=True)
+    )
     runs = [trained(m, 2, SHORT, cohort=SOME) for m in (fp.ditto(lam=0.7), knowing)]
     assert runs[0].final.personal_loss == runs[1].final.personal_loss
     np.testing.assert_array_equal(*[run.params for run in runs])

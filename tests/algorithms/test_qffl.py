@@ -24,7 +24,7 @@ from fedprox import (
     qffl,
     simulate,
 )
-from fedprox.algorithms.base import add_scaled
+from fedprox.algorithms.base import First, OnClient, OnServer, add_scaled
 from tests import methods
 from tests.byhand import START, beside_the_oracle
 from tests.quadratics import (
@@ -67,16 +67,14 @@ def test_clients_know_their_loss_at_the_rounds_model(own_gradient: bool, gradien
 
     mine = Algorithm(
         "mine",
-        # gamma is measured with the loss, too
         local_problem,
         hparams={"scale": [1.0, 2.0]},
         stragglers="keep",
         average="clients",
-        own_gradient=own_gradient,
-        own_loss=True,
-        message=message,
-        size=jnp.abs,
-        update=update,
+        # gamma is measured with the loss, too
+        first=First(gradient=own_gradient, loss=True),
+        client=OnClient(message=message, size=jnp.abs),
+        server=OnServer(update=update),
     )
     federation = ragged_quadratics(1, ROWS)
     runs = simulate(

@@ -38,7 +38,7 @@ def by_the_paper(federation: Federation, p: float, gamma: float, seed: int, roun
     """Algorithm 2, in which the coin comes up after the steps of each of our rounds."""
     rows = [methods.rows_of(federation, k) for k in range(len(federation))]
     x, h = np.tile(START, (len(rows), 1)), np.zeros((len(rows), 3))
-    coins = [scaffnew(p).round_steps(seed, t) for t in range(rounds)]  # type: ignore[misc]
+    coins = [scaffnew(p).client.round_steps(seed, t) for t in range(rounds)]  # type: ignore[misc]
     for steps in coins:
         for step in range(steps):
             ahead = [
@@ -71,7 +71,7 @@ def test_with_an_exchange_after_every_step_it_is_gradient_descent() -> None:
 
 
 def test_the_steps_of_a_round_are_geometric_and_those_of_all_clients() -> None:
-    steps = scaffnew(p=0.2).round_steps
+    steps = scaffnew(p=0.2).client.round_steps
     assert steps is not None
     drawn = np.array([steps(1, t) for t in range(4000)])
     assert drawn.min() == 1
@@ -208,6 +208,8 @@ def test_other_solvers_are_refused(changed: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize("steps", [0, 1.5, "2"])
 def test_steps_of_a_round_of_ones_own_are_whole_numbers_above_0(steps: Any) -> None:
-    mine = fedsgd()._replace(name="mine", settings={}, round_steps=lambda *_: steps)
+    mine = fedsgd()._replace(
+        name="mine", settings={}, client=fedsgd().client._replace(round_steps=lambda *_: steps)
+    )
     with pytest.raises(InputError, match=r"solver.steps = .*; it must be a whole number"):
         one_run(ragged_quadratics(0, ROWS), quadratic_model(START), mine, STEP)

@@ -343,8 +343,8 @@ def read(algorithm: Algorithm, message: Any, **hparams: float) -> None:
     given = {name: jnp.array([value], jnp.float32) for name, value in hparams.items()}
 
     def possible(mean: Any, steps: Any) -> Any:
-        assert algorithm.possible is not None
-        return jax.vmap(algorithm.possible)(given, mean, steps)
+        assert algorithm.client.possible is not None
+        return jax.vmap(algorithm.client.possible)(given, mean, steps)
 
     read_part(part.arrays(), JOBS, shapes, 1, possible)
 

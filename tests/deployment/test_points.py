@@ -71,7 +71,9 @@ def scaled() -> fp.Algorithm:
         share = hparams["participation"]
         return state._replace(gradient=jax.tree.map(lambda g: share * g, gradient))
 
-    return fp.feddane(mu=1.0)._replace(name="scaled", exchange=exchange)
+    return fp.feddane(mu=1.0)._replace(
+        name="scaled", first=fp.feddane(mu=1.0).first._replace(exchange=exchange)
+    )
 
 
 def test_an_exchange_reads_the_participation_of_a_simulation(tmp_path: Path) -> None:

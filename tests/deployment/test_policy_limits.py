@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms import ALGORITHMS, First
 from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy, SecurePolicy
 from fedprox.errors import InputError
 from fedprox.models import MODELS
@@ -56,8 +56,8 @@ def hiding(rounds: int) -> Any:
     return Given(mechanism=RELEASED, rounds=rounds)
 
 
-def sends(*, own_gradient: bool = False, own_loss: bool = False) -> Any:
-    return Given(name="own", own_gradient=own_gradient, own_loss=own_loss)
+def sends(*, gradient: bool = False, loss: bool = False) -> Any:
+    return Given(name="own", first=First(gradient=gradient, loss=loss))
 
 
 def gamma(value: float | None) -> Any:
@@ -183,11 +183,11 @@ ROWS = np.array([5, 20, 35])
                 {"secure": SECURE.secure},
             )
         ),
-        (Policy(), "check_measures", [sends(own_loss=True), gamma(None)], ""),
+        (Policy(), "check_measures", [sends(loss=True), gamma(None)], ""),
         (
             Policy(),
             "check_measures",
-            [sends(own_gradient=True), gamma(None)],
+            [sends(gradient=True), gamma(None)],
             "own: its clients se",
         ),
         (THREE, "check_measures", [sends(), gamma(0.5)], "solver.gamma: "),
@@ -198,18 +198,18 @@ ROWS = np.array([5, 20, 35])
         (Policy(report=["gradients"]), "check_measures", [sends(), gamma(0.5)], ""),
         (
             *(Policy(report=["loss"]), "check_measures"),
-            *([sends(own_loss=True), gamma(None)], ""),
+            *([sends(loss=True), gamma(None)], ""),
         ),
         (
             *(Policy(report=["gradients"]), "check_measures"),
-            *([sends(own_gradient=True), gamma(None)], ""),
+            *([sends(gradient=True), gamma(None)], ""),
         ),
         (
-            *(Policy(report=["loss"]), "check_measures", [sends(own_gradient=True), gamma(None)]),
+            *(Policy(report=["loss"]), "check_measures", [sends(gradient=True), gamma(None)]),
             'own: its clients send what they measure, and policy.report does not have "gradients"',
         ),
         (
-            *(Policy(report=["gradients"]), "check_measures", [sends(own_loss=True), gamma(None)]),
+            *(Policy(report=["gradients"]), "check_measures", [sends(loss=True), gamma(None)]),
             'own: its clients send what they measure, and policy.report does not have "loss"',
         ),
         (Policy(), "check_clients", [jobs([1.0])], ""),

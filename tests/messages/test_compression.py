@@ -168,10 +168,10 @@ def messages_of(
     """What arrives of a client's messages, and what it owes at last."""
     first = jnp.zeros(messages.shape[1])
     method = compressed(fp.fedavg(), setting, jax.ShapeDtypeStruct(first.shape, first.dtype))
-    assert method.client_state is not None
-    state, arrived = method.client_state(first), []
+    assert method.client.state is not None
+    state, arrived = method.client.state(first), []
     step = jax.jit(
-        lambda message, state, words: method.message(
+        lambda message, state, words: method.client.message(
             first,
             {},
             ClientContext(None, state, jnp.ones(()), key=words),

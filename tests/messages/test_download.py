@@ -94,7 +94,9 @@ def test_a_smaller_model_takes_less_time() -> None:
 
 
 def test_what_the_server_computes_is_not_sent_so() -> None:
-    doubled = fp.fedavg()._replace(params=lambda state: 2 * state)
+    doubled = fp.fedavg()._replace(
+        server=fp.fedavg().server._replace(params=lambda state: 2 * state)
+    )
     with pytest.raises(InputError, match="fedavg: the server sends what it computes from its stat"):
         downloaded(doubled, 8, 4, jax.ShapeDtypeStruct((3,), np.float32))
 

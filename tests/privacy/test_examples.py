@@ -332,7 +332,9 @@ def test_an_example_moves_a_step_by_at_most_its_bound(name: str) -> None:
             y[row] = 1e30
         seen.clear()
         run(
-            METHODS[name]._replace(local=lambda solver: solver),
+            METHODS[name]._replace(
+                client=METHODS[name].client._replace(solver=lambda solver: solver)
+            ),
             example(clip, 0.0),
             federation=fp.Federation.from_arrays([(x, y)]),
             solver=fp.Solver(1.0, 6, steps=12, optimizer=watching),

@@ -117,7 +117,9 @@ def test_what_a_client_sends_is_bounded_or_screened(numbers: list[float], bound:
 
 
 def test_a_method_that_evaluates_another_model_still_does() -> None:
-    halved = fp.fedavg()._replace(name="half", evaluated=lambda state: state / 2)
+    halved = fp.fedavg()._replace(
+        name="half", server=fp.fedavg().server._replace(evaluated=lambda state: state / 2)
+    )
     privacy = fp.Privacy(math.inf, noise_multiplier=0.0)
     half, whole = run(halved, privacy), run(fp.fedavg(), privacy)
     np.testing.assert_array_equal(half.params, np.asarray(whole.params) / 2)
@@ -125,12 +127,12 @@ def test_a_method_that_evaluates_another_model_still_does() -> None:
 
 def test_all_arrays_of_a_message_are_clipped_together() -> None:
     method = private(fp.scaffold(), fp.Privacy(CLIP, noise_multiplier=1.0), 1.0, 2, 4)
-    state, w = method.init(jnp.zeros(2)), jnp.array([30.0, 40.0])
+    state, w = method.server.init(jnp.zeros(2)), jnp.array([30.0, 40.0])
     context = ClientContext(None, jnp.zeros(2), jnp.float32(1))
     solution = Solution(Subproblem(jnp.zeros(2)), w, jnp.int32(10))
     given = {"learning_rate": 0.1, "participation": 0.5, "server_learning_rate": 1.0}
     hparams = {name: jnp.float32(value) for name, value in given.items()}
-    (sent, _), own = method.message(state, hparams, context, solution)
+    (sent, _), own = method.client.message(state, hparams, context, solution)
     step, change = sent
     np.testing.assert_allclose(np.linalg.norm(np.concatenate([step, change])), CLIP, rtol=1e-6)
     np.testing.assert_allclose(change, -step, rtol=1e-6)  # both are scaled by the same factor
@@ -153,26 +155,26 @@ def test_a_method_reads_the_expected_share_and_never_who_came() -> None:
         problem,
         hparams={},
         stragglers="keep",
-        own_gradient=True,
-        message=lambda state, hparams, *_: reads(hparams, (state, None)),
-        update=lambda state, _, hparams: reads(hparams, state),
-        exchange=lambda state, _, hparams: reads(hparams, state),
-        memory=memory,
         personal=Personal(lambda state, _: state, problem, lambda state, _: state),
+        first=fp.First(gradient=True, exchange=lambda state, _, hparams: reads(hparams, state)),
+        client=fp.OnClient(
+            message=lambda state, hparams, *_: reads(hparams, (state, None)), memory=memory
+        ),
+        server=fp.OnServer(update=lambda state, _, hparams: reads(hparams, state)),
     )
     method = private(given, fp.Privacy(1.0, noise_multiplier=0.0), 0.0, 3, 12)
-    assert method.exchange is not None
-    assert method.memory is not None
+    assert method.first.exchange is not None
+    assert method.client.memory is not None
     assert method.personal is not None
     assert method.personal.subproblem is not None
     w, hparams = jnp.zeros(2), {"participation": jnp.float32(0.75)}
-    state, context = method.init(w), ClientContext(None, None, jnp.float32(1))
+    state, context = method.server.init(w), ClientContext(None, None, jnp.float32(1))
     solution = Solution(method.subproblem(state, hparams, context), w, jnp.int32(1))
-    sent, _ = method.message(state, hparams, context, solution)
-    method.update(state, sent, hparams)
-    method.exchange(state, w, hparams)
-    assert method.memory.init(state, context) is w
-    method.memory.update(state, hparams, context, w)
+    sent, _ = method.client.message(state, hparams, context, solution)
+    method.server.update(state, sent, hparams)
+    method.first.exchange(state, w, hparams)
+    assert method.client.memory.init(state, context) is w
+    method.client.memory.update(state, hparams, context, w)
     method.personal.subproblem(state, hparams, context)
     assert read == [3 / 12] * 6
     assert method.average == "clients"  # a weight of 1 for each, whatever its rows
@@ -288,11 +290,11 @@ def test_a_first_exchange_has_noise_of_its_own() -> None:
     method = private(fp.feddane(mu=0.0), fp.Privacy(BOUND, noise_multiplier=Z), Z, COHORT, 8)
     zeros = jnp.zeros(DIMENSION)
     hparams = {"participation": jnp.float32(1), "noise_key": jnp.array([1, 2], jnp.uint32)}
-    assert method.exchange is not None
-    state = method.exchange(method.init(zeros), zeros, hparams)
+    assert method.first.exchange is not None
+    state = method.first.exchange(method.server.init(zeros), zeros, hparams)
     gradient = np.asarray(state.state.gradient)
     mean = Clipped(zeros, None)
-    update = np.asarray(method.params(method.update(state, mean, hparams)))
+    update = np.asarray(method.server.params(method.server.update(state, mean, hparams)))
     for noise in (gradient, update):
         assert_variance(noise, VARIANCE)
     assert_variance(gradient - update, 2 * VARIANCE)
@@ -318,7 +320,7 @@ def adapted(norms: list[float], *, rounds: int, z: float = 0.0, quantile: float 
     adaptive = fp.AdaptiveClip(quantile=quantile, rate=0.2, count_noise=2.0)
     privacy = fp.Privacy(1.0, noise_multiplier=z, adaptive_clip=adaptive)
     method = private(fp.fedavg(), privacy, z, len(norms), len(norms))
-    state = method.init(jnp.zeros(1))
+    state = method.server.init(jnp.zeros(1))
     context = ClientContext(None, None, jnp.float32(1))
     hparams = {"participation": jnp.float32(1), "learning_rate": jnp.float32(1)}
 
@@ -326,11 +328,11 @@ def adapted(norms: list[float], *, rounds: int, z: float = 0.0, quantile: float 
     def step(state: Any, t: jax.Array) -> Any:
         def sent(norm: jax.Array) -> Any:
             solution = Solution(Subproblem(jnp.zeros(1)), norm[None], jnp.int32(1))
-            return method.message(state, hparams, context, solution)[0]
+            return method.client.message(state, hparams, context, solution)[0]
 
         mean = jax.tree.map(lambda a: a.mean(axis=0), jax.vmap(sent)(jnp.asarray(norms)))
         key = jnp.stack([jnp.uint32(0), t.astype(jnp.uint32)])
-        return method.update(state, mean, {**hparams, "noise_key": key})
+        return method.server.update(state, mean, {**hparams, "noise_key": key})
 
     for t in range(rounds):
         state = step(state, jnp.asarray(t))
@@ -356,7 +358,7 @@ def test_noise_is_added_in_its_stated_scale() -> None:
     mean = Clipped(jnp.array([1.0, -1.0]), jnp.float32(-0.125))
     noise = Clipped(jnp.array([0.5, 2.0]), jnp.float32(-0.75))
     hparams = {"participation": jnp.float32(0.5), "noise": noise}
-    after = method.update(method.init(jnp.array([3.0, 4.0])), mean, hparams)
+    after = method.server.update(method.server.init(jnp.array([3.0, 4.0])), mean, hparams)
     z = (1.5**-2 - 12.0**-2) ** -0.5
     expected = np.array([4.0, 3.0]) + z * 2.0 / 4 * np.array([0.5, 2.0])
     np.testing.assert_allclose(after.state, expected, rtol=1e-6)
@@ -364,12 +366,14 @@ def test_noise_is_added_in_its_stated_scale() -> None:
     np.testing.assert_allclose(after.clip, 2.0 * math.exp(-0.2 * (share - 0.3)), rtol=1e-6)
 
     gradients = private(fp.feddane(mu=0.0), fp.Privacy(2.0, noise_multiplier=1.5), 1.5, 4, 20)
-    assert gradients.exchange is not None
+    assert gradients.first.exchange is not None
     given = {"participation": jnp.float32(0.5), "noise": jnp.array([0.5, 2.0])}
-    exchanged = gradients.exchange(gradients.init(jnp.zeros(2)), jnp.array([1.0, -1.0]), given)
+    exchanged = gradients.first.exchange(
+        gradients.server.init(jnp.zeros(2)), jnp.array([1.0, -1.0]), given
+    )
     expected = np.array([1.0, -1.0]) + 1.5 * 2.0 / 4 * np.array([0.5, 2.0])
     np.testing.assert_allclose(exchanged.state.gradient, expected, rtol=1e-6)
-    np.testing.assert_allclose(gradients.exchanged(jnp.array([3.0, 4.0])), [1.2, 1.6], rtol=1e-6)
+    np.testing.assert_allclose(gradients.first.sent(jnp.array([3.0, 4.0])), [1.2, 1.6], rtol=1e-6)
 
 
 REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -476,9 +480,9 @@ def test_an_adaptive_clip_stays_within_its_range(quantile: float, bit: float, en
     clip = fp.AdaptiveClip(quantile=quantile, rate=100.0)
     given = fp.Privacy(1.0, noise_multiplier=0.0, adaptive_clip=clip)
     method = private(fp.fedavg(), given, 0.0, 1, 1)
-    state, mean = method.init(START), Clipped(jnp.zeros(3), jnp.float32(bit))
+    state, mean = method.server.init(START), Clipped(jnp.zeros(3), jnp.float32(bit))
     for _ in range(3):
-        state = method.update(state, mean, {"participation": jnp.ones(())})
+        state = method.server.update(state, mean, {"participation": jnp.ones(())})
         assert float(state.clip) == pytest.approx(end)
 
 

@@ -48,12 +48,15 @@ def released(
         sums.clear()
 
     cohort = options.pop("clients_per_round", clients)
-    exchange = None if method.exchange is None else unchanged
+    exchange = None if method.first.exchange is None else unchanged
     solver = options.pop("solver", SOLVER)
     fp.simulate(
         quadratic_federation(A[:clients], B[:clients], rows=[3, 1, 4, 2, 5, 2][:clients]),
         quadratic_model(START),
-        method._replace(update=unchanged, exchange=exchange),
+        method._replace(
+            server=method.server._replace(update=unchanged),
+            first=method.first._replace(exchange=exchange),
+        ),
         solver=solver,
         cohort=fp.Cohort(cohort, options.pop("sampling", "uniform")),
         systems=systems,
@@ -82,7 +85,7 @@ def require_bounded(less: list[Any], more: list[Any], releases: int = 1) -> None
 @pytest.mark.parametrize("name", mostly_slow(METHODS, "fedavg", "fedprox", "scaffold"))
 def test_one_client_more_moves_a_sum_by_at_most_its_bound(name: str, setting: str) -> None:
     less, more = (released(METHODS[name], SYSTEMS[setting], clients) for clients in (5, 6))
-    require_bounded(less, more, releases=1 + (METHODS[name].exchange is not None))
+    require_bounded(less, more, releases=1 + (METHODS[name].first.exchange is not None))
 
 
 @pytest.mark.parametrize("setting", mostly_slow(SYSTEMS, "half"))

@@ -395,7 +395,9 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
         (fp.fedprox(mu=0.1, adapt=True), "fedprox: its mu follows the loss of each round"),
         (
             fp.fedavg()._replace(
-                memory=Memory(lambda w, _: w, lambda _w, _h, context, _v: context.memory)
+                client=fp.fedavg().client._replace(
+                    memory=Memory(lambda w, _: w, lambda _w, _h, context, _v: context.memory)
+                )
             ),
             "fedavg: its clients remember from one model on",
         ),

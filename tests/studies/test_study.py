@@ -62,7 +62,14 @@ def files(folder: Path) -> dict[str, bytes]:
     ("changes", "line"),
     [
         (
-            {"methods": METHODS | {"mine": fp.fedavg()._replace(update=lambda _, mean, __: mean)}},
+            {
+                "methods": METHODS
+                | {
+                    "mine": fp.fedavg()._replace(
+                        server=fp.fedavg().server._replace(update=lambda _, mean, __: mean)
+                    )
+                }
+            },
             "0 %, mine: fedavg: update(state, mean, hparams): the server's model moves although",
         ),
         (

@@ -33,7 +33,7 @@ def table() -> str:
             f"`{problem_of(method)}`".replace("|", "\\|"),
             sentence[:1].upper() + sentence[1:],
             {"keep": "kept", "drop": "dropped"}.get(kept, kept),
-            "yes" if method.client_state is not None else "",
+            "yes" if method.client.state is not None else "",
             f"{method.communication:g}",
         )
         lines.append(f"| {' | '.join(cells)} |")

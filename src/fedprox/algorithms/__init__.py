@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.base import Algorithm, First, OnClient, OnServer
 from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedadmm import fedadmm
@@ -60,6 +60,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "First",
+    "OnClient",
+    "OnServer",
     "centralised",
     "ditto",
     "fedadmm",

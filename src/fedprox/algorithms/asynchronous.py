@@ -51,7 +51,7 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
         InputError: If `models` is set, and clients send other messages than w_k - w^t.
     """
     require(
-        not models or algorithm.message is difference,
+        not models or algorithm.client.message is difference,
         f'{algorithm.name}: asynchronous.adds = "models" needs a method whose clients send '
         'w_k - w^t alone; it must be "updates"',
     )
@@ -77,19 +77,21 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
     def message(
         state: Versions, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
-        sent, own_state = inner.message(state, hparams, context, solution)
+        sent, own_state = inner.client.message(state, hparams, context, solution)
         if models:
-            start, now = solution.problem.start, inner.params(state)
+            start, now = solution.problem.start, inner.server.params(state)
             sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
         return sent, own_state
 
     def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
-        after, step = inner.update(state, mean, hparams).state, state.step + 1
+        after, step = inner.server.update(state, mean, hparams).state, state.step + 1
         past = jax.tree.map(lambda a, new: a.at[jnp.mod(step, count)].set(new), state.past, after)
         return Versions(after, past, step)
 
     return inner._replace(
-        message=message,
-        update=update,
-        received=lambda state, context: algorithm.params(started(state, context)),
+        client=inner.client._replace(message=message),
+        server=inner.server._replace(
+            update=update,
+            received=lambda state, context: algorithm.server.params(started(state, context)),
+        ),
     )

@@ -17,7 +17,7 @@ solver's mini-batch steps take the gradient of F_k, or of the method's ``objecti
 A method with an exchange begins each round with a second cohort, drawn independently, or with the
 round's own::
 
-    state = exchange(state, sum_k weight_k exchanged(grad F_k(w^t)), hparams)
+    state = exchange(state, sum_k weight_k sent(grad F_k(w^t)), hparams)
 
 Every function is traced by JAX, so it must be written in ``jax.numpy`` and depend on its arguments
 alone. ``fedavg.py`` is the shortest method, ``scaffold.py`` one with a server state, client states
@@ -65,12 +65,12 @@ class ClientContext(NamedTuple):
     r"""What client :math:`k` knows besides the server's state.
 
     Attributes:
-        gradient: :math:`\nabla F_k(w^t)` if `Algorithm.own_gradient`; else None.
+        gradient: :math:`\nabla F_k(w^t)` if `First.gradient`; else None.
         state: The client's state after the last round in which it took part, or its first state.
         relative_size: :math:`n_k / \bar n`, the client's training rows over the mean of all
             clients'.
-        loss: :math:`F_k(w^t)`, a scalar, if `Algorithm.own_loss`; else None.
-        memory: What the client remembers within the round, if `Algorithm.memory`; else None.
+        loss: :math:`F_k(w^t)`, a scalar, if `First.loss`; else None.
+        memory: What the client remembers within the round, if `OnClient.memory`; else None.
         staleness: Steps of the server since the client started, an int32 scalar, in asynchronous
             rounds; else None.
         rate: The client's learning rate, relative to the round's, in asynchronous rounds; else
@@ -78,10 +78,10 @@ class ClientContext(NamedTuple):
         key: Random key of (seed, round, client), two words, if `fedprox.Compression` needs one;
             else None.
         labels: How many labels of each class the client's rows have, shape (classes,), if
-            `Algorithm.own_labels`; else None.
+            `First.labels`; else None.
         rank: Rank of the client's adapters, an int32 scalar, if clients have different ones; else
             None.
-        probed: :math:`F_k` of each model of `Algorithm.probe`, shape (models,); None without.
+        probed: :math:`F_k` of each model of `First.probe`, shape (models,); None without.
     """
 
     gradient: Params | None
@@ -249,15 +249,18 @@ class Personal(NamedTuple):
             which is solved before the other from its own start, with the same steps and
             mini-batches; None if there is one problem. In its context `gradient`, `loss`,
             `labels`, `probed` and `memory` are None.
-        objective: The objective of that problem in place of F_k, as `Algorithm.objective`.
+        objective: The objective of that problem in place of F_k, as `OnClient.objective`.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
+        parts: Dotted names of parameters, or of layers, that stay on the clients. Local problems
+            then start from the server's parameters except for these, and gamma is not measured.
     """
 
     own: Callable[[ClientState, Params], Own]
     subproblem: Callable[[State, HParams, ClientContext], Subproblem] | None = None
     keep: Callable[[ClientState, Params], ClientState] | None = None
-    objective: "Objective | None" = None
+    objective: Objective | None = None
+    parts: tuple[str, ...] = ()
 
 
 class Memory(NamedTuple):
@@ -288,12 +291,136 @@ class Adaptation(NamedTuple):
     update: Callable[[HParams, Any, jax.Array], tuple[HParams, Any]]
 
 
+class OnClient(NamedTuple):
+    r"""What clients do beside their local problem.
+
+    Attributes:
+        message: (state, hparams, context, solution) -> what the client sends, and its next state.
+        state: (params) -> the first state of every client; None for clients without state.
+        memory: What clients remember from step to step within a round; None for nothing.
+        objective: (model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, a
+            :class:`fedprox.algorithms.base.Batch`, whose gradient local steps take in place of that
+            of :math:`F_k`. None for :math:`F_k`.
+        whole_batches: Whether the objective needs each mini-batch in one piece. Otherwise wide ones
+            are read in parts, and their losses added.
+        solver: (solver) -> the solver that clients use, given the experiment's.
+        round_steps: (seed, round) -> the local steps of every client in a round, in place of the
+            solver's epochs or steps; None if the solver says.
+        size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
+            It should leave out parts of a message that differ between sound clients, such as those
+            that grow with the rounds since a client took part.
+        possible: (hparams, weighted mean of some clients' messages, most local steps of one of
+            them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
+            refuses other answers of nodes. A mean that is not finite is left to screening. None if
+            it may be any.
+
+    Example:
+        Clients that send the signs of their updates:
+
+        >>> import fedprox as fp, jax.numpy as jnp
+        >>> def signs(state, hparams, context, solution):
+        ...     return jnp.sign(solution.params - solution.problem.start), context.state
+        >>> method = fp.fedprox(mu=0.1)._replace(client=fp.OnClient(message=signs))
+    """
+
+    message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
+        difference
+    )
+    state: Callable[[Params], ClientState] | None = None
+    memory: Memory | None = None
+    objective: Objective | None = None
+    whole_batches: bool = False
+    solver: Callable[[Solver], Solver] = lambda solver: solver
+    round_steps: Callable[[int, int], int] | None = None
+    size: Callable[[Message], jax.Array] = optax.tree.norm
+    possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
+
+
+class OnServer(NamedTuple):
+    """What the server keeps, and how its model follows from the clients' messages.
+
+    Attributes:
+        update: (state, weighted mean of the messages, hparams) -> the server's next state.
+        init: (params) -> the server's first state. With several `starts`, "params" are all of these
+            models, leaves (starts, ...).
+        params: (state) -> the parameters that the server sends.
+        received: (state, context) -> the parameters that a client received; None if `params` says.
+            With a probe, evaluations measure them as the client's own model.
+        evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
+        starts: Initial models: that of the run's seed, and others that the model draws from further
+            streams of the seed.
+        moves_alone: Whether the server's model may move in a round in which no client's model
+            changes, as by weight decay on the server. Otherwise a method that moves it is refused.
+
+    Example:
+        A server that goes half of the way:
+
+        >>> import fedprox as fp
+        >>> def half(params, mean, hparams):
+        ...     return params + mean / 2
+        >>> method = fp.fedprox(mu=0.1)._replace(server=fp.OnServer(update=half))
+        >>> method.server.update(1.0, 0.5, {})
+        1.25
+    """
+
+    update: Callable[[State, Message, HParams], State] = add
+    init: Callable[[Params], State] = same_params
+    params: Callable[[State], Params] = same_params
+    received: Callable[[State, ClientContext], Params] | None = None
+    evaluated: Callable[[State], Params] | None = None
+    starts: int = 1
+    moves_alone: bool = False
+
+
+class First(NamedTuple):
+    r"""What a round computes at w^t on its clients' rows, before their local work.
+
+    Attributes:
+        gradient: Whether it computes :math:`\nabla F_k(w^t)` for each client's context.
+        loss: Whether it computes :math:`F_k(w^t)` for each client's context.
+        labels: Whether it counts the labels of each client's rows for its context. It needs an
+            objective.
+        probe: (state) -> some models, leaves (models, ...), of which it computes :math:`F_k` for
+            each client's context: `ClientContext.probed`. None for no models. A method that has it
+            has `OnServer.received`, which may choose among them.
+        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over a first cohort, hparams) ->
+            state; None for a method without exchange. It needs `gradient`.
+        cohort: The first cohort: "another", drawn independently, or "own", the clients of the round
+            that work.
+        sent: (gradient) -> what a client of the first cohort sends for its
+            :math:`\nabla F_k(w^t)`.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.feddane(mu=0.1).first.gradient, fp.fedlc(tau=1.0).first.labels
+        (True, True)
+    """
+
+    gradient: bool = False
+    loss: bool = False
+    labels: bool = False
+    probe: Callable[[State], Params] | None = None
+    exchange: Callable[[State, Params, HParams], State] | None = None
+    cohort: ExchangeCohort = "another"
+    sent: Callable[[Params], Params] = same_params
+
+    @property
+    def measures(self) -> bool:
+        """Whether it measures the model."""
+        return self.gradient or self.loss
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads the rows."""
+        return self.measures or self.labels or self.probe is not None
+
+
 class Algorithm(NamedTuple):
     r"""A federated optimization method: pure functions and how a round uses them.
 
     The module `fedprox.algorithms.base` shows the round. Only `name`, `subproblem`, `hparams` and
     `stragglers` are required; the defaults of the others make the method FedAvg with a local
-    problem of its own. In the types below, "params" is a pytree of the model's parameters.
+    problem of its own. In the types of its parts, "params" is a pytree of the model's parameters.
 
     Attributes:
         name: Name in tables and labels.
@@ -302,62 +429,20 @@ class Algorithm(NamedTuple):
         hparams: The method's hyperparameters by name: a number each, or several to sweep over.
         stragglers: "keep" averages the partial work of clients that cannot finish; "drop" leaves
             these clients out.
-        variant: Which variant of the method this is; shown after the name.
         average: Weights of the server's mean: "rows" for :math:`n_k`, "clients" for 1 each. Under
             proportional sampling each draw counts once.
-        local: (solver) -> the solver that clients use, given the experiment's.
-        round_steps: (seed, round) -> the local steps of every client in a round, in place of the
-            solver's epochs or steps; None if the solver says.
-        everyone: Whether every client must take part in every round, with all of its work.
+        variant: Which variant of the method this is; shown after the name.
+        client: What clients do beside their local problem.
+        server: What the server does.
+        first: What a round computes before the local work.
+        personal: How each client gets a model of its own; None if there is one model.
         settings: Settings of the solver that this method overrides; see `with_solver`.
-        pooled: Whether one client holds all rows and takes as many steps as the cohort together
-            would: the centralised baseline.
-        init: (params) -> the server's first state. With several `starts`, "params" are all of these
-            models, leaves (starts, ...).
-        starts: Initial models: that of the run's seed, and others that the model draws from further
-            streams of the seed.
-        client_state: (params) -> the first state of every client; None for clients without state.
-        own_gradient: Whether a round computes :math:`\nabla F_k(w^t)` for each client's context.
-        own_loss: Whether a round computes :math:`F_k(w^t)` for each client's context.
-        own_labels: Whether a round counts the labels of each client's rows for its context. It
-            needs an objective.
-        probe: (state) -> some models, leaves (models, ...), of which a round computes
-            :math:`F_k` for each client's context: `ClientContext.probed`. None for no models. A
-            method that has it has `received`, which may choose among them.
-        objective: (model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, a
-            :class:`fedprox.algorithms.base.Batch`, whose gradient local steps take in place of that
-            of :math:`F_k`. None for :math:`F_k`.
-        whole_batches: Whether the objective needs each mini-batch in one piece. Otherwise wide ones
-            are read in parts, and their losses added.
-        message: (state, hparams, context, solution) -> what the client sends, and its next state.
-        size: (message) -> its size, a scalar, by which `fedprox.Faults` recognizes faulty messages.
-            It should leave out parts of a message that differ between sound clients, such as those
-            that grow with the rounds since a client took part.
-        possible: (hparams, weighted mean of some clients' messages, most local steps of one of
-            them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
-            refuses other answers of nodes. A mean that is not finite is left to screening. None if
-            it may be any.
-        update: (state, weighted mean of the messages, hparams) -> the server's next state.
-        params: (state) -> the parameters that the server sends.
-        received: (state, context) -> the parameters that a client received; None if `params` says.
-            With a probe, evaluations measure them as the client's own model.
-        evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
-        exchange: (state, weighted mean of :math:`\nabla F_k(w^t)` over a first cohort, hparams) ->
-            state; None for a method without exchange. It needs `own_gradient`.
-        exchange_cohort: The first cohort: "another", drawn independently, or "own", the clients of
-            the round that work.
-        exchanged: (gradient) -> what a client of the first cohort sends for its
-            :math:`\nabla F_k(w^t)`.
+        adapt: How hyperparameters follow the training loss; None if they stay as they are.
         communication: Communication of a round in units of FedAvg's, which sends the parameters to
             every client of the cohort and back.
-        adapt: How hyperparameters follow the training loss; None if they stay as they are.
-        memory: What clients remember from step to step within a round; None for nothing.
-        personal: How each client gets a model of its own; None if there is one model.
-        own_parts: Dotted names of parameters, or of layers, that stay on the clients. Local
-            problems then start from the server's parameters except for these, and gamma is not
-            measured.
-        moves_alone: Whether the server's model may move in a round in which no client's model
-            changes, as by weight decay on the server. Otherwise a method that moves it is refused.
+        everyone: Whether every client must take part in every round, with all of its work.
+        pooled: Whether one client holds all rows and takes as many steps as the cohort together
+            would: the centralised baseline.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
 
@@ -376,56 +461,28 @@ class Algorithm(NamedTuple):
     subproblem: Callable[[State, HParams, ClientContext], Subproblem]
     hparams: Mapping[str, HParam]
     stragglers: Stragglers
-    variant: str = ""
     average: Average = "rows"
-    local: Callable[[Solver], Solver] = lambda solver: solver
-    round_steps: Callable[[int, int], int] | None = None
-    everyone: bool = False
-    settings: Mapping[str, Any] = {}
-    pooled: bool = False
-    init: Callable[[Params], State] = same_params
-    starts: int = 1
-    client_state: Callable[[Params], ClientState] | None = None
-    own_gradient: bool = False
-    own_loss: bool = False
-    own_labels: bool = False
-    probe: Callable[[State], Params] | None = None
-    objective: Objective | None = None
-    whole_batches: bool = False
-    message: Callable[[State, HParams, ClientContext, Solution], tuple[Message, ClientState]] = (
-        difference
-    )
-    size: Callable[[Message], jax.Array] = optax.tree.norm
-    possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
-    update: Callable[[State, Message, HParams], State] = add
-    params: Callable[[State], Params] = same_params
-    received: Callable[[State, ClientContext], Params] | None = None
-    evaluated: Callable[[State], Params] | None = None
-    exchange: Callable[[State, Params, HParams], State] | None = None
-    exchange_cohort: ExchangeCohort = "another"
-    exchanged: Callable[[Params], Params] = same_params
-    communication: float = 1
-    adapt: Adaptation | None = None
-    memory: Memory | None = None
+    variant: str = ""
+    client: OnClient = OnClient()
+    server: OnServer = OnServer()
+    first: First = First()
     personal: Personal | None = None
-    own_parts: tuple[str, ...] = ()
-    moves_alone: bool = False
+    settings: Mapping[str, Any] = {}
+    adapt: Adaptation | None = None
+    communication: float = 1
+    everyone: bool = False
+    pooled: bool = False
     not_private: str = ""
 
     @property
-    def measures_first(self) -> bool:
-        """Whether a round measures the model on its clients' rows before the local work."""
-        return self.own_gradient or self.own_loss
-
-    @property
-    def reads_first(self) -> bool:
-        """Whether a round reads all of its clients' rows before the local work."""
-        return self.measures_first or self.own_labels or self.probe is not None
+    def own_parts(self) -> tuple[str, ...]:
+        """The dotted names of parameters, or of layers, that stay on the clients."""
+        return self.personal.parts if self.personal else ()
 
     @property
     def several_models(self) -> bool:
         """Whether clients have models of their own, or choose among several."""
-        return self.personal is not None or self.probe is not None
+        return self.personal is not None or self.first.probe is not None
 
     def initial(self, *starts: Params) -> State:
         """The server's first state.
@@ -433,19 +490,19 @@ class Algorithm(NamedTuple):
         Args:
             starts: The initial models.
         """
-        if self.starts == 1:
-            return self.init(*starts)
-        return self.init(jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts))
+        if self.server.starts == 1:
+            return self.server.init(*starts)
+        return self.server.init(jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts))
 
     def state_like(self, params: Params) -> State:
         """The server's state, in shape, for a model's shapes and types."""
-        return jax.eval_shape(self.initial, *[params] * self.starts)
+        return jax.eval_shape(self.initial, *[params] * self.server.starts)
 
     def probed(self, params: Params) -> int:
         """How many models a round's clients measure, for a model's shapes and types."""
-        if self.probe is None:
+        if self.first.probe is None:
             return 0
-        models = jax.eval_shape(self.probe, self.state_like(params))
+        models = jax.eval_shape(self.first.probe, self.state_like(params))
         return len(jax.tree.leaves(models)[0])
 
     def begun(self, state: State, context: ClientContext) -> ClientContext:
@@ -455,9 +512,9 @@ class Algorithm(NamedTuple):
             state: The server's state.
             context: The context without memory.
         """
-        if self.memory is None:
+        if self.client.memory is None:
             return context
-        return context._replace(memory=self.memory.init(state, context))
+        return context._replace(memory=self.client.memory.init(state, context))
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.
@@ -493,7 +550,7 @@ class Algorithm(NamedTuple):
         Raises:
             InputError: If the method cannot use a setting.
         """
-        used = self.local(solver.changed(**self.settings))
+        used = self.client.solver(solver.changed(**self.settings))
         for name, value in self.settings.items():
             actual = getattr(used, name)
             same = np.array_equal(actual, value)  # one or several

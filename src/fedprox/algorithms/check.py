@@ -71,7 +71,7 @@ def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     name = algorithm.name
     after = shapes_of(
         f"{name}: update(state, mean, hparams)",
-        *(algorithm.update, state, message, hparams),
+        *(algorithm.server.update, state, message, hparams),
         given={"state": state, "mean": message},
     )
     _require_like(f"{name}: its update gives", after, "the state before", state)
@@ -113,24 +113,24 @@ def still_round(algorithm: Algorithm, params: Params, hparams: HParams, one: jax
 
         return jax.tree.map(leaf, params)
 
-    state = algorithm.initial(*map(start, range(algorithm.starts)))
-    sent = algorithm.params(state)
-    own = None if algorithm.client_state is None else algorithm.client_state(sent)
+    state = algorithm.initial(*map(start, range(algorithm.server.starts)))
+    sent = algorithm.server.params(state)
+    own = None if algorithm.client.state is None else algorithm.client.state(sent)
     like = context_shape(algorithm, params, None)
     # the gradient is zero, as where no client would move
     context = filled(like, one)._replace(gradient=filled(like.gradient, 0), state=own)
-    if algorithm.exchange is not None:
-        state = algorithm.exchange(state, algorithm.exchanged(context.gradient), hparams)
+    if algorithm.first.exchange is not None:
+        state = algorithm.first.exchange(state, algorithm.first.sent(context.gradient), hparams)
     context = algorithm.begun(state, context)
     problem = algorithm.subproblem(state, hparams, context)
     solution = Solution(problem, problem.start, one.astype(jnp.int32))
-    message, own = algorithm.message(state, hparams, context, solution)
-    after = algorithm.update(state, message, hparams)
+    message, own = algorithm.client.message(state, hparams, context, solution)
+    after = algorithm.server.update(state, message, hparams)
 
     def distance(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.max(jnp.abs(a - b) / (1 + jnp.abs(b)), initial=0).astype(real_type())
 
-    moved = jax.tree.leaves(jax.tree.map(distance, algorithm.params(after), sent))
+    moved = jax.tree.leaves(jax.tree.map(distance, algorithm.server.params(after), sent))
     numbers = [a for a in jax.tree.leaves((after, own)) if jnp.issubdtype(a.dtype, jnp.floating)]
     finite = [jnp.isfinite(a).all() for a in numbers]
     return Still(jnp.stack(moved).max(), jnp.stack(finite).all())
@@ -143,10 +143,10 @@ STILL = 0.02
 def require_still(algorithm: Algorithm, still: Still) -> None:
     """Raise `InputError` if the server's model moves although no client's does."""
     require(
-        algorithm.moves_alone or still.moved <= STILL,
+        algorithm.server.moves_alone or still.moved <= STILL,
         f"{algorithm.name}: update(state, mean, hparams): the server's model moves although no "
         "client's has changed; it must return the next state, such as the state plus the mean of "
-        "the updates; a method whose server does more has moves_alone = True",
+        "the updates; a method whose server does more has server.moves_alone = True",
     )
 
 
@@ -159,7 +159,7 @@ def check_objective(algorithm: Algorithm, model: Model, federation: Federation) 
         federation: The clients and their data.
     """
     personal, params = algorithm.personal, model.shapes
-    given_by = [(algorithm.objective, algorithm.subproblem)]
+    given_by = [(algorithm.client.objective, algorithm.subproblem)]
     if personal is not None and personal.subproblem is not None:
         given_by += [(personal.objective, personal.subproblem)]
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
@@ -169,7 +169,7 @@ def check_objective(algorithm: Algorithm, model: Model, federation: Federation) 
     for objective, subproblem in given_by:
         if objective is None:
             continue
-        classes = classes_of(model, federation) if algorithm.own_labels else 0
+        classes = classes_of(model, federation) if algorithm.first.labels else 0
         state, hparams, context = _known(algorithm, params, classes)
         given = jax.eval_shape(subproblem, state, hparams, context).given
         what = f"{algorithm.name}: objective(model, params, batch, given)"
@@ -182,8 +182,8 @@ def _known(algorithm: Algorithm, params: Params, classes: int) -> Any:
     """What a client's local problem is made of, in shape: the state, hparams and its context."""
     hparams: HParams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
     state, own = algorithm.state_like(params), None
-    if algorithm.client_state is not None:
-        own = jax.eval_shape(algorithm.client_state, params)
+    if algorithm.client.state is not None:
+        own = jax.eval_shape(algorithm.client.state, params)
     context = context_shape(algorithm, params, own, classes)
     return state, hparams, jax.eval_shape(algorithm.begun, state, context)
 
@@ -222,7 +222,7 @@ def _check_attributes(algorithm: Algorithm) -> None:
     name = algorithm.name
     require_one_of(f"{name}: stragglers", algorithm.stragglers, get_args(Stragglers))
     cohorts = get_args(ExchangeCohort)
-    require_one_of(f"{name}: exchange_cohort", algorithm.exchange_cohort, cohorts)
+    require_one_of(f"{name}: first.cohort", algorithm.first.cohort, cohorts)
     require_one_of(f"{name}: average", algorithm.average, get_args(Average))
     for taken in GIVEN:
         require(
@@ -230,21 +230,21 @@ def _check_attributes(algorithm: Algorithm) -> None:
             f"{name}: hparams: {taken!r}; every method is given this one; choose another name",
         )
     require(
-        algorithm.exchange is None or algorithm.own_gradient,
-        f"{name}: exchange: own_gradient must be True beside it, since both read gradients at w^t "
-        "in one pass",
+        algorithm.first.exchange is None or algorithm.first.gradient,
+        f"{name}: first.exchange: first.gradient must be True beside it, since both read "
+        "gradients at w^t in one pass",
     )
     require(
-        algorithm.objective is None or not algorithm.own_gradient,
-        f"{name}: objective: own_gradient must be False beside it, since local steps do not take "
-        "the gradient of F_k",
+        algorithm.client.objective is None or not algorithm.first.gradient,
+        f"{name}: client.objective: first.gradient must be False beside it, since local steps "
+        "do not take the gradient of F_k",
     )
     require(
-        algorithm.objective is not None or not algorithm.own_labels,
-        f"{name}: own_labels needs an objective, which reads them",
+        algorithm.client.objective is not None or not algorithm.first.labels,
+        f"{name}: first.labels needs an objective, which reads them",
     )
     require(
-        algorithm.probe is None or algorithm.received is not None,
+        algorithm.first.probe is None or algorithm.server.received is not None,
         f"{name}: probe: received must say which model a client has",
     )
 
@@ -252,20 +252,20 @@ def _check_attributes(algorithm: Algorithm) -> None:
 def _check_server(algorithm: Algorithm, params: Params, hparams: HParams) -> State:
     """The server's state, in shape, after checking the functions that read it alone."""
     name = algorithm.name
-    require_whole(f"{name}: starts", algorithm.starts)
-    starts = [params] * algorithm.starts
+    require_whole(f"{name}: starts", algorithm.server.starts)
+    starts = [params] * algorithm.server.starts
     state = shapes_of(f"{name}: init(params)", algorithm.initial, *starts)
-    sent = shapes_of(f"{name}: params(state)", algorithm.params, state)
+    sent = shapes_of(f"{name}: params(state)", algorithm.server.params, state)
     _require_like(f"{name}: its params give", sent, "the model", params)
-    if algorithm.evaluated is not None:
-        evaluated = shapes_of(f"{name}: evaluated(state)", algorithm.evaluated, state)
+    if algorithm.server.evaluated is not None:
+        evaluated = shapes_of(f"{name}: evaluated(state)", algorithm.server.evaluated, state)
         _require_like(f"{name}: its evaluated gives", evaluated, "the model", params)
-    if algorithm.exchange is not None:
+    if algorithm.first.exchange is not None:
         exchange = f"{name}: exchange(state, mean, hparams)"
-        after = shapes_of(exchange, algorithm.exchange, state, params, hparams)
+        after = shapes_of(exchange, algorithm.first.exchange, state, params, hparams)
         _require_like(f"{name}: its exchange gives", after, "the state before", state)
-    if algorithm.probe is not None:
-        models = shapes_of(f"{name}: probe(state)", algorithm.probe, state)
+    if algorithm.first.probe is not None:
+        models = shapes_of(f"{name}: probe(state)", algorithm.first.probe, state)
         one = jax.eval_shape(partial(jax.tree.map, lambda a: a[0]), models)
         _require_like(f"{name}: its probe gives, of which each is", one, "the model", params)
     return state
@@ -275,42 +275,42 @@ def context_shape(
     algorithm: Algorithm, params: Params, client_state: ClientState, classes: int = 2
 ) -> ClientContext:
     """What a client knows, in shape, for a number of classes."""
-    gradient = params if algorithm.own_gradient else None
+    gradient = params if algorithm.first.gradient else None
     counts: Any = jax.ShapeDtypeStruct((classes,), real_type())
     probed: Any = jax.ShapeDtypeStruct((algorithm.probed(params),), real_type())
     return ClientContext(
         gradient,
         client_state,
         relative_size=scalar(),
-        loss=scalar() if algorithm.own_loss else None,
-        labels=counts if algorithm.own_labels else None,
-        probed=None if algorithm.probe is None else probed,
+        loss=scalar() if algorithm.first.loss else None,
+        labels=counts if algorithm.first.labels else None,
+        probed=None if algorithm.first.probe is None else probed,
     )
 
 
 def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: HParams) -> Message:
     """The message, in shape, after checking the functions that run on clients."""
     name, client_state = algorithm.name, None
-    if algorithm.client_state is not None:
-        client_state = shapes_of(f"{name}: client_state(params)", algorithm.client_state, params)
+    if algorithm.client.state is not None:
+        client_state = shapes_of(f"{name}: client_state(params)", algorithm.client.state, params)
     context = context_shape(algorithm, params, client_state)
-    if algorithm.memory is not None:
-        context = _with_memory(name, algorithm.memory, params, state, hparams, context)
+    if algorithm.client.memory is not None:
+        context = _with_memory(name, algorithm.client.memory, params, state, hparams, context)
     subproblem = f"{name}: subproblem(state, hparams, context)"
     problem = shapes_of(subproblem, algorithm.subproblem, state, hparams, context)
     _check_subproblem(name, subproblem, problem, params)
     require(
-        algorithm.objective is None or problem.reference is None,
+        algorithm.client.objective is None or problem.reference is None,
         f"{name}: objective: its local problem must not have a reference, which has the gradient "
         "of F_k",
     )
     require(
-        algorithm.objective is not None or problem.given is None,
+        algorithm.client.objective is not None or problem.given is None,
         f"{name}: its local problem has something given, which only an objective reads",
     )
     send = f"{name}: message(state, hparams, context, solution)"
     solution = Solution(problem, params, STEPS)
-    pair = shapes_of(send, algorithm.message, state, hparams, context, solution)
+    pair = shapes_of(send, algorithm.client.message, state, hparams, context, solution)
     require(
         type(pair) is tuple and len(pair) == 2,
         f"{send} returns {_kind(pair)}; it must return two values, what the client sends and its "
@@ -326,9 +326,9 @@ def _check_client(algorithm: Algorithm, params: Params, state: State, hparams: H
                 f"{name}: its message is {describe(message)}, of which no mean can be taken; it "
                 f"must be {real_type()}"
             )
-    size = shapes_of(f"{name}: size(message)", algorithm.size, message)
+    size = shapes_of(f"{name}: size(message)", algorithm.client.size, message)
     _require_like(f"{name}: the size of its message is", size, "a number", scalar())
-    if algorithm.update is add:
+    if algorithm.server.update is add:
         _require_like(f"{name}: its message is", message, "the model", params)
     if algorithm.personal is not None:
         given = state, hparams, context._replace(gradient=None, loss=None, probed=None, memory=None)

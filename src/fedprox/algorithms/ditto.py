@@ -10,6 +10,7 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     HParams,
+    OnClient,
     Own,
     Personal,
     check_hparam,
@@ -70,6 +71,6 @@ def ditto(lam: HParam) -> Algorithm:
         local_loss,
         hparams={"lam": check_hparam("ditto: lam", lam)},
         stragglers="keep",
-        client_state=untrained,
         personal=Personal(own=same_own, subproblem=near_global, keep=keep),
+        client=OnClient(state=untrained),
     )

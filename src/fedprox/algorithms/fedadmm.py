@@ -16,6 +16,8 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     HParams,
+    OnClient,
+    OnServer,
     Solution,
     add_scaled,
     check_hparam,
@@ -110,9 +112,11 @@ def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> Algorithm:
         hparams={"rho": rhos, "server_learning_rate": rates},
         stragglers="keep",
         average="clients",
-        client_state=lambda params: ClientState(params, zeros(params)),
-        message=message,
-        # without the change since the client last took part, which may be long ago
-        size=lambda sent: optax.tree.norm(sent.step),
-        update=update,
+        client=OnClient(
+            state=lambda params: ClientState(params, zeros(params)),
+            message=message,
+            # without the change since the client last took part, which may be long ago
+            size=lambda sent: optax.tree.norm(sent.step),
+        ),
+        server=OnServer(update=update),
     )

@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
-from fedprox.algorithms.base import Algorithm, ClientContext, HParams, add, check_hparam, zeros
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    First,
+    HParams,
+    OnServer,
+    add,
+    check_hparam,
+    zeros,
+)
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
@@ -85,11 +94,8 @@ def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
         corrected,
         hparams={"mu": check_hparam("feddane: mu", mu)},
         stragglers="keep",
-        init=init,
-        own_gradient=True,
-        update=update,
-        params=lambda state: state.params,
-        exchange=exchange,
         communication=2,
         adapt=ADAPTIVE_MU if adapt else None,
+        server=OnServer(init=init, update=update, params=lambda state: state.params),
+        first=First(gradient=True, exchange=exchange),
     )

@@ -16,6 +16,8 @@ from fedprox.algorithms.base import (
     ClientContext,
     ClientState,
     HParams,
+    OnClient,
+    OnServer,
     Solution,
     add_scaled,
     check_hparam,
@@ -91,9 +93,9 @@ def fedexp(epsilon: HParam = 1e-3) -> Algorithm:
         hparams={"epsilon": check_hparam("fedexp: epsilon", epsilon, positive=True)},
         stragglers="drop",
         average="clients",
-        message=message,
-        size=lambda sent: optax.tree.norm(sent[0]),
-        possible=possible,
-        update=update,
         not_private="a message holds the squared norm of an update beside the update",
+        client=OnClient(
+            message=message, size=lambda sent: optax.tree.norm(sent[0]), possible=possible
+        ),
+        server=OnServer(update=update),
     )

@@ -10,6 +10,8 @@ from fedprox.algorithms.base import (
     Batch,
     ClientContext,
     HParams,
+    OnClient,
+    OnServer,
     add,
     check_hparam,
 )
@@ -117,9 +119,7 @@ def fedgkd(gamma: HParam, *, models: int = 1) -> Algorithm:
         hparams={"gamma": check_hparam("fedgkd: gamma", gamma)},
         stragglers="drop",
         variant="" if models == 1 else f"M={models}",
-        objective=distillation,
-        init=init,
-        update=update,
-        params=lambda state: state.params,
         communication=1 if models == 1 else 1.5,
+        client=OnClient(objective=distillation),
+        server=OnServer(init=init, update=update, params=lambda state: state.params),
     )

@@ -7,7 +7,15 @@ local steps push their logits down less.
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import Algorithm, Batch, ClientContext, HParams, check_hparam
+from fedprox.algorithms.base import (
+    Algorithm,
+    Batch,
+    ClientContext,
+    First,
+    HParams,
+    OnClient,
+    check_hparam,
+)
 from fedprox.errors import require
 from fedprox.model import Model, Params, cross_entropy, losses_of
 from fedprox.solver import HParam
@@ -71,6 +79,6 @@ def fedlc(tau: HParam) -> Algorithm:
         calibrated,
         hparams={"tau": check_hparam("fedlc: tau", tau, positive=True)},
         stragglers="drop",
-        own_labels=True,
-        objective=calibrated_loss,
+        first=First(labels=True),
+        client=OnClient(objective=calibrated_loss),
     )

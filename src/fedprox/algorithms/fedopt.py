@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedprox.algorithms.base import Algorithm, HParams, check_hparam
+from fedprox.algorithms.base import Algorithm, HParams, OnServer, check_hparam
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.errors import require
 from fedprox.model import Params
@@ -116,8 +116,10 @@ def fedopt(
         hparams={"server_learning_rate": rates},
         stragglers="drop",
         variant=name_of(optimizer),
-        init=init,
-        update=update,
-        params=lambda state: state.params,
-        moves_alone=_moves_alone(optimizer),
+        server=OnServer(
+            init=init,
+            update=update,
+            params=lambda state: state.params,
+            moves_alone=_moves_alone(optimizer),
+        ),
     )

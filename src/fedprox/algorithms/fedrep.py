@@ -103,11 +103,12 @@ def fedrep(parts: list[str]) -> Algorithm:
         name="fedrep",
         hparams={},
         subproblem=subproblem,
-        objective=partial(with_fixed, given, True),
-        message=partial(message, given),
         personal=shared.personal._replace(
             subproblem=partial(from_own, given, False),
             objective=partial(with_fixed, given, False),
             keep=partial(keep, given),
+        ),
+        client=shared.client._replace(
+            objective=partial(with_fixed, given, True), message=partial(message, given)
         ),
     )

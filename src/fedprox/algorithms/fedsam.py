@@ -9,6 +9,7 @@ from fedprox.algorithms.base import (
     Batch,
     ClientContext,
     HParams,
+    OnClient,
     add_scaled,
     check_hparam,
 )
@@ -64,6 +65,5 @@ def fedsam(rho: HParam) -> Algorithm:
         sharp,
         hparams={"rho": check_hparam("fedsam: rho", rho)},
         stragglers="drop",
-        objective=perturbed,
-        whole_batches=True,
+        client=OnClient(objective=perturbed, whole_batches=True),
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.base import Algorithm, OnClient
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.solver import Solver
 
@@ -33,4 +33,6 @@ def fedsgd() -> Algorithm:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 2.
     """
-    return Algorithm("fedsgd", local_loss, hparams={}, stragglers="drop", local=one_full_batch)
+    return Algorithm(
+        "fedsgd", local_loss, hparams={}, stragglers="drop", client=OnClient(solver=one_full_batch)
+    )

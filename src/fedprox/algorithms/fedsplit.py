@@ -15,6 +15,8 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     HParams,
+    OnClient,
+    OnServer,
     Solution,
     add,
     add_scaled,
@@ -105,9 +107,11 @@ def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active")
         stragglers="keep",
         variant=average,
         average="clients",
-        client_state=same_params,
-        message=message,
-        # without z_k, which is w^0 until the client has taken part
-        size=lambda message: optax.tree.norm(message.step),
-        update=update,
+        client=OnClient(
+            state=same_params,
+            message=message,
+            # without z_k, which is w^0 until the client has taken part
+            size=lambda message: optax.tree.norm(message.step),
+        ),
+        server=OnServer(update=update),
     )

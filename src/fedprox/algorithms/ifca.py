@@ -73,17 +73,17 @@ def check_local(name: str, local: Algorithm) -> None:
         "has all rows in one place"
         if local.pooled
         else "measures the model of one server"
-        if local.measures_first or local.adapt is not None
+        if local.first.measures or local.adapt is not None
         else "has several models already"
-        if local.probe is not None
+        if local.first.probe is not None
         else "has models of the clients' own"
         if local.personal is not None
         else "remembers from one model on"
-        if local.memory is not None
+        if local.client.memory is not None
         else "needs every client in every round"
         if local.everyone
         else "evaluates another model than it sends"
-        if local.evaluated is not None
+        if local.server.evaluated is not None
         else ""
     )
     require(
@@ -142,7 +142,7 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
     def init(starts: Params) -> Clusters:
         if count == 1:
             starts = jax.tree.map(lambda w: jnp.asarray(w)[None], starts)
-        return Clusters(jax.vmap(inner.init)(starts), jnp.zeros(count))
+        return Clusters(jax.vmap(inner.server.init)(starts), jnp.zeros(count))
 
     def subproblem(state: Clusters, hparams: HParams, context: ClientContext) -> Subproblem:
         """F_k(w) and the local method's terms, from the w_j^t of the client's cluster."""
@@ -152,39 +152,39 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
         state: Clusters, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Sent, ClientState]:
         cluster = nearest(context)
-        sent, own = inner.message(state_of(state, cluster), hparams, context, solution)
+        sent, own = inner.client.message(state_of(state, cluster), hparams, context, solution)
         chosen = jax.nn.one_hot(cluster, count)
         placed = jax.tree.map(lambda m: jax.vmap(lambda c: c.astype(m.dtype) * m)(chosen), sent)
         return Sent(placed, chosen), own
 
     def size(sent: Sent) -> jax.Array:
-        return inner.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
+        return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
 
     def update(state: Clusters, mean: Sent, hparams: HParams) -> Clusters:
         def one(before: State, message: Any, share: jax.Array) -> State:
             some = share > 0
             own = jax.tree.map(lambda m: m / jnp.where(some, share, 1).astype(m.dtype), message)
-            after = inner.update(before, own, hparams)
+            after = inner.server.update(before, own, hparams)
             return jax.tree.map(lambda a, b: jnp.where(some, a, b), after, before)
 
         return Clusters(jax.vmap(one)(state.states, *mean), mean.share)
 
     def models(state: Clusters) -> Params:
-        return jax.vmap(inner.params)(state.states)
+        return jax.vmap(inner.server.params)(state.states)
 
     return inner._replace(
         name="ifca",
         variant=" ".join(part for part in (f"k={count}", shown_name, inner.variant) if part),
-        init=init,
-        starts=count,
         subproblem=subproblem,
-        message=message,
-        size=size,
-        possible=None,
-        update=update,
-        probe=models,
-        params=lambda state: inner.params(state_of(state, jnp.argmax(state.share))),
-        received=lambda state, context: inner.params(state_of(state, nearest(context))),
         communication=inner.communication * (count + 1) / 2,
         not_private="what it adds up is how many clients chose each model, beside their updates",
+        server=inner.server._replace(
+            init=init,
+            starts=count,
+            update=update,
+            params=lambda state: inner.server.params(state_of(state, jnp.argmax(state.share))),
+            received=lambda state, context: inner.server.params(state_of(state, nearest(context))),
+        ),
+        client=inner.client._replace(message=message, size=size, possible=None),
+        first=inner.first._replace(probe=models),
     )

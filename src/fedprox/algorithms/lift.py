@@ -38,7 +38,7 @@ def lift(
     """The method inside other states.
 
     An outer state is a NamedTuple whose field `state` is the method's own. Messages are the
-    method's, and so is what looks at a message alone: `size`, `possible` and `exchanged`.
+    method's, and so is what looks at a message alone: `size`, `possible` and `First.sent`.
 
     Args:
         method: The method.
@@ -62,7 +62,7 @@ def lift(
         ...     state: Any
         ...     rounds: int
         >>> counted = lift(fedavg(), server=lambda state, params: Counted(state, 0))
-        >>> after = counted.update(counted.init(1.0), 0.5, {})
+        >>> after = counted.server.update(counted.server.init(1.0), 0.5, {})
         >>> float(after.state), after.rounds
         (1.5, 0)
     """
@@ -72,11 +72,11 @@ def lift(
     given = hparams or (lambda hparams, _: hparams)
 
     def init(params: Params) -> Any:
-        first = method.init(params)
+        first = method.server.init(params)
         return server(first, params) if server else first
 
     def client_state(params: Params) -> Any:
-        first = method.client_state and method.client_state(params)
+        first = method.client.state and method.client.state(params)
         return client(first, params) if client else first
 
     def known(context: ClientContext) -> ClientContext:
@@ -108,7 +108,7 @@ def lift(
     def message(
         outer: Any, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, Any]:
-        sent, state = on_client(method.message)(outer, hparams, context, solution)
+        sent, state = on_client(method.client.message)(outer, hparams, context, solution)
         return sent, kept(context.state, state)
 
     def own_model(outer: Any, params: Params) -> Any:
@@ -120,23 +120,28 @@ def lift(
         assert method.personal.keep is not None
         return kept(outer, method.personal.keep(own(outer), solution))
 
-    memory, personal = method.memory, method.personal
+    memory, personal = method.client.memory, method.personal
     return method._replace(
-        init=init,
-        client_state=client_state if client else method.client_state,
         subproblem=on_client(method.subproblem),
-        message=message,
-        received=at_start(method.received),
-        memory=memory and Memory(at_start(memory.init), on_client(memory.update)),
         personal=personal
         and personal._replace(
             own=own_model,
             subproblem=on_client(personal.subproblem),
             keep=personal.keep and keep,
         ),
-        update=on_server(method.update),
-        exchange=on_server(method.exchange),
-        params=of_state(method.params),
-        evaluated=of_state(method.evaluated),
-        probe=of_state(method.probe),
+        server=method.server._replace(
+            init=init,
+            received=at_start(method.server.received),
+            update=on_server(method.server.update),
+            params=of_state(method.server.params),
+            evaluated=of_state(method.server.evaluated),
+        ),
+        client=method.client._replace(
+            state=client_state if client else method.client.state,
+            message=message,
+            memory=memory and Memory(at_start(memory.init), on_client(memory.update)),
+        ),
+        first=method.first._replace(
+            exchange=on_server(method.first.exchange), probe=of_state(method.first.probe)
+        ),
     )

@@ -10,6 +10,7 @@ from fedprox.algorithms.base import (
     Batch,
     ClientContext,
     HParams,
+    OnClient,
     Own,
     Solution,
     check_hparam,
@@ -113,7 +114,5 @@ def moon(mu: HParam, *, tau: HParam = 0.5) -> Algorithm:
             "tau": check_hparam("moon: tau", tau, positive=True),
         },
         stragglers="drop",
-        client_state=untrained,
-        message=message,
-        objective=contrastive_loss,
+        client=OnClient(state=untrained, message=message, objective=contrastive_loss),
     )

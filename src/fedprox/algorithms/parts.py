@@ -95,10 +95,14 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
         'own dense2'
     """
     name, given = method.name, check_parts(method.name, parts)
-    averages = method.init is same_params and method.update is add and method.message is difference
-    reads_server = method.measures_first or method.adapt is not None or method.pooled
+    averages = (
+        method.server.init is same_params
+        and method.server.update is add
+        and method.client.message is difference
+    )
+    reads_server = method.first.measures or method.adapt is not None or method.pooled
     require(
-        averages and method.client_state is None and not reads_server,
+        averages and method.client.state is None and not reads_server,
         f"{name}: personal parts need a method that averages models, with no state of its own, and "
         "does not measure the server's",
     )
@@ -120,11 +124,11 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
     return method._replace(
         variant=f"{method.variant} own {', '.join(given)}".lstrip(),
         subproblem=composed,
-        client_state=lambda params: Own(split(params, given)[0], jnp.bool_(False)),
-        message=message,
-        update=average_others,
-        personal=Personal(own=own_model),
-        own_parts=given,
+        personal=Personal(own=own_model, parts=given),
+        client=method.client._replace(
+            state=lambda params: Own(split(params, given)[0], jnp.bool_(False)), message=message
+        ),
+        server=method.server._replace(update=average_others),
     )
 
 

@@ -11,7 +11,10 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
+    First,
     HParams,
+    OnClient,
+    OnServer,
     Own,
     Solution,
     trained,
@@ -41,17 +44,15 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
 
     return algorithm._replace(
         subproblem=personal.subproblem,
-        message=message,
-        size=lambda sent: sent,
-        own_gradient=False,
-        own_loss=False,
-        exchange=None,
-        own_labels=False,
-        probe=None,
-        objective=personal.objective,
-        whole_batches=False,
-        memory=None,
         personal=None,
+        client=algorithm.client._replace(
+            message=message,
+            size=lambda sent: sent,
+            objective=personal.objective,
+            whole_batches=False,
+            memory=None,
+        ),
+        first=First(),
     )
 
 
@@ -82,11 +83,10 @@ def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
         own_loss,
         hparams=algorithm.hparams,
         stragglers="keep",
-        local=algorithm.local,
         settings=algorithm.settings,
-        client_state=untrained,
-        message=message,
-        size=lambda sent: sent,
-        update=unchanged,
+        client=OnClient(
+            solver=algorithm.client.solver, state=untrained, message=message, size=lambda sent: sent
+        ),
+        server=OnServer(update=unchanged),
     )
     return tuned.with_solver(steps=steps)

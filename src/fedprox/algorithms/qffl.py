@@ -15,7 +15,10 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
+    First,
     HParams,
+    OnClient,
+    OnServer,
     Solution,
     add_scaled,
     check_hparam,
@@ -106,10 +109,10 @@ def qffl(q: HParam) -> Algorithm:
         hparams={"q": check_hparam("qffl: q", q)},
         stragglers="drop",
         average="clients",
-        own_loss=True,
-        message=message,
-        size=lambda sent: optax.tree.norm(sent.delta),
-        possible=possible,
-        update=update,
         not_private="a message holds a bound on the curvature beside the update",
+        first=First(loss=True),
+        client=OnClient(
+            message=message, size=lambda sent: optax.tree.norm(sent.delta), possible=possible
+        ),
+        server=OnServer(update=update),
     )

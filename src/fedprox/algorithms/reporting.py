@@ -61,7 +61,7 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
     def message(
         state: Reported, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Any]:
-        sent, own_state = inner.message(state, hparams, context, solution)
+        sent, own_state = inner.client.message(state, hparams, context, solution)
         if not all_clients:
             return (sent, local_update(solution)), own_state
         ahead = jax.tree.map(jnp.subtract, solution.params, context.state.last)
@@ -71,18 +71,19 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
         sent, ahead = mean
         base, share = state.mean, hparams["participation"]
         if not all_clients:
-            base, share = inner.params(state), jnp.ones_like(share)
-        after: Reported = inner.update(state, sent, hparams)
+            base, share = inner.server.params(state), jnp.ones_like(share)
+        after: Reported = inner.server.update(state, sent, hparams)
         return after._replace(mean=add_scaled(base, share, ahead))
 
     def possible(hparams: HParams, mean: tuple[Any, Params], steps: jax.Array) -> jax.Array:
-        assert algorithm.possible is not None
-        return algorithm.possible(hparams, mean[0], steps)
+        assert algorithm.client.possible is not None
+        return algorithm.client.possible(hparams, mean[0], steps)
 
     return inner._replace(
-        message=message,
-        size=lambda message: algorithm.size(message[0]),
-        possible=None if algorithm.possible is None else possible,
-        update=update,
-        evaluated=lambda state: state.mean,
+        client=inner.client._replace(
+            message=message,
+            size=lambda message: algorithm.client.size(message[0]),
+            possible=None if algorithm.client.possible is None else possible,
+        ),
+        server=inner.server._replace(update=update, evaluated=lambda state: state.mean),
     )

@@ -14,6 +14,7 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     HParams,
+    OnClient,
     Solution,
     add_scaled,
     local_update,
@@ -91,7 +92,7 @@ def scaffnew(p: float) -> Algorithm:
 
     Example:
         >>> import fedprox as fp
-        >>> [fp.scaffnew(p=0.25).round_steps(0, t) for t in range(4)]
+        >>> [fp.scaffnew(p=0.25).client.round_steps(0, t) for t in range(4)]
         [6, 4, 2, 4]
 
     References:
@@ -105,10 +106,12 @@ def scaffnew(p: float) -> Algorithm:
         hparams={"p": p},
         stragglers="drop",
         average="clients",
-        local=fixed_sgd,
-        round_steps=lambda seed, t: int(generator(seed, Purpose.STEPS, t).geometric(p)),
         everyone=True,
-        client_state=lambda params: ClientState(zeros(params), params),
-        message=message,
         not_private="everyone takes part, so cohorts are not sampled",
+        client=OnClient(
+            solver=fixed_sgd,
+            round_steps=lambda seed, t: int(generator(seed, Purpose.STEPS, t).geometric(p)),
+            state=lambda params: ClientState(zeros(params), params),
+            message=message,
+        ),
     )

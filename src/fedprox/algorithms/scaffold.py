@@ -18,7 +18,10 @@ import optax
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
+    First,
     HParams,
+    OnClient,
+    OnServer,
     Solution,
     add_scaled,
     check_hparam,
@@ -138,12 +141,10 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
         stragglers="keep",
         variant="" if option == 2 else "option 1",
         average="clients",
-        local=plain_sgd if option == 2 else lambda solver: solver,
-        init=init,
-        client_state=zeros,
-        own_gradient=option == 1,
-        message=message,
-        update=update,
-        params=lambda state: state.params,
         communication=2,
+        client=OnClient(
+            solver=plain_sgd if option == 2 else lambda solver: solver, state=zeros, message=message
+        ),
+        server=OnServer(init=init, update=update, params=lambda state: state.params),
+        first=First(gradient=option == 1),
     )

@@ -86,25 +86,25 @@ def broadcast_of(algorithm: Algorithm, params: Params) -> Broadcast:
     >>> broadcast_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
     (True, False)
     """
-    state = jax.eval_shape(algorithm.init, params)
-    has_state = algorithm.client_state is not None
-    client_state = jax.eval_shape(algorithm.client_state, params) if has_state else None  # type: ignore[arg-type]
+    state = jax.eval_shape(algorithm.server.init, params)
+    has_state = algorithm.client.state is not None
+    client_state = jax.eval_shape(algorithm.client.state, params) if has_state else None  # type: ignore[arg-type]
     hparams = dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
     context = context_shape(algorithm, params, client_state)
 
     def on_client(
         state: State, hparams: Any, context: ClientContext, solved: Params, steps: Any
     ) -> Any:
-        context, memory = algorithm.begun(state, context), algorithm.memory
+        context, memory = algorithm.begun(state, context), algorithm.client.memory
         problem = algorithm.subproblem(state, hparams, context)
         solution = Solution(problem, solved, steps)
         after = None if memory is None else memory.update(state, hparams, context, solved)
-        sent = algorithm.message(state, hparams, context, solution)
-        return algorithm.params(state), tuple(problem), after, sent
+        sent = algorithm.client.message(state, hparams, context, solution)
+        return algorithm.server.params(state), tuple(problem), after, sent
 
     used = inputs_read(on_client, state, hparams, context, params, STEPS)
     read = tuple(used[: len(jax.tree.leaves(state))])
-    return Broadcast(state, read, params, _reads(algorithm.client_state, params))
+    return Broadcast(state, read, params, _reads(algorithm.client.state, params))
 
 
 def _reads(function: Callable[[Params], Any] | None, params: Params) -> bool:

@@ -97,7 +97,7 @@ def combined(
     finite = jnp.stack([is_sound(mean) for mean in means])
     sizes = None
     if faults.compares:
-        measure = jit_once(jax.vmap(size or method.algorithm.size))
+        measure = jit_once(jax.vmap(size or method.algorithm.client.size))
         sizes = jnp.stack([measure(mean) for mean in means])
     weight = jnp.array([part.counted.max() for part in parts])
     screened = screen(faults, finite * answered, sizes, weight)

@@ -21,7 +21,7 @@ to call a program, and without these gradients nothing counts."""
 
 def planned_rows(algorithm: Algorithm, solver: Solver, jobs: Jobs) -> NDArray[np.int64]:
     """The rows that jobs compute gradients of in each pass of `Until`, shape (3, jobs)."""
-    reads = algorithm.reads_first
+    reads = algorithm.first.reads
     personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
     local = job_ticks(solver, jobs, 1)  # ticks of one row
     if solver.searches_line:

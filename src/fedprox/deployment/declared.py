@@ -52,7 +52,7 @@ def check_declaration(setup: Setup, hiding: Hiding, algorithm: Algorithm, points
     why = algorithm.not_private or ("its mu follows losses without noise" * bool(algorithm.adapt))
     require(not why, f"{algorithm.name}: {why}, so privacy does not fit")
     require(
-        hiding.adaptive_clip is None or algorithm.exchange is None,
+        hiding.adaptive_clip is None or algorithm.first.exchange is None,
         f"{algorithm.name}: privacy.adaptive_clip does not fit a method with a first exchange",
     )
 

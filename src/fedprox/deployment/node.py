@@ -274,7 +274,7 @@ class Node:
         jobs = parts.jobs(work, request.participation)
         if setup.privacy is not None:
             check_jobs(setup, setup.privacy, jobs, request.participation)
-        if parts.given.measures_first:
+        if parts.given.first.measures:
             self.policy.check_clients(jobs)
         return jobs
 
@@ -414,7 +414,9 @@ class Node:
 
     def _gradients(self, asked: Asked, jobs: Jobs) -> RoundPart:
         parts = asked.parts
-        require(parts.given.exchange is not None, "gradients: the method has no first exchange")
+        require(
+            parts.given.first.exchange is not None, "gradients: the method has no first exchange"
+        )
         (params,) = filled([parts.model.shapes], parts.points, asked.arrays)
         self._pay(asked)
         part = parts.gradients(jobs, params, asked.request.seconds)
@@ -425,7 +427,7 @@ class Node:
         request, setup, parts = asked.request, asked.setup, asked.parts
         self.policy.check_work(parts.solver, jobs.size, jobs.steps)
         sent = parts.broadcast
-        stateful = parts.algorithm.client_state is not None
+        stateful = parts.algorithm.client.state is not None
         require(
             all(len(rounds) == parts.points for rounds in work.state),
             "work: each client's state has one round for each sweep point",
@@ -449,7 +451,7 @@ class Node:
         part, after = parts.train(
             jobs, setup.seed, request.round, state, hparams, before, request.seconds
         )
-        if parts.given.measures_first:
+        if parts.given.first.measures:
             self.policy.check_counted(jobs, part.counted)
         if before:
             for i, name in enumerate(work.names):

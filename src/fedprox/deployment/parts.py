@@ -455,7 +455,9 @@ def methods_of(
     part = reporting(given, protocol.evaluation.model)
     if hiding is not None:
         part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
-    part = part._replace(exchange=None, adapt=None)  # the coordinator does these
+    part = part._replace(
+        adapt=None, first=part.first._replace(exchange=None)
+    )  # the coordinator does these
     training, trained = replace(protocol, evaluation=Evaluation(gradients=False)), part
     if compression is not None:
         trained = compressed(part, compression, model.shapes, coded=True)
@@ -472,7 +474,7 @@ def require_deployable(algorithm: Algorithm) -> None:
         "be missing",
     )
     require(
-        algorithm.probe is None,
+        algorithm.first.probe is None,
         f"{name}: its clients measure several models; leave it out in a deployment, whose nodes "
         "measure one",
     )
@@ -480,9 +482,9 @@ def require_deployable(algorithm: Algorithm) -> None:
 
 def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:
     """The state of a client, in shape, leaves (points, ...); None without client state."""
-    if algorithm.client_state is None:
+    if algorithm.client.state is None:
         return None
-    return at_points(jax.eval_shape(algorithm.client_state, params), points)
+    return at_points(jax.eval_shape(algorithm.client.state, params), points)
 
 
 def parameters_in_words(shapes: Params) -> str:

@@ -289,7 +289,10 @@ class Policy(Section):
 
     def check_measures(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method's clients send measures that the node does not report."""
-        for measure, sent in (("gradients", algorithm.own_gradient), ("loss", algorithm.own_loss)):
+        for measure, sent in (
+            ("gradients", algorithm.first.gradient),
+            ("loss", algorithm.first.loss),
+        ):
             require(
                 not sent or measure in self.report,
                 f"{algorithm.name}: its clients send what they measure, and policy.report does not "
@@ -311,7 +314,7 @@ class Policy(Section):
         """
         self.check_work(solver, rows, solver.steps_for(rows))
         require(
-            len(rows) >= self.fewest_clients or not algorithm.measures_first,
+            len(rows) >= self.fewest_clients or not algorithm.first.measures,
             f"{algorithm.name}: its clients send what they measure, and gradients and losses of "
             f"fewer than {self.fewest_clients} clients are not sent; the node has {len(rows)}",
         )

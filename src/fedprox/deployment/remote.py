@@ -113,7 +113,9 @@ class RemoteMethod:
         self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, shapes = method.algorithm, method.protocol.model.shapes
-        on_nodes = server.on_nodes(method)._replace(exchange=None)
+        on_nodes = server.on_nodes(method)._replace(
+            first=server.on_nodes(method).first._replace(exchange=None)
+        )
         self.broadcast = broadcast_of(on_nodes, shapes)
         points = len(method.points)
         self.message = at_points(message_shape(on_nodes, shapes), points)
@@ -130,8 +132,8 @@ class RemoteMethod:
                 server.deployment.joined.descriptions, server.shares, strict=True
             )
         ]
-        if algorithm.possible is not None:
-            self.possible = jit_once(jax.vmap(algorithm.possible))
+        if algorithm.client.possible is not None:
+            self.possible = jit_once(jax.vmap(algorithm.client.possible))
         if server.deployment.secure is not None:
             setup = server.setup(method, method.protocol.seeds[0])
             for like in (self.message, self.gradient):
@@ -176,7 +178,7 @@ def updated(
     counts: jax.Array,
 ) -> State:
     """The state after a round; that before it at points (points,) where no update counts."""
-    return choose(counts, jax.vmap(algorithm.update)(state, mean, hparams), before)
+    return choose(counts, jax.vmap(algorithm.server.update)(state, mean, hparams), before)
 
 
 class RemoteSeed:
@@ -215,13 +217,13 @@ class RemoteSeed:
         return Training(
             *(self.server, self.method, self.setup, remote.broadcast, remote.message),
             possible=self._possible,
-            params=jax.vmap(algorithm.params),
+            params=jax.vmap(algorithm.server.params),
             work_of=self._work,
         )
 
     def next(self, now: RunState) -> Computed:
         """Compute one round on the nodes."""
-        t, exchange = now.round, self.method.algorithm.exchange
+        t, exchange = now.round, self.method.algorithm.first.exchange
         self.done = t + 1
         if self.training is not None:
             self.training.at(now)
@@ -332,7 +334,7 @@ class RemoteSeed:
 
     def _possible(self, t: int, hparams: HParams) -> Possible | None:
         """Which mean messages clients can send in a round; None if they may be any."""
-        if self.method.algorithm.possible is None:
+        if self.method.algorithm.client.possible is None:
             return None
         rate = jnp.float32(self.method.solver.factor(t))
         return partial(self.remote.possible, round_hparams(hparams, rate, jnp.float32(0)))
@@ -349,7 +351,7 @@ class RemoteSeed:
         What nodes take of their seconds is subtracted.
         """
         began, jobs = time.perf_counter(), call.exchange
-        params = jax.vmap(self.method.algorithm.params)(state)
+        params = jax.vmap(self.method.algorithm.server.params)(state)
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
         clip, own = self._clip(state), {}
         if seconds:
@@ -533,7 +535,7 @@ class RemoteSeed:
 
     def _has_lost(self, index: int, clients: NDArray[np.int64]) -> bool:
         """Whether a node says that it has lost client state, of clients that have some."""
-        stateful = self.method.algorithm.client_state is not None
+        stateful = self.method.algorithm.client.state is not None
         lost = self.server.nodes[index] in self.server.conversation.lost
         return stateful and lost and bool((self.used[clients] != NEW).any())
 

@@ -135,7 +135,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         require(
             resolved.faults is None
             or resolved.faults.policy != "clip"
-            or method.client_state is None,
+            or method.client.state is None,
             f'faults.policy = "clip": {method.name} has client state; use "drop" in a deployment, '
             "where nodes store it before the coordinator compares their messages",
         )

@@ -78,9 +78,9 @@ class Attack:
             "it has no clients"
             if algorithm.pooled
             else "an attack would leave out the gradients that its clients send before"
-            if algorithm.exchange is not None
+            if algorithm.first.exchange is not None
             else "an attack would also change which model a message is for"
-            if algorithm.probe is not None
+            if algorithm.first.probe is not None
             else ""
         )
         require(

@@ -182,12 +182,12 @@ class Compression:
         """
         why = (
             "its clients send gradients before, which would travel in full"
-            if algorithm.exchange is not None
+            if algorithm.first.exchange is not None
             else "its clients do not send an update of the whole model and nothing else"
             if shapes_in(message_shape(algorithm, params)) != shapes_in(params)
             else "its clients keep a state that belongs to what they sent"
-            if algorithm.message is not difference
-            and algorithm.client_state is not None
+            if algorithm.client.message is not difference
+            and algorithm.client.state is not None
             and algorithm.personal is None
             else ""
         )
@@ -246,10 +246,10 @@ def compressed(
         def message(
             state: State, hparams: HParams, context: ClientContext, solution: Solution
         ) -> tuple[Message, ClientState]:
-            sent, own_state = algorithm.message(state, hparams, context, solution)
+            sent, own_state = algorithm.client.message(state, hparams, context, solution)
             return arrives(sent, 0, context.key)[0], own_state
 
-        return algorithm._replace(message=message, possible=None)
+        return algorithm._replace(client=algorithm.client._replace(message=message, possible=None))
 
     def owing(state: ClientState, params: Params) -> Owing:
         return Owing(state, jnp.zeros_like(ravel_pytree(params)[0]))
@@ -259,11 +259,11 @@ def compressed(
     def with_feedback(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, Owing]:
-        sent, own_state = inner.message(state, hparams, context, solution)
+        sent, own_state = inner.client.message(state, hparams, context, solution)
         arrived, error = arrives(sent, context.state.error, context.key)
         return arrived, own_state._replace(error=error)
 
-    return inner._replace(message=with_feedback, possible=None)
+    return inner._replace(client=inner.client._replace(message=with_feedback, possible=None))
 
 
 def word_of(numbers: Any) -> int:

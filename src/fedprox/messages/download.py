@@ -102,20 +102,24 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
         return jax.tree.unflatten(structure, leaves)
 
     def sent(state: State, _: Params) -> Sent:
-        return Sent(state, *rounded(ravel_pytree(algorithm.params(state))[0], bits, row))
+        return Sent(state, *rounded(ravel_pytree(algorithm.server.params(state))[0], bits, row))
 
     inner = lift(algorithm, server=sent, seen=seen)
 
     def update(state: Sent, mean: Message, hparams: HParams) -> Sent:
-        return sent(inner.update(state, mean, hparams).state, None)
+        return sent(inner.server.update(state, mean, hparams).state, None)
 
-    return inner._replace(params=received, evaluated=inner.evaluated or inner.params, update=update)
+    return inner._replace(
+        server=inner.server._replace(
+            params=received, evaluated=inner.server.evaluated or inner.server.params, update=update
+        )
+    )
 
 
 def _places(algorithm: Algorithm, params: Params) -> list[int]:
     """Which leaves of a method's state are the parameters that it sends."""
-    state = jax.eval_shape(algorithm.init, params)
-    places = inputs_returned(algorithm.params, state)
+    state = jax.eval_shape(algorithm.server.init, params)
+    places = inputs_returned(algorithm.server.params, state)
     require(
         -1 not in places,
         f"{algorithm.name}: the server sends what it computes from its state; leave out "

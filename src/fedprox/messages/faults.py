@@ -11,7 +11,7 @@ with the lower median if their number is even. Faulty sizes are therefore detect
 are at most half of the cohort. In a cohort of two, the larger update is compared with the smaller.
 A single update is never too large, and no update is if the median is 0.
 
-`Algorithm.size` defines the size of a message: its norm, without parts that may well differ between
+`OnClient.size` defines the size of a message: its norm, without parts that may well differ between
 sound clients. A faulty update is left out as if its client had not been in the cohort: the mean and
 the participation are those of the other clients, and the client keeps its old state. A round
 without a sound update changes nothing.
@@ -94,7 +94,7 @@ class Faults:
             f'{algorithm.name} needs every client in every round: faults.policy must be "fail"',
         )
         require(
-            algorithm.probe is None or self.policy != "clip",
+            algorithm.first.probe is None or self.policy != "clip",
             f"{algorithm.name}: its clients send updates of different models, which are not "
             'scaled down: faults.policy must not be "clip"',
         )

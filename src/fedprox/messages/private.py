@@ -92,7 +92,7 @@ def releases(algorithm: Algorithm) -> int:
     >>> releases(fedavg()), releases(feddane(mu=0.1))
     (1, 2)
     """
-    return 1 if algorithm.exchange is None else 2
+    return 1 if algorithm.first.exchange is None else 2
 
 
 def check_private(algorithm: Algorithm, privacy: Privacy) -> None:
@@ -112,7 +112,7 @@ def check_private(algorithm: Algorithm, privacy: Privacy) -> None:
         "give mu without adapt",
     )
     require(
-        not privacy.adaptive_clip or algorithm.exchange is None,
+        not privacy.adaptive_clip or algorithm.first.exchange is None,
         f"{name} releases gradients and updates, whose norms differ; leave out "
         "privacy.adaptive_clip",
     )
@@ -127,15 +127,15 @@ def check_private_steps(algorithm: Algorithm, solver: Solver) -> None:
     reasons = {
         "it has all rows in one place": algorithm.pooled,
         "its clients compute a gradient over all of their rows, without noise": (
-            algorithm.own_gradient
+            algorithm.first.gradient
         ),
-        "its clients compute a loss over all of their rows, without noise": algorithm.own_loss,
-        "its clients count the labels of their rows, without noise": algorithm.own_labels,
+        "its clients compute a loss over all of their rows, without noise": algorithm.first.loss,
+        "its clients count the labels of their rows, without noise": algorithm.first.labels,
         "its clients compute losses of several models over all of their rows, without noise": (
-            algorithm.probe is not None
+            algorithm.first.probe is not None
         ),
         "its objective needs whole mini-batches, so no gradient belongs to one example": (
-            algorithm.whole_batches
+            algorithm.client.whole_batches
         ),
         "its mu follows the clients' losses, which have no noise": algorithm.adapt is not None,
         "its clients train a second model on the same rows": (
@@ -196,7 +196,7 @@ def private(
     def message(
         state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Clipped, ClientState]:
-        sent, own_state = inner.message(state, hparams, context, solution)
+        sent, own_state = inner.client.message(state, hparams, context, solution)
         clipped, norm = clip_to(state.clip, sent)
         within = None if adaptive is None else jnp.where(norm <= state.clip, 0.5, -0.5)
         return Clipped(clipped, within), own_state
@@ -211,21 +211,25 @@ def private(
         if adaptive is not None and within is not None:
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
             clip = jnp.clip(clip, *CLIPS)
-        after: Guarded = inner.update(state, sent, hparams)
+        after: Guarded = inner.server.update(state, sent, hparams)
         return after._replace(clip=clip)
 
     def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
-        assert inner.exchange is not None
+        assert inner.first.exchange is not None
         if z:
             mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
-        return inner.exchange(state, mean, hparams)
+        return inner.first.exchange(state, mean, hparams)
 
     return inner._replace(
         average="clients",
-        message=message,
-        size=lambda sent: algorithm.size(sent.message),
-        possible=possible,
-        update=update,
-        exchange=None if algorithm.exchange is None else exchange,
-        exchanged=lambda gradient: clip_to(privacy.clip, gradient)[0],
+        client=inner.client._replace(
+            message=message,
+            size=lambda sent: algorithm.client.size(sent.message),
+            possible=possible,
+        ),
+        server=inner.server._replace(update=update),
+        first=inner.first._replace(
+            exchange=None if algorithm.first.exchange is None else exchange,
+            sent=lambda gradient: clip_to(privacy.clip, gradient)[0],
+        ),
     )

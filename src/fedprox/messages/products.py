@@ -47,7 +47,7 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
         InputError: If its server does not replace the model by the mean of the clients'.
     """
     require(
-        algorithm.message is difference and algorithm.update is add,
+        algorithm.client.message is difference and algorithm.server.update is add,
         f"{algorithm.name}: its server does not take the mean of the clients' models, so "
         'aggregation.rule must not be "product"',
     )
@@ -64,7 +64,10 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     def update(state: Params, mean: Params, hparams: HParams) -> Params:
         return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
 
-    averaged = algorithm._replace(message=message, update=update)
+    averaged = algorithm._replace(
+        client=algorithm.client._replace(message=message),
+        server=algorithm.server._replace(update=update),
+    )
     if not ranked:
         return averaged
     inner = lift(averaged, seen=received)
@@ -74,7 +77,7 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
         ones = jax.tree.map(lambda w: jnp.ones(w.shape, bool), state)
         return problem._replace(trained=received(ones, context))
 
-    return inner._replace(subproblem=subproblem, received=received)
+    return inner._replace(subproblem=subproblem, server=inner.server._replace(received=received))
 
 
 def _at_rank(params: Params, rank: jax.Array) -> Params:

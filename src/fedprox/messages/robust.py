@@ -140,9 +140,9 @@ class Aggregation:
             "it has no clients"
             if algorithm.pooled
             else "its clients send gradients before, of which the mean is taken"
-            if algorithm.exchange is not None
+            if algorithm.first.exchange is not None
             else "its clients send updates of different models"
-            if algorithm.probe is not None
+            if algorithm.first.probe is not None
             else ""
         )
         require(

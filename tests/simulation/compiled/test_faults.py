@@ -101,7 +101,7 @@ def corrupting(algorithm: Algorithm, far: float) -> Algorithm:
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
-        sent, keeps = algorithm.message(state, hparams, context, solution)
+        sent, keeps = algorithm.client.message(state, hparams, context, solution)
         rows = jnp.round(context.relative_size * mean).astype(int)
         times = jnp.where(hparams["bad"] < 1, far, jnp.nan)
         kind = jnp.where(rows <= hparams["bad"] * CLIENTS, rows % 5, -1)
@@ -114,11 +114,14 @@ def corrupting(algorithm: Algorithm, far: float) -> Algorithm:
             )
 
         spoiled_keeps = jax.tree.map(lambda a: jnp.where(kind == 4, jnp.nan, a), keeps)
-        if algorithm.client_state is None:
+        if algorithm.client.state is None:
             sent = jax.tree.map(lambda a: jnp.where(kind == 4, jnp.nan, a), sent)
         return jax.tree.map(spoiled, sent), spoiled_keeps
 
-    return algorithm._replace(hparams={**algorithm.hparams, "bad": SHARES}, message=message)
+    return algorithm._replace(
+        hparams={**algorithm.hparams, "bad": SHARES},
+        client=algorithm.client._replace(message=message),
+    )
 
 
 CASES: list[tuple[Algorithm, Callable[[], methods.Method], Any, float]] = [
@@ -375,22 +378,25 @@ def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated(
 
 def counting(algorithm: Algorithm) -> Algorithm:
     """The same method, whose clients also keep how often they took part: a whole number."""
-    assert algorithm.client_state is not None
-    client_state = algorithm.client_state
+    assert algorithm.client.state is not None
+    client_state = algorithm.client.state
 
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Any, Any]:
         before, times = context.state
-        sent, keeps = algorithm.message(state, hparams, context._replace(state=before), solution)
+        sent, keeps = algorithm.client.message(
+            state, hparams, context._replace(state=before), solution
+        )
         return sent, (keeps, times + 1)
 
     return algorithm._replace(
         subproblem=lambda state, hparams, context: algorithm.subproblem(
             state, hparams, context._replace(state=context.state[0])
         ),
-        client_state=lambda params: (client_state(params), jnp.int32(0)),
-        message=message,
+        client=algorithm.client._replace(
+            state=lambda params: (client_state(params), jnp.int32(0)), message=message
+        ),
     )
 
 
@@ -531,19 +537,23 @@ def other_problem(**knobs: Any) -> Any:
 
 WRONG = [
     (
-        feddane(mu=1.0)._replace(own_gradient=False, subproblem=fedavg().subproblem),
-        "feddane: exchange: own_gradient must be True beside it",
+        feddane(mu=1.0)._replace(
+            subproblem=fedavg().subproblem, first=feddane(mu=1.0).first._replace(gradient=False)
+        ),
+        "feddane: first.exchange: first.gradient must be True beside it",
     ),
     (
-        feddane(mu=1.0)._replace(exchange=lambda state, *_: state.params),
+        feddane(mu=1.0)._replace(
+            first=feddane(mu=1.0).first._replace(exchange=lambda state, *_: state.params)
+        ),
         r"feddane: its exchange gives float32\[3\]; it must be like the state before, params",
     ),
     (
-        fedavg()._replace(evaluated=lambda state: state[:1]),
+        fedavg()._replace(server=fedavg().server._replace(evaluated=lambda state: state[:1])),
         r"fedavg: its evaluated gives float32\[1\]; it must be like the model, float32\[3\]",
     ),
     (
-        fedavg()._replace(size=lambda message: message),
+        fedavg()._replace(client=fedavg().client._replace(size=lambda message: message)),
         r"fedavg: the size of its message is float32\[3\]; it must be like a number, float32\[\]",
     ),
     (
@@ -552,11 +562,16 @@ WRONG = [
         r"d float32\[3\], 2 more; it must be like the model, float32\[3\]",
     ),
     (
-        fedavg()._replace(params=lambda state: state.astype(jnp.bfloat16)),
+        fedavg()._replace(
+            server=fedavg().server._replace(params=lambda state: state.astype(jnp.bfloat16))
+        ),
         r"fedavg: its params give bfloat16\[3\]; it must be like the model, float32\[3\]",
     ),
     (
-        fedavg()._replace(message=lambda *_: (None, None), update=lambda *_: jnp.zeros(4)),
+        fedavg()._replace(
+            client=fedavg().client._replace(message=lambda *_: (None, None)),
+            server=fedavg().server._replace(update=lambda *_: jnp.zeros(4)),
+        ),
         r"fedavg: its update gives float32\[4\]; it must be like the state before, float32\[3\]",
     ),
     (
@@ -576,22 +591,25 @@ WRONG = [
         "fedavg: its local problem has one of mu and anchor; give both or neither",
     ),
     (
-        fedprox(mu=1.0)._replace(message=wrong_message),
+        fedprox(mu=1.0)._replace(client=fedprox(mu=1.0).client._replace(message=wrong_message)),
         r"fedprox: its message is float32\[4\]; it must be like the model, float32\[3\]",
     ),
     (
-        feddyn(alpha=1.0)._replace(message=wrong_message),
+        feddyn(alpha=1.0)._replace(client=feddyn(alpha=1.0).client._replace(message=wrong_message)),
         r"feddyn: update\(state, mean, hparams\) raised TypeError: add got incompatible shapes .*"
         r"; it was given mean float32\[4\], state.params float32\[3\], state.h float32\[3\]",
     ),
     (
-        feddyn(alpha=1.0)._replace(message=wrong_state),
+        feddyn(alpha=1.0)._replace(client=feddyn(alpha=1.0).client._replace(message=wrong_state)),
         r"feddyn: the new state of a client is float32\[3,1\]; it must be like its state "
         r"before, float32\[3\]",
     ),
-    (fedavg()._replace(message=whole_numbers), r"fedavg: its message is int32\[3\], of which"),
     (
-        fedavg()._replace(update=lambda state, *_: state[:1]),
+        fedavg()._replace(client=fedavg().client._replace(message=whole_numbers)),
+        r"fedavg: its message is int32\[3\], of which",
+    ),
+    (
+        fedavg()._replace(server=fedavg().server._replace(update=lambda state, *_: state[:1])),
         r"fedavg: its update gives float32\[1\]; it must be like the state before, float32\[3\]",
     ),
 ]

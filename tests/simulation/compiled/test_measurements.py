@@ -88,7 +88,7 @@ def test_b_and_variance_equal_their_definitions(seed: int, rows: list[int]) -> N
 def test_measuring_gradients_changes_no_model(name: str) -> None:
     method, solver = SAMPLED[name].method, Solver(0.1, 3, epochs=2)
     federation, model = ragged_quadratics(0, [2, 5, 1, 4]), quadratic_model(np.ones(3))
-    if method.objective is not None or method.own_parts or method.starts > 1:
+    if method.client.objective is not None or method.own_parts or method.server.starts > 1:
         federation, model = objectives.federation(), objectives.MODEL
     options: dict[str, Any] = {"cohort": Cohort(2), "rounds": 4}
     run, without = (

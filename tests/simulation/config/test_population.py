@@ -125,7 +125,7 @@ def test_passes_problems_and_models_take_their_time(
 def test_a_first_exchange_takes_its_time(algorithm: fp.Algorithm) -> None:
     (work,) = work_of(algorithm, 1, fp.Population(0.5, upload=1.0))
     first = max(BYTES + 0.5 * -(-work.exchange.size // 10))
-    again = 1 if algorithm.exchange_cohort == "another" else 0
+    again = 1 if algorithm.first.cohort == "another" else 0
     jobs = work.jobs
     own = max(BYTES + 0.5 * (again * -(-jobs.size // 10) + jobs.steps))
     assert work.time == pytest.approx(first + own)

@@ -42,7 +42,9 @@ def of_method(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
         return jax.tree.map(lambda w, d: w + d * table[0], params, mean)
 
     model = fp.Model(lambda _: jnp.zeros((2, 2)), Scaled(table).apply)
-    return model, base._replace(update=update, init=lambda params: params)
+    return model, base._replace(
+        server=base.server._replace(update=update, init=lambda params: params)
+    )
 
 
 def of_functions(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:

@@ -85,7 +85,7 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
     )
 
 
-STATEFUL = [each for each in (v.method for v in VARIANTS.values()) if each.client_state]
+STATEFUL = [each for each in (v.method for v in VARIANTS.values()) if each.client.state]
 
 
 @pytest.mark.parametrize("method", STATEFUL, ids=lambda method: method.name)

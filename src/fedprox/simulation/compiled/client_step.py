@@ -295,7 +295,7 @@ class ClientStep:
 
     def given(self, lane: LaneState, broadcast: Broadcast) -> Any:
         """What a client's objective reads; None for F_k."""
-        if self.algorithm.objective is None:
+        if self.algorithm.client.objective is None:
             return None
         return self.algorithm.subproblem(*broadcast, lane.context).given
 
@@ -328,16 +328,16 @@ class ClientStep:
         if noise is not None and self.model.train is not None:
             key = jax.random.fold_in(random_key(noise), MODEL_KEY)
         what = DERIVED
-        if self.algorithm.objective is not None:
+        if self.algorithm.client.objective is not None:
             what = f"{self.algorithm.name}: jax.grad of its objective"
         gradient = jax.grad(self._loss) if self.hiding is None else self._clipped
         return call(what, gradient, params, given, Batch(x, y, weights, key))
 
     def _loss(self, params: Params, given: Any, batch: Batch) -> jax.Array:
         """The loss of a tick's rows."""
-        if self.algorithm.objective is None:
+        if self.algorithm.client.objective is None:
             return weighted_loss(self.model, params, *batch)
-        return self.algorithm.objective(self.model, params, batch, given)
+        return self.algorithm.client.objective(self.model, params, batch, given)
 
     def _clipped(self, params: Params, given: Any, batch: Batch) -> Params:
         """As the gradient of `_loss`, with the gradient of each row clipped."""
@@ -438,7 +438,7 @@ class ClientStep:
         self, lane: LaneState, broadcast: Broadcast, params: Params, optimizer: Any
     ) -> LaneState:
         """The client after a step to `params`, which it may remember."""
-        context, memory = lane.context, self.algorithm.memory
+        context, memory = lane.context, self.algorithm.client.memory
         if memory is not None:
             after = memory.update(*broadcast, context, params)
             context = context._replace(memory=after)
@@ -499,7 +499,7 @@ class ClientStep:
         problem = self.algorithm.subproblem(*broadcast, lane.context)
         taken = steps if lane.stop is None else lane.stop.steps
         solution = Solution(problem, lane.params, taken)
-        return self.algorithm.message(*broadcast, lane.context, solution)
+        return self.algorithm.client.message(*broadcast, lane.context, solution)
 
 
 def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:

@@ -89,7 +89,7 @@ class Compiler:
     def _compile(self, layout: Layout) -> Programs:
         """Compile the programs of a layout in parallel."""
         begin = time.perf_counter()
-        starts = [self._params] * self.method.algorithm.starts
+        starts = [self._params] * self.method.algorithm.server.starts
         state = self.method.initial_state(starts, self.mesh)
         requests = {"rounds": self._rounds(layout, state)}
         inputs: Any = None
@@ -102,8 +102,8 @@ class Compiler:
             one_model = protocol.asynchronous is None
             # and to F_k, which not all methods solve
             algorithm = self.method.algorithm
-            solves = algorithm.objective is None and not algorithm.own_parts
-            one_model = one_model and algorithm.probe is None
+            solves = algorithm.client.objective is None and not algorithm.own_parts
+            one_model = one_model and algorithm.first.probe is None
             if protocol.evaluation.gradients and one_model and solves:
                 requests["inexactness"] = self._inexactness(layout, state)
             traced = {name: request.trace() for name, request in requests.items()}
@@ -130,7 +130,7 @@ class Compiler:
         x, y = rows
         plan, exchange = self._empty_plan(layout), exchanges([], layout)
         held = None
-        if self.method.algorithm.client_state is not None:
+        if self.method.algorithm.client.state is not None:
             held = held_state(plan, [no_work()], layout).at
         inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
         return Request(
@@ -209,4 +209,4 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
 
 def evaluated(algorithm: Algorithm, state: State) -> Params:
     """The algorithm's evaluated model at all sweep points, from the server's state at all."""
-    return jax.vmap(algorithm.evaluated or algorithm.params)(state)
+    return jax.vmap(algorithm.server.evaluated or algorithm.server.params)(state)

@@ -54,7 +54,7 @@ class LocalLoss(NamedTuple):
         gradient: grad F_k, leaves (..., points, ...).
         value: F_k, shape (..., points).
         labels: How many labels of each class its rows have, (..., points, classes).
-        probed: F_k of the models of `Algorithm.probe`, (..., points, models).
+        probed: F_k of the models of `First.probe`, (..., points, models).
     """
 
     gradient: Params | None

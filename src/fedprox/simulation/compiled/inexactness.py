@@ -83,11 +83,11 @@ def inexactness_program(
     ) -> jax.Array:
         model = with_base(method.protocol.model, base)
         at_end = summed_losses(model, shared=False)
-        at_start = summed_losses(model, shared=True, value=algorithm.own_loss)
+        at_start = summed_losses(model, shared=True, value=algorithm.first.loss)
         reading = my_part(cohort.reading)
         hparams = round_hparams(hparams, cohort.rate, cohort.participation)
         broadcast = Broadcast(state, hparams)
-        start = jax.vmap(algorithm.params)(state)
+        start = jax.vmap(algorithm.server.params)(state)
         slots, points = jax.tree.leaves(local)[0].shape[:2]
 
         def tick(i: jax.Array, carry: Any) -> Any:
@@ -103,7 +103,7 @@ def inexactness_program(
             ended = slot >= 0
             losses = per_lane(sums, cohort.jobs.size[slot])
             params = jax.tree.map(lambda a: a[slot], local)
-            gradient = losses[1].gradient if algorithm.own_gradient else None
+            gradient = losses[1].gradient if algorithm.first.gradient else None
             state = jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state)
             own = LocalLoss(gradient, losses[1].value)
             context = contexts_of(cohort.jobs, slot, own, state, points)
@@ -112,7 +112,7 @@ def inexactness_program(
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         lanes = layout.lanes
-        begin = LocalLoss(start, jnp.zeros(points) if algorithm.own_loss else None)
+        begin = LocalLoss(start, jnp.zeros(points) if algorithm.first.loss else None)
         like = LocalLoss(start, None), begin
         zero = jax.tree.map(lambda a: jnp.zeros((lanes, *a.shape), a.dtype), like)
         carry = (zero, jnp.zeros((slots, points)))

@@ -210,7 +210,9 @@ def _empty_layout(
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
     train, measured = protocol.federation.train, protocol.measured
     largest = len(train) if algorithm.pooled else int(train.sizes.max())
-    tick = solver.batch_of(largest) if algorithm.whole_batches else tick_width(solver, largest)
+    tick = (
+        solver.batch_of(largest) if algorithm.client.whole_batches else tick_width(solver, largest)
+    )
     if protocol.hides_examples:
         tick = example_width(protocol, solver)
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
@@ -223,7 +225,7 @@ def _empty_layout(
     )
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
-    has_places = algorithm.client_state is not None or stores_messages(method)
+    has_places = algorithm.client.state is not None or stores_messages(method)
     return Layout(
         shape=Shape(
             rounds=1,
@@ -237,7 +239,7 @@ def _empty_layout(
             slots=1,
             places=int(has_places),
             cohort_ticks=int(protocol.evaluation.gradients),
-            exchange_ticks=int(algorithm.reads_first),
+            exchange_ticks=int(algorithm.first.reads),
         ),
         accumulate=protocol.hides_examples
         or (not solver.searches_line and (solver.batch_of(largest) > tick or needs_checks(solver))),
@@ -251,7 +253,7 @@ def _empty_layout(
 
 def _rounds_with_state(method: Method, layout: Layout, params: Params) -> int:
     """Most rounds of one call for whose clients each device can hold the state."""
-    initial = method.algorithm.client_state
+    initial = method.algorithm.client.state
     if initial is None:
         return MOST_TOGETHER
     if layout.shape.processes > 1:  # each process stores the state of its own clients

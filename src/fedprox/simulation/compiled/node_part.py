@@ -77,7 +77,7 @@ def part_program(
 
     same: Any = REPLICATED
     specs = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
-    inputs = inputs_spec(rows, exchange=method.algorithm.reads_first, clock=clock is not None)
+    inputs = inputs_spec(rows, exchange=method.algorithm.first.reads, clock=clock is not None)
     return spread(mesh, part, (same, Server(same, PER_DEVICE), inputs), out_specs=specs)
 
 
@@ -126,7 +126,7 @@ def gradients_program(
             with_base(method.protocol.model, base),
             layout,
             method.faults,
-            method.algorithm.exchanged,
+            method.algorithm.first.sent,
             fixed=method.private,
             clock=clock,
         )

@@ -176,7 +176,7 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
 
     same: Any = REPLICATED
     after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, faulty=same)
-    inputs = inputs_spec(rows, exchange=method.algorithm.reads_first)
+    inputs = inputs_spec(rows, exchange=method.algorithm.first.reads)
     specs = (same, Server(same, PER_DEVICE), inputs)
     return spread(mesh, rounds, specs, out_specs=after, donated=(1,))
 
@@ -255,12 +255,12 @@ class RoundsProgram:
             self.second_pass.keep_local = False
             # its messages say nothing, so neither a rule nor an attack reads them
             self.second_pass.collector = collector(
-                *(self.faults, second.algorithm.size, self.room), fixed=method.keeps_weights
+                *(self.faults, second.algorithm.client.size, self.room), fixed=method.keeps_weights
             )
         self.has_client_keys = method.protocol.codes_randomly
         self.rule, self.ranked = method.rule, method.rule.ranks is not None
         self.collector: Collector = collector(
-            *(self.faults, self.algorithm.size, self.room),
+            *(self.faults, self.algorithm.client.size, self.room),
             fixed=method.keeps_weights,
             rule=self.rule,
             attack=method.protocol.lies,
@@ -269,14 +269,14 @@ class RoundsProgram:
             assert self.faults is not None  # a node always screens
             self.collector = keeping(self.faults, self.room)
         self.measured: dict[str, Any] = {
-            "gradient": self.algorithm.own_gradient,
-            "loss": self.algorithm.own_loss,
-            "classes": method.protocol.classes if self.algorithm.own_labels else 0,
+            "gradient": self.algorithm.first.gradient,
+            "loss": self.algorithm.first.loss,
+            "classes": method.protocol.classes if self.algorithm.first.labels else 0,
             "probes": self.algorithm.probed(model.shapes),
         }
-        screened = self.faults if self.algorithm.exchange else None
+        screened = self.faults if self.algorithm.first.exchange else None
         self.exchange_gradients = exchange_gradients(
-            *(model, layout, screened, self.algorithm.exchanged),
+            *(model, layout, screened, self.algorithm.first.sent),
             fixed=method.keeps_weights,
             clock=clock,
             **self.measured,
@@ -334,7 +334,7 @@ class RoundsProgram:
     def initial_carry(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
         """The carry before the first tick: idle lanes, no messages, no local models."""
         lanes_here = self.layout.shape.lanes
-        params = jax.vmap(self.algorithm.params)(broadcast.state)
+        params = jax.vmap(self.algorithm.server.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
         own = measured_like(params, **self.measured)
         context = idle_context(own, client_state, lanes_here, points)
@@ -403,25 +403,25 @@ class Round:
     def read_first(self, exchange: Exchange) -> None:
         """Compute the clients' own gradients and losses, and the first cohort's mean gradient."""
         algorithm, state = self.program.algorithm, self.before.state
-        received = self.received if algorithm.received and algorithm.measures_first else None
-        models = None if algorithm.probe is None else jax.vmap(algorithm.probe)(state)
+        received = self.received if algorithm.server.received and algorithm.first.measures else None
+        models = None if algorithm.first.probe is None else jax.vmap(algorithm.first.probe)(state)
         read = self.program.exchange_gradients(
-            *(jax.vmap(algorithm.params)(state), self.x, self.y, exchange, self.until),
+            *(jax.vmap(algorithm.server.params)(state), self.x, self.y, exchange, self.until),
             *(received, models),
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
-        if algorithm.exchange is not None:
+        if algorithm.first.exchange is not None:
             counted = None if read.screened is None else read.screened.counted
             mean = mean_of(read.sums, counted)
-            state = jax.vmap(algorithm.exchange)(state, mean, self.hparams)
+            state = jax.vmap(algorithm.first.exchange)(state, mean, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
 
     def received(self, slot: jax.Array) -> Params:
         """The parameters that the clients of jobs received, leaves (lanes, points, ...)."""
         none = LocalLoss(None, None)
         context = contexts_of(self.jobs, slot, none, None, len(self.hparams["learning_rate"]))
-        assert self.program.algorithm.received is not None
-        at_points = jax.vmap(self.program.algorithm.received)
+        assert self.program.algorithm.server.received is not None
+        at_points = jax.vmap(self.program.algorithm.server.received)
         return jax.vmap(at_points, in_axes=(None, 0))(self.before.state, context)
 
     def run(self) -> After:
@@ -534,7 +534,7 @@ class Round:
             client_state = choose(has_updates[None], client_state, self.before.client_state)
             faulty = jnp.concatenate([faulty, screened.faulty])
         mean = mean_of(result.sums, result.counted)
-        after = jax.vmap(algorithm.update)(self.broadcast.state, mean, hparams)
+        after = jax.vmap(algorithm.server.update)(self.broadcast.state, mean, hparams)
         state = choose(has_updates, after, self.before.state)
         return After(state, self.broadcast.state, local, None, None, client_state, faulty)
 

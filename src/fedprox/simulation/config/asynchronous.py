@@ -117,13 +117,13 @@ class Asynchronous:
             else "it needs every client in every round"
             if algorithm.everyone
             else "its clients keep a state that belongs to the server's"
-            if algorithm.client_state is not None
+            if algorithm.client.state is not None
             else "its clients need the gradients of one model"
-            if algorithm.exchange is not None
+            if algorithm.first.exchange is not None
             else "its clients measure several models of one round"
-            if algorithm.probe is not None
+            if algorithm.first.probe is not None
             else "its clients remember from one model on"
-            if algorithm.memory is not None
+            if algorithm.client.memory is not None
             else "its mu follows the loss of each round"
             if algorithm.adapt is not None
             else ""

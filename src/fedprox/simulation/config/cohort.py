@@ -74,7 +74,7 @@ class Cohort:
     def check_method(self, algorithm: Algorithm, clients: int) -> None:
         """Raise `InputError` if cohorts of some clients do not fit a method."""
         require(
-            algorithm.client_state is None or self.sampling != "proportional",
+            algorithm.client.state is None or self.sampling != "proportional",
             f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
             'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
             '"uniform" or "bernoulli"',

@@ -88,7 +88,7 @@ class Evaluation:
             "whether gamma was reached",
         )
         require(
-            algorithm.adapt is None or algorithm.evaluated is None,
+            algorithm.adapt is None or algorithm.server.evaluated is None,
             f"{algorithm.name}: an adaptive mu follows the loss of the model that is sent out; "
             'evaluation.model must be "server"',
         )

@@ -170,14 +170,14 @@ class Method:
         """The server's state before round 0, equal at all sweep points.
 
         Args:
-            starts: The initial models, as many as `Algorithm.starts`.
+            starts: The initial models, as many as `OnServer.starts`.
             mesh: The devices.
         """
         return replicate(mesh, self._at_points(self.algorithm.initial(*starts)))
 
     def initial_client_state(self, params: Params) -> ClientState:
         """The state of each client before round 0, equal at all sweep points."""
-        initial = self.algorithm.client_state
+        initial = self.algorithm.client.state
         return None if initial is None else self._at_points(initial(params))
 
     def _at_points(self, tree: Any) -> Any:

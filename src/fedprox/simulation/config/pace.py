@@ -33,13 +33,13 @@ def legs_of(algorithm: Algorithm, probes: int = 0) -> Legs:
     >>> legs_of(fedavg()).models, legs_of(scaffold()).models, legs_of(feddane(mu=0.1)).models
     (1.0, 2.0, 1.0)
     """
-    exchanges = 1 if algorithm.exchange is None else 2
+    exchanges = 1 if algorithm.first.exchange is None else 2
     # the round's own clients know the gradient of the first exchange
-    knows = exchanges == 2 and algorithm.exchange_cohort == "own"
+    knows = exchanges == 2 and algorithm.first.cohort == "own"
     personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
     return Legs(
         models=algorithm.communication / exchanges,
-        passes=int(algorithm.measures_first and not knows) + probes,
+        passes=int(algorithm.first.measures and not knows) + probes,
         solves=1 + personal,
     )
 

@@ -446,13 +446,15 @@ class Protocol:
         Raises:
             InputError: If the model draws the same model each time.
         """
-        more = [initial_params(self.model, seed, start) for start in range(1, algorithm.starts)]
+        more = [
+            initial_params(self.model, seed, start) for start in range(1, algorithm.server.starts)
+        ]
         for other in more:
             pairs = zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
             require(
                 any(bool((a != b).any()) for a, b in pairs),
-                f"{algorithm.name}: it begins with {algorithm.starts} random models, and the "
-                "initial parameters of this model are not random",
+                f"{algorithm.name}: it begins with {algorithm.server.starts} random models, and "
+                "the initial parameters of this model are not random",
             )
         return [first, *more]
 
@@ -516,17 +518,18 @@ class Protocol:
             solver.factor(t)
         self._check_noise(algorithm, solver)
         require(
-            algorithm.starts == 1 or self.initial is None,
-            f"{algorithm.name}: it begins with {algorithm.starts} random models; leave out initial",
+            algorithm.server.starts == 1 or self.initial is None,
+            f"{algorithm.name}: it begins with {algorithm.server.starts} random models; leave out "
+            "initial",
         )
         require(
-            algorithm.probe is None or solver.gamma is None,
+            algorithm.first.probe is None or solver.gamma is None,
             f"{algorithm.name}: solver.gamma is relative to the server's model, and clients start "
             "from several; leave it out",
         )
         whole = solver.gamma is not None or solver.searches_line
         require(
-            algorithm.objective is None or not whole,
+            algorithm.client.objective is None or not whole,
             f"{algorithm.name}: clients have an objective in place of F_k, so neither solver.gamma "
             "nor an optimizer that searches along a line can be used",
         )
@@ -583,9 +586,9 @@ class Protocol:
             "solver.gamma nor an optimizer that searches along a line can be used",
         )
         require(
-            not algorithm.measures_first,
+            not algorithm.first.measures,
             f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
-            f"{'gradients' if algorithm.own_gradient else 'losses'} that its clients compute "
+            f"{'gradients' if algorithm.first.gradient else 'losses'} that its clients compute "
             f"first; use {where} without",
         )
 

@@ -89,7 +89,7 @@ class OwnModels:
             done: Number of rounds done.
         """
         model, points = self.method.protocol.model, len(self.method.points)
-        params = jax.vmap(self.method.algorithm.params)(state)
+        params = jax.vmap(self.method.algorithm.server.params)(state)
         clients, shape = len(self.test.sizes), (len(self.test.sizes), points)
         loss, correct = np.full(shape, np.nan), np.zeros(shape)
         trained = np.zeros(shape, bool)
@@ -129,7 +129,7 @@ class OwnModels:
 
         def first(at: NDArray[np.int64]) -> Params:
             """The server's model, or that of the client at each place, (places, points, ...)."""
-            if algorithm.probe is not None:
+            if algorithm.first.probe is not None:
                 return self._received(at, state)
             return jax.tree.map(lambda a: np.broadcast_to(a, (len(at), *a.shape)), params)
 
@@ -137,7 +137,7 @@ class OwnModels:
             places = bucket(-(-len(block) // self.mesh.devices.size)) * self.mesh.devices.size
             at = np.full(places, -1)
             at[: len(block)] = block
-            tuned = params if algorithm.probe is None else first(at)
+            tuned = params if algorithm.first.probe is None else first(at)
         else:
             at, tuned = self.tuning(block, params, first, hparams, seed, done)
         personal = algorithm.personal
@@ -151,14 +151,16 @@ class OwnModels:
     def _received(self, at: NDArray[np.int64], state: Any) -> Params:
         """The model of the client at each place by its losses, leaves (places, points, ...)."""
         algorithm, protocol = self.method.algorithm, self.method.protocol
-        assert algorithm.probe is not None
-        assert algorithm.received is not None
+        assert algorithm.first.probe is not None
+        assert algorithm.server.received is not None
         train = protocol.federation.train
-        losses = losses_of_clients(protocol.model, jax.vmap(algorithm.probe)(state), train, at)
+        losses = losses_of_clients(
+            protocol.model, jax.vmap(algorithm.first.probe)(state), train, at
+        )
         size = np.where(at >= 0, train.sizes[at], 0) / train.sizes.mean()
         sizes = np.broadcast_to(size[:, None].astype(real_type()), losses.shape[:2])
         context = ClientContext(None, None, relative_size=sizes, probed=losses)  # type: ignore[arg-type]
-        received: Params = jax.vmap(jax.vmap(algorithm.received), (None, 0))(state, context)
+        received: Params = jax.vmap(jax.vmap(algorithm.server.received), (None, 0))(state, context)
         return received
 
     def _tested(self, models: Params, rows: NDArray[np.int64]) -> tuple[jax.Array, jax.Array]:

@@ -105,7 +105,7 @@ def plan_call(
         process_index=protocol.ownership.process_index,
     )
     held = None
-    if method.algorithm.client_state is not None:
+    if method.algorithm.client.state is not None:
         held = held_state(plan, placed, layout)
     return Call(first, placed, on_devices, plan, exchanges(placed, layout), held, layout)
 

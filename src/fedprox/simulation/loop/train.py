@@ -479,8 +479,8 @@ def _set_params(
     """Set the final parameters of a seed's runs."""
     last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
     models = None
-    if algorithm.probe is not None:
-        models = jax.tree.map(np.asarray, jax.vmap(algorithm.probe)(end.state))
+    if algorithm.first.probe is not None:
+        models = jax.tree.map(np.asarray, jax.vmap(algorithm.first.probe)(end.state))
     for i, run in enumerate(runs):
         run.models = jax.tree.map(lambda a, i=i: a[i], models)
         run.model_round = run.final.round if best is None else protocol.best(run.history).round

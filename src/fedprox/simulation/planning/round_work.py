@@ -149,17 +149,17 @@ def round_work(
     drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT, candidates)
     chosen = drawn.clients
     first = drawn
-    if algorithm.exchange is not None and algorithm.exchange_cohort == "another":
+    if algorithm.first.exchange is not None and algorithm.first.cohort == "another":
         first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT, candidates)
     sizes = train.sizes[chosen]
-    if algorithm.round_steps is not None:
-        steps = call(f"{algorithm.name}: round_steps", algorithm.round_steps, seed, t)
+    if algorithm.client.round_steps is not None:
+        steps = call(f"{algorithm.name}: round_steps", algorithm.client.round_steps, seed, t)
         solver = solver.changed(steps=steps)
     private = protocol.hides_clients
     left, in_time = math.inf if deadline is None else deadline, None
     read, before = np.ones(len(first.clients), bool), 0.0
     if timeline is not None:
-        if algorithm.exchange is not None:
+        if algorithm.first.exchange is not None:
             read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
             if private and deadline is not None:  # nobody's time must depend on the others
                 before = FIRST_SHARE * deadline
@@ -203,7 +203,7 @@ def round_work(
     counted = _with_method_mass(protocol, algorithm, counted)
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
-    if algorithm.exchange is not None:
+    if algorithm.first.exchange is not None:
         if first is drawn:
             first = counted
         else:
