@@ -30,7 +30,6 @@ from fedprox.algorithms import (
     scaffnew,
     scaffold,
 )
-from fedprox.clustering import Clustering, cfl
 from fedprox.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.clients import EvaluationResult, evaluate
 from fedprox.diagnostics.clusters import nearest_models
@@ -92,7 +91,6 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "ClientRecord",
-    "Clustering",
     "Cohort",
     "Compression",
     "DayNight",
@@ -129,7 +127,6 @@ __all__ = [
     "Vectors",
     "Windows",
     "centralised",
-    "cfl",
     "datasets",
     "diagnose",
     "diagnostics",

@@ -25,7 +25,7 @@ FLOORS = [
     {"algorithms"},
     {"messages"},
     {"simulation"},
-    {"diagnosis", "clustering"},
+    {"diagnosis"},
     {"report"},
     {"studies"},
     {"logs"},
