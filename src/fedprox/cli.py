@@ -19,7 +19,6 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fedprox import __version__
-from fedprox.bar import Bar
 from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
     file_and_folder,
@@ -43,7 +42,7 @@ from fedprox.commands.shared import (
 from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
-from fedprox.diagnosis import diagnose as run_diagnosis
+from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, choices, printable, require, users_level
 from fedprox.experiment import (
     Experiment,
@@ -63,7 +62,6 @@ from fedprox.experiment import (
 from fedprox.files.whole import write_whole
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
-from fedprox.output import safe_streams
 from fedprox.privacy.setting import check_delta, delta_warnings
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
@@ -72,7 +70,6 @@ from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, examples_page, privacy_page
-from fedprox.signals import answering, end_now
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
@@ -80,6 +77,9 @@ from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.studies.run import Place
+from fedprox.terminal.bar import Bar
+from fedprox.terminal.output import safe_streams
+from fedprox.terminal.signals import answering, end_now
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it

@@ -15,7 +15,6 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.emnist import lower_case
@@ -30,6 +29,7 @@ from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.npy import npz
 from fedprox.files.packed import refusing, unpacked_limit
 from fedprox.streams import Purpose, generator
+from fedprox.terminal.bar import Bar
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """A writer's images and labels."""

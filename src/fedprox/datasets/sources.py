@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from fedprox.bar import Bar
 from fedprox.errors import InputError, require
+from fedprox.terminal.bar import Bar
 
 
 class Source(NamedTuple):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_params, weighted_loss, with_base
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, generator
 

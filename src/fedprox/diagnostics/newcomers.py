@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.clients import client_measures
-from fedprox.diagnostics.clusters import lowest, models_of
+from fedprox.diagnostics.clients import client_measures, lowest, models_of
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
@@ -22,7 +21,7 @@ from fedprox.model import (
     weighted_loss,
     with_base,
 )
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem

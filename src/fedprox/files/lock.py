@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedprox.errors import InputError, foreign
 from fedprox.files.whole import flush_folder, open_no_link
-from fedprox.signals import tidied
+from fedprox.terminal.signals import tidied
 
 try:
     import fcntl

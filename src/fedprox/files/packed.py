@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedprox.bar import Bar
 from fedprox.errors import InputError, reason, require
+from fedprox.terminal.bar import Bar
 
 LINE = 1 << 24
 """Most bytes of a line of text."""

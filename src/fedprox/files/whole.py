@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedprox.errors import InputError
-from fedprox.signals import tidied
+from fedprox.terminal.signals import tidied
 
 NO_LINK, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)
 """Flags of `os.open` that not all systems have."""

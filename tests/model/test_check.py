@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import fedprox as fp
-from fedprox.model_check import check_model, check_run, is_of_library
-from tests.test_mixed import BUILT
+from fedprox.model.check import check_model, check_run, is_of_library
+from tests.model.test_mixed import BUILT
 from tests.variants import mostly_slow
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)

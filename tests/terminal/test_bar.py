@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from fedprox import bar
-from fedprox.bar import Bar
+from fedprox.terminal import bar
+from fedprox.terminal.bar import Bar
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax import lax
 from numpy.testing import assert_allclose
 
-from fedprox.convolution import FEW, Convolution, convolve
-from fedprox.rewriting import fast
+from fedprox.model.convolution import FEW, Convolution, convolve
+from fedprox.model.rewriting import fast
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}

@@ -14,9 +14,9 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from fedprox import model as model_module
+from fedprox.model import model as model_module
 from fedprox.model import weighted_loss
-from fedprox.rewriting import fast
+from fedprox.model.rewriting import fast
 from fedprox.simulation.devices.programs import KEPT
 from tests.quadratics import one_run
 

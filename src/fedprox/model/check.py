@@ -16,7 +16,7 @@ from fedprox.features import index_of
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
 from fedprox.metrics import terms_of, value_of
-from fedprox.model import (
+from fedprox.model.model import (
     Model,
     Params,
     cross_entropy,

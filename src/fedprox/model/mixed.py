@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedprox.model import Model, rewritten
+from fedprox.model.model import Model, rewritten
 from fedprox.precision import real_type
 
 

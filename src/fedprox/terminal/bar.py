@@ -7,7 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from fedprox.output import safe_stream
+from fedprox.terminal.output import safe_stream
 
 REFRESH = 0.1
 """Seconds between updates of a bar."""

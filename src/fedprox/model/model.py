@@ -18,8 +18,8 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, weighted_sums
+from fedprox.model.rewriting import fast
 from fedprox.precision import in_shape, real_type
-from fedprox.rewriting import fast
 from fedprox.user_code import call, describe, listed, shapes_of
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Model:
             >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
             (2, 3)
         """
-        from fedprox.nnx_functions import functions_of  # here, since flax is slow to import
+        from fedprox.model.nnx_functions import functions_of  # here, since flax is slow to import
 
         init, apply, train, representation = functions_of(build)
         return cls(init, apply, loss, correct, metrics, train, representation)

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from fedprox.errors import printable
-from fedprox.output import safe_stream
 from fedprox.report.table import table
 from fedprox.simulation.loop import progress
 from fedprox.simulation.loop.progress import Progress, showing
+from fedprox.terminal.output import safe_stream
 from tests.report.test_report import make_run
 
 ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]

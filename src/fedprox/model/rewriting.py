@@ -1,4 +1,4 @@
-"""A user's function with its convolutions in the formulation of `fedprox.convolution`.
+"""A user's function with its convolutions in the formulation of `fedprox.model.convolution`.
 
 The function is traced, and in its program each convolution that has a fast formulation is replaced
 by a call of that, in the programs inside (of `jax.jit`, `jax.checkpoint`, loops and conditions) as
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedprox.convolution import convolve
 from fedprox.jax_internals import (
     Equation,
     Program,
@@ -30,6 +29,7 @@ from fedprox.jax_internals import (
     with_equations,
     with_params,
 )
+from fedprox.model.convolution import convolve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,7 +127,7 @@ def _rewritten_parameter(value: Any) -> Any:
 
 
 def _has_fast(equation: Equation) -> bool:
-    """Whether a convolution has a formulation in `fedprox.convolution`."""
+    """Whether a convolution has a formulation in `fedprox.model.convolution`."""
     arrays: Any = [each.aval for each in (*equation.invars, *equation.outvars)]
     x, kernel, y = arrays
     return (
