@@ -43,8 +43,7 @@ from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
 from fedprox.model import Model
-from fedprox.model.frozen import freeze, lora
-from fedprox.model.mixed import mixed_precision
+from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.report.compare import Difference
 from fedprox.report.figure import figure

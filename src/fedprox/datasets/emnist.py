@@ -15,8 +15,7 @@ from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.idx import read_idx
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz, read_idx
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36

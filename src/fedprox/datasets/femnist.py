@@ -19,14 +19,13 @@ from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.emnist import lower_case
 from fedprox.datasets.labelled import Labelled, belong, federation, require_images
-from fedprox.datasets.leaf import leaf
+from fedprox.datasets.leaf import leaf, without_hidden
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
-from fedprox.datasets.users import without_hidden
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz
 from fedprox.files.packed import refusing, unpacked_limit
 from fedprox.streams import Purpose, generator
 from fedprox.terminal.bar import Bar

@@ -27,7 +27,7 @@ from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows, pair_of
 from fedprox.files.mapping import map_file, release_pages
-from fedprox.files.npy import require_words
+from fedprox.files.numeric import require_words
 
 Array = NDArray[Any]
 

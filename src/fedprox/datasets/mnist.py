@@ -16,7 +16,7 @@ from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.idx import read_idx
+from fedprox.files.numeric import read_idx
 
 
 def mnist(

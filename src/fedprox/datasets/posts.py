@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sequences import spans, unroll
 from fedprox.datasets.sources import locate
-from fedprox.datasets.words import split_words
+from fedprox.datasets.text import spans, split_words, unroll
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.packed import reading, text_lines

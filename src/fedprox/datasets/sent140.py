@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.leaf import by_user, without_hidden
 from fedprox.datasets.sources import SENT140, data_folder, find, places, present
-from fedprox.datasets.tokenizer import tokenizer as tokenizer_of
-from fedprox.datasets.users import by_user, without_hidden
-from fedprox.datasets.words import split_words, word_vectors
+from fedprox.datasets.text import split_words, word_vectors
+from fedprox.datasets.text import tokenizer as tokenizer_of
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of

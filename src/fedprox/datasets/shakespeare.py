@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.labelled import belong
-from fedprox.datasets.sequences import unroll
 from fedprox.datasets.sources import SHAKESPEARE, find, present
+from fedprox.datasets.text import unroll
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
 from fedprox.federation import Federation, Rows, offsets_of

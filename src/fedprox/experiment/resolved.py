@@ -21,8 +21,7 @@ from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
-from fedprox.model.frozen import freeze, lora
-from fedprox.model.mixed import mixed_precision
+from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model

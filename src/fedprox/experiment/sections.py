@@ -10,7 +10,7 @@ from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
-from fedprox.model.frozen import lora
+from fedprox.model.variants import lora
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.asynchronous import Asynchronous

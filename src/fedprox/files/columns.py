@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, reason, require
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz
 
 KINDS = (".csv", ".npz", ".parquet")
 """The ends of the names of files that are read."""

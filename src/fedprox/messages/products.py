@@ -28,7 +28,7 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.messages.faults import beside
 from fedprox.model import Params
-from fedprox.model.frozen import FACTORS, adapted
+from fedprox.model.variants import FACTORS, adapted
 from fedprox.subproblem import Subproblem
 
 

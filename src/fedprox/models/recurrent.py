@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedprox.models.layers import Dense, torch_default
-
 
 class Embedding(nnx.Module):
     """A trained vector for each symbol.
@@ -39,73 +37,6 @@ class Embedding(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """(...) integers -> (..., d)."""
         return self.table[...][ids]
-
-
-class NextSymbol(nnx.Module):
-    """Embedding, LSTM layers, and an output for each symbol, which predicts the next symbol.
-
-    Args:
-        symbols: Number of symbols V.
-        width: Dimensions of a symbol's vector.
-        units: Units of each layer.
-        layers: Number of layers.
-        every_position: Whether to predict the symbol after each position, or after the last.
-        peepholes: As in `LSTM`.
-        initial: "glorot" as TensorFlow: kernels and embedding uniform on
-            +-sqrt(6 / (rows + columns)), biases zero, with 1 added for forget gates. "torch":
-            embedding normal with variance 1, all else uniform on +-1 / sqrt(units); torch has two
-            biases for each gate, and the one here starts as their sum.
-        rngs: Random keys.
-    """
-
-    def __init__(  # the settings of the papers' three recurrent models
-        self,
-        symbols: int,
-        width: int,
-        units: int,
-        *,
-        layers: int,
-        every_position: bool,
-        peepholes: bool = False,
-        initial: str = "glorot",
-        rngs: nnx.Rngs,
-    ) -> None:
-        uniform = torch_default(units)
-
-        def sum_of_two(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
-            return uniform(key, (2, *shape), dtype).sum(axis=0)
-
-        table = kernel = nnx.initializers.glorot_uniform()
-        bias = zeros = nnx.initializers.zeros
-        forget_bias, lstm_bias = 1.0, zeros
-        if initial == "torch":
-            table, kernel, bias = nnx.initializers.normal(1.0), uniform, uniform
-            forget_bias, lstm_bias = 0.0, sum_of_two
-        self.embedding = Embedding(symbols, width, init=table, rngs=rngs)
-        self.layers = nnx.List(
-            LSTM(
-                inputs,
-                units,
-                peepholes=peepholes,
-                forget_bias=forget_bias,
-                kernel_init=kernel,
-                bias_init=lstm_bias,
-                rngs=rngs,
-            )
-            for inputs in (width, *[units] * (layers - 1))
-        )
-        self.output = Dense(units, symbols, kernel_init=kernel, bias_init=bias, rngs=rngs)
-        self.every_position = every_position
-
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """(B, length) -> (B, V), or (B, length, V) for every position."""
-        steps = self.embedding(ids.T)
-        for layer in self.layers:
-            steps = layer(steps)
-        if not self.every_position:
-            return self.output(steps[-1])
-        steps = jnp.swapaxes(steps, 0, 1)
-        return self.output(steps.reshape(-1, steps.shape[-1])).reshape(*ids.shape, -1)
 
 
 class LSTM(nnx.Module):

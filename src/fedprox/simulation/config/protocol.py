@@ -29,7 +29,7 @@ from fedprox.messages.private import check_private, check_private_steps, private
 from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
-from fedprox.model.frozen import adapted, rank_of
+from fedprox.model.variants import adapted, rank_of
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.privacy.setting import check_delta

@@ -1,6 +1,7 @@
-"""NumPy's .npz files, read without trusting their headers."""
+"""NumPy's .npz files and MNIST's idx files, read without trusting their headers."""
 
 import math
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,32 @@ def require_words(array: NDArray[Any], where: str) -> None:
             codes.max() <= sys.maxunicode,
             f"{where}: holds words with codes that are not characters",
         )
+
+
+_IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
+    np.uint8: (8, "unsigned bytes", np.dtype("u1")),
+    np.int32: (12, "32-bit numbers", np.dtype(">i4")),
+}
+"""For each type: its code in an idx file, its name in messages, and how numbers are stored."""
+
+
+def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) -> NDArray[Any]:
+    """Read an idx file of a type (np.uint8 or np.int32), packed or not, or a member of an archive.
+
+    Raises:
+        InputError: The file is damaged, cut short, or holds another type.
+    """
+    where = f"{path}/{member}" if member else str(path)
+    code, what, stored = _IDX[kind]
+    with reading(path, member) as file:
+        head = file.read(4)
+        dimensions = head[3] if len(head) == 4 and head[:3] == bytes([0, 0, code]) else 0
+        lengths = file.read(4 * dimensions)
+        require(
+            1 <= dimensions <= 4 and len(lengths) == 4 * dimensions,
+            f"{where}: not an idx file of {what}",
+        )
+        shape = struct.unpack(f">{dimensions}I", lengths)
+        require(0 not in shape, f"{where}: its header says that it holds nothing: shape {shape}")
+        content = read_rest(file, math.prod(shape) * stored.itemsize, where)
+    return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)
