@@ -653,11 +653,7 @@ def _of_type(client: Any) -> str:
 
 
 def array_of(given: ArrayLike, what: str) -> Array:
-    """An array with rows.
-
-    Raises:
-        InputError: If rows are ragged, there is no array of rows, or the array is masked.
-    """
+    """An array with rows."""
     require_unmasked(given, what)
     if isinstance(given, list | tuple):
         for row in given:

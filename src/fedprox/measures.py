@@ -144,10 +144,6 @@ def measure_of(name: str) -> Measure:
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
     """Whether smaller values of a loss, an accuracy or a metric are better.
 
-    Args:
-        measure: The measure's name in records: `train_loss`, `test_accuracy`, `test_NAME`, ...
-        metrics: The model's metrics.
-
     >>> lower_is_better("train_loss", {}), lower_is_better("test_accuracy", {})
     (True, False)
     """
@@ -159,12 +155,6 @@ def measures(
     metrics: Mapping[str, Metric], *, accuracy: bool, test: bool, validation: bool = False
 ) -> tuple[str, ...]:
     """The names of all measures that records have.
-
-    Args:
-        metrics: The model's metrics.
-        accuracy: Whether the model has an accuracy.
-        test: Whether there are test rows.
-        validation: Whether there are validation rows.
 
     >>> measures({}, accuracy=True, test=True)
     ('train_loss', 'test_loss', 'test_accuracy')
@@ -253,14 +243,8 @@ def mean_error(values: ArrayLike, weights: ArrayLike, population: int) -> NDArra
     accuracy, w_k counts the client's test labels. Unequal sizes cost little precision unless values
     depend on sizes.
 
-    Args:
-        values: v_k, shape (m, points).
-        weights: w_k, shape (m,) or (m, points), at least 0.
-        population: N.
-
-    Returns:
-        Shape (points,): 0 if all clients were drawn; NaN if one of several was, or if all weights
-        are 0.
+    Values are (m, points), weights (m,) or (m, points). The error is 0 if all clients were drawn,
+    and NaN if one of several was, or if all weights are 0.
 
     >>> mean_error([[1.0], [3.0]], [1, 1], population=4).tolist() == [math.sqrt((1 - 2 / 4) * 1)]
     True

@@ -311,9 +311,6 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
     """A schedule's learning rate in a round: the shortest decimal of its single-precision value.
 
     It depends on the round alone, not on the rounds that are planned together.
-
-    Raises:
-        InputError: If it is not one finite number of at least 0.
     """
     together = None
     if _is_optax(inspect.unwrap(schedule)):
@@ -381,18 +378,7 @@ BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
 
 
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
-    """Whether an optimizer needs the objective and its value besides the gradient.
-
-    Args:
-        optimizer: A function of `learning_rate` that returns an optax optimizer.
-        where: What messages call it.
-
-    Returns:
-        Whether it searches along a line.
-
-    Raises:
-        InputError: If it is not such a function.
-    """
+    """Whether an optimizer needs the objective and its value besides the gradient."""
     require_backend()
     built: Any = None
     with suppress(TypeError):
@@ -462,9 +448,6 @@ def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformatio
 
 def as_values(name: str, value: HParam) -> tuple[float, ...]:
     """A number or several, as a tuple.
-
-    Raises:
-        InputError: If there is none, or something else; the message begins with `name`.
 
     >>> as_values("mu", 0.1), as_values("mu", [0, 1])
     ((0.1,), (0.0, 1.0))

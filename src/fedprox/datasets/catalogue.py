@@ -43,11 +43,7 @@ class File(NamedTuple):
     instead: tuple[str, ...] = ()
 
     def at_hand(self, data_dir: str | Path | None) -> Path | None:
-        """The file's path in the data folder or in the cache; None if it is in neither.
-
-        Raises:
-            InputError: If the data folder does not exist.
-        """
+        """The file's path in the data folder or in the cache; None if it is in neither."""
         home, subfolder = sources.data_folder(data_dir), self.source.subfolder
         if home is not None:
             for name in self.instead:

@@ -174,10 +174,6 @@ def by_user(path: Path, convert: Callable[[dict[str, Any]], T]) -> dict[str, T]:
 
     As Python numbers and lists a file takes many times its size, so `convert` makes what is kept of
     a user's table as soon as it is read.
-
-    Raises:
-        InputError: If the file cannot be read, is not in this layout, names a user twice, or
-            contradicts itself, or if `convert` raises it.
     """
 
     def table_of(pairs: list[tuple[str, Any]]) -> Any:

@@ -202,12 +202,7 @@ def _posts(path: Path) -> AllPosts:
 
 
 def read_posts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the author and the post of each line; empty lines are skipped.
-
-    Raises:
-        InputError: If the file cannot be read, or a line is not an author in UTF-8, a tab and a
-            post.
-    """
+    """Yield the author and the post of each line; empty lines are skipped."""
     with reading(path) as file:
         for number, line in enumerate(text_lines(file, path), 1):
             where = f"{path}: line {number}"

@@ -222,12 +222,7 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
-    """Yield the tweets of Sentiment140's own file, or of the archive with it.
-
-    Raises:
-        InputError: If the file cannot be read, or a row is not polarity (0 or 4), id, date, query,
-            user and text. The message names the line.
-    """
+    """Yield the tweets of Sentiment140's own file, or of the archive with it."""
     with reading(path, CSV) as file:
         table = csv.reader(line.decode("latin-1") for line in text_lines(file, path))
         try:
@@ -246,9 +241,6 @@ def read_leaf(path: Path) -> Iterator[Tweet]:
     """Yield the tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text, part.
 
     Labels are 0 and 1, or 0 and 4.
-
-    Raises:
-        InputError: If the file is not JSON or not in this layout. The message names the user.
     """
     for name, tweets in by_user(path, _labelled).items():
         for label, text in tweets:

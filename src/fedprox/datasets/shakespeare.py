@@ -328,7 +328,7 @@ def _read(path: Path) -> dict[str, list[str]]:
 
 
 def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
-    r"""Each role's lines, by LEAF's rules for the 1994 text.
+    r"""Each role's lines, {play_ROLE: lines} in the order of first speeches, by LEAF's rules.
 
     A work begins with "by William Shakespeare"; its title is the last line above that is not empty.
     A speech begins at a line of two spaces, a name of letters and spaces, a full stop and a space;
@@ -336,12 +336,6 @@ def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
     not indented: there any line continues a speech, except stage directions ("<...") and headings
     of acts, which end it. The first work (the sonnets) and works with fewer than two roles (poems)
     are left out.
-
-    Args:
-        lines: The text.
-
-    Returns:
-        {play_ROLE: its lines}, in the order of their first speeches.
 
     >>> text = ["by William Shakespeare", "A PLAY", "", "by William Shakespeare", "  Ghost. Boo!"]
     >>> read_roles([*text, "    Adieu.", "  PRINCE. O God!", "  Exeunt"])

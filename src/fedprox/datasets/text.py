@@ -42,12 +42,8 @@ def word_vectors(
     fastText write it, is skipped. The file is read as a stream, and only the requested vectors are
     stored, in the cache.
 
-    Returns:
-        A table float32 (known words + 1, d), whose row 0 is zero, for unknown words; and the row of
-        each word, int32 (words,).
-
-    Raises:
-        InputError: If the file is missing or damaged. The message names the line.
+    The table, float32 (known words + 1, d), has a zero row 0 for unknown words; the other result is
+    the row of each word, int32 (words,).
     """
     path, member = _file(name, data_dir)
     asked = hashlib.sha256(json.dumps(words).encode()).hexdigest()
@@ -201,9 +197,8 @@ def unroll(
     A sequence of n + 1 symbols, at least two, has n labels and takes ceil(n / width) rows, which do
     not overlap. A model reads each row from its initial state.
 
-    Returns:
-        Symbols to read, 0 after the end, and symbols to predict, -1 after the end, both int32
-        (rows, width); and the number of rows of each sequence.
+    The symbols to read are 0 after the end, those to predict -1, both int32 (rows, width); the last
+    result is the number of rows of each sequence.
 
     >>> x, y, rows = unroll(np.arange(10, 20), np.array([0, 5]), np.array([4, 7]), width=2)
     >>> x.tolist(), y.tolist(), rows.tolist()

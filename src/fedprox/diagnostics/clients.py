@@ -128,15 +128,8 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
 
     Training rows are read only for a model with metrics.
 
-    Args:
-        federation: The clients and their data.
-        model: The model. It is compiled once for several calls.
-        params: Its parameters.
-
-    Returns:
-        "test_accuracy", NaN for a model without accuracy, "test_loss", and for each metric
-        "test_NAME" and "train_NAME"; each float64 (clients,), and NaN for clients without such
-        rows.
+    They are "test_accuracy", NaN for a model without accuracy, "test_loss", and for each metric
+    "test_NAME" and "train_NAME": float64 (clients,), NaN for clients without such rows.
 
     >>> import jax.numpy as jnp
     >>> test = [([[1.0], [-1.0]], [1, 1]), ([], []), ([[2.0]], [1])]
@@ -171,15 +164,7 @@ def _measures(
     rows: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> dict[str, Values]:
-    """Loss, accuracy of test rows, and metrics, from sums over groups of rows.
-
-    Args:
-        model: The model.
-        kind: "train" or "test".
-        sums: Sums of the results of `_summed`, leaves (groups, ...).
-        rows: Rows of each group, shape (groups,).
-        labels: Labels of each group, shape (groups,).
-    """
+    """Loss, accuracy of test rows, and metrics, from the sums of `_summed` over groups of rows."""
     measures = {f"{kind}_loss": _ratio(sums["loss"], rows)}
     if kind == "test":
         met = sums.get("correct")

@@ -484,15 +484,9 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     sweep is extrapolated to the last planned round: in each further quarter it shrinks by the same
     factor as between the last two quarters. A gap that did not shrink stays the same.
 
-    Args:
-        losses: f(w), shape (mus, seeds, evaluations); not finite if a run has diverged.
-        evaluated: The evaluated rounds.
-        rounds: Rounds of the planned run.
-
-    Returns:
-        The gaps, shape (mus,), infinity if a seed diverged or f(w) rose above that of the initial
-        model; and the standard error of the best mu's mean over the last quarter, estimated from
-        the deviations of its loss from its trend.
+    `losses` are f(w), (mus, seeds, evaluations). A gap is infinite if a seed diverged or f(w) rose
+    above that of the initial model. The noise is the standard error of the best mu's mean over the
+    last quarter, estimated from the deviations of its loss from its trend.
 
     A gap of 1 shrinks to 1/2 in five rounds, and ten rounds remain:
 

@@ -18,9 +18,6 @@ def npz(path: Path, *names: str) -> list[NDArray[Any]]:
     """Read arrays of numbers or words from an .npz file.
 
     NumPy would allocate whatever size a header announces before it reads.
-
-    Raises:
-        InputError: The file is damaged, or an array is missing or of another type.
     """
     return [_read(path, f"{name}.npy") for name in names]
 
@@ -56,11 +53,7 @@ _IDX: dict[type[Any], tuple[int, str, np.dtype[Any]]] = {
 
 
 def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) -> NDArray[Any]:
-    """Read an idx file of a type (np.uint8 or np.int32), packed or not, or a member of an archive.
-
-    Raises:
-        InputError: The file is damaged, cut short, or holds another type.
-    """
+    """Read an idx file of np.uint8 or np.int32, packed or not, or a member of an archive."""
     where = f"{path}/{member}" if member else str(path)
     code, what, stored = _IDX[kind]
     with reading(path, member) as file:

@@ -40,10 +40,6 @@ def check_model(model: Model, federation: Federation) -> None:
     """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
 
     The functions are traced, then run on a few rows, and `init` twice.
-
-    Args:
-        model: The model.
-        federation: The clients and their data.
     """
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)

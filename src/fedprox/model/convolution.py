@@ -95,15 +95,9 @@ def convolve(
 
     It can be differentiated in any mode any number of times.
 
-    Args:
-        x: Shape (B, ..., C), with one to three axes of positions.
-        kernel: Shape (..., C / groups, O).
-        strides: Steps between windows.
-        padding: Zeros added before and after x.
-        spread: Steps between values of x; None for 1.
-        dilation: Steps between values of the kernel; None for 1.
-        groups: Groups of channels.
-        precision: As in `jax.lax.conv_general_dilated`.
+    x is (B, ..., C), with one to three axes of positions, the kernel (..., C / groups, O). `spread`
+    are steps between values of x, and `dilation` steps between values of the kernel. The other
+    settings are those of `jax.lax.conv_general_dilated`.
     """
     ones = (1,) * len(strides)
     shape = Convolution(

@@ -35,9 +35,6 @@ def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
     For sequences, outputs (B, length, classes) and y (B, length), it is the mean over the positions
     with a label, y >= 0.
 
-    Raises:
-        InputError: If outputs and labels do not match.
-
     >>> even = jnp.zeros((1, 3, 2))
     >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
     True
@@ -338,11 +335,6 @@ def check_params(where: str, params: Params, shapes: Params) -> None:
 
     The types of containers may differ if their keys agree, as a list's and a tuple's.
 
-    Args:
-        where: Begin of the message.
-        params: The parameters.
-        shapes: Shapes that are needed; see `Model.shapes`.
-
     >>> check_params("model", {"kernel": jnp.zeros((4, 3))}, {"kernel": jnp.zeros((3, 4))})
     Traceback (most recent call last):
     ...
@@ -386,10 +378,6 @@ def digest(params: Params) -> str:
 def fitted_params(where: str, model: Model, given: Params) -> Params:
     """Given parameters in the structure and the types of the model's own.
 
-    Raises:
-        InputError: If they are not the model's, or one is not finite. The message begins with
-            `where`.
-
     >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
     >>> fitted_params("initial", model, {"w": [1.0, np.nan]})
     Traceback (most recent call last):
@@ -429,11 +417,7 @@ def rows_like(stored: Any) -> Any:
 
 
 def classes_of(model: Model, federation: Federation) -> int:
-    """How many classes a model tells apart.
-
-    Raises:
-        InputError: If the labels are not classes, or the model does not have an output for each.
-    """
+    """How many classes a model tells apart; its labels must be classes."""
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
     jax.eval_shape(cross_entropy, outputs, y)
@@ -441,11 +425,7 @@ def classes_of(model: Model, federation: Federation) -> int:
 
 
 def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """The loss of each example, shape (B,).
-
-    Raises:
-        InputError: If the model's loss is not one number for each example.
-    """
+    """The loss of each example, shape (B,)."""
     given = {"outputs": outputs, "y": y}
     losses = call("model.loss(outputs, y)", fast(model.loss), outputs, y, given=given)
     require(
@@ -478,22 +458,14 @@ def weighted_loss(
     weights: jax.Array,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, by the model's `train`.
-
-    Raises:
-        InputError: If the model's loss is not one number for each example.
-    """
+    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, by the model's `train`."""
     outputs = outputs_of(model, params, x, key)
     summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
     return summed
 
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether a model with accuracy meets each label: booleans of shape (B,), or that of y.
-
-    Raises:
-        InputError: If the model's `correct` returns something else.
-    """
+    """Whether a model with accuracy meets each label: booleans of shape (B,), or that of y."""
     assert model.correct is not None
     given = {"outputs": outputs, "y": y}
     met = call("model.correct(outputs, y)", model.correct, outputs, y, given=given)
@@ -518,15 +490,8 @@ def read_slice(
     In place of other rows the slice repeats the row `begin`, so that other rows cannot change a
     sum: even weight zero times their gradient may be NaN.
 
-    Args:
-        x: All features, shape (rows, ...).
-        y: All labels, shape (rows, ...).
-        begin: First row to read; may be traced.
-        end: The row behind the last row to read; may be traced.
-        width: Rows of the slice, at most `rows`.
-
-    Returns:
-        Features (width, ...), labels (width, ...), and weights (width,): 1 for the rows, else 0.
+    Weights (width,) are 1 for the rows, else 0. Begin and end may be traced; there are at least
+    `width` rows.
 
     >>> x, y = jnp.arange(5.0)[:, None], jnp.arange(5)
     >>> _, labels, inside = read_slice(x, y, 3, 5, width=4)

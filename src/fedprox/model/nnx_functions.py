@@ -21,11 +21,7 @@ Functions = tuple[
 
 
 def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
-    """The functions of the model that a function builds; see `Model.from_nnx`.
-
-    Raises:
-        InputError: If `build` is not such a function, or the module has other variables.
-    """
+    """The functions of the model that a function builds; see `Model.from_nnx`."""
     require(
         callable(build) and not isinstance(build, nnx.Module) and not _is_linen(build),
         f"model: from_nnx({_named(build)}); {_NEEDED}",
@@ -79,13 +75,7 @@ def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
 
 
 def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State) -> None:
-    """Raise `InputError` if a module has variables that training would change, besides `nnx.Param`.
-
-    Args:
-        module: The module.
-        statistics: The module's running statistics.
-        rest: Its variables that are not parameters, running statistics or random streams.
-    """
+    """Refuse a module with variables besides `nnx.Param` that training would change."""
     constant = {
         path
         for path, layer in nnx.iter_modules(module)
@@ -112,12 +102,7 @@ def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State)
 
 
 def _streams_from(key: jax.Array | None, like: nnx.State) -> nnx.State:
-    """The initial random streams of a module, each with its own key.
-
-    Args:
-        key: Random key; None for a module without streams.
-        like: Shapes and types of the streams' variables.
-    """
+    """The initial random streams of a module, each with its own key; None without streams."""
 
     def begin(number: int, variable: Any) -> jax.Array:
         if not jnp.issubdtype(variable.dtype, jax.dtypes.prng_key):

@@ -42,9 +42,6 @@ def fast(function: F) -> F:
 
     Where there is none to replace, or outside of traces, the function itself is called; so it is
     where the programs of this version of JAX are not as this file knows them.
-
-    Args:
-        function: A function of trees of arrays.
     """
 
     @wraps(function)
@@ -172,16 +169,7 @@ def _in_any_layout(
     groups: int,
     **settings: Any,
 ) -> jax.Array:
-    """A convolution of arrays whose axes are in any order.
-
-    Args:
-        x: Features.
-        kernel: Kernel.
-        layout: The axes, as in `jax.lax.conv_general_dilated`.
-        batch_groups: Groups of x's batch, each of which has outputs of its own.
-        groups: Groups of channels.
-        settings: See `convolve`.
-    """
+    """A convolution with axes in any order; each of `batch_groups` has outputs of its own."""
     batch, channels, *positions = layout.lhs_spec
     x = x.transpose(batch, *positions, channels)
     outputs, inputs, *positions = layout.rhs_spec

@@ -100,15 +100,8 @@ def lstm(
 
     It can be differentiated in reverse mode any number of times, but not in forward mode.
 
-    Args:
-        x: Inputs, shape (length, B, d).
-        input_kernel: W_x, shape (d, 4 h).
-        hidden_kernel: W_h, shape (h, 4 h).
-        bias: b, shape (4 h,).
-        peepholes: p_i, p_f, p_o, shape (3, h); None for a cell without.
-
-    Returns:
-        Shape (length, B, h).
+    Inputs are (length, B, d), W_x (d, 4 h), W_h (h, 4 h), b (4 h,), the peepholes p_i, p_f, p_o (3,
+    h) or None for a cell without, and the outputs (length, B, h).
     """
     return _steps(x, input_kernel, hidden_kernel, bias, peepholes)[0]
 

@@ -82,12 +82,7 @@ def product_bound(a: jax.Array, b: jax.Array) -> jax.Array:
     :math:`\sum_{p, q} (a_p^\top a_q) (b_p^\top b_q)`, whose terms can cancel. So the rounding
     errors of the terms and of their sum are added, and that of the sum of products itself.
 
-    Args:
-        a: Shape (B, P, M).
-        b: Shape (B, P, N).
-
-    Returns:
-        Bounds, shape (B,).
+    a is (B, P, M), b is (B, P, N), and the bounds are (B,).
 
     >>> a, b = jnp.ones((1, 2, 3)), jnp.array([[[1.0], [-1.0]]])
     >>> 0 < float(product_bound(a, b)[0]) < 0.01

@@ -27,13 +27,7 @@ class Bar:
     """
 
     def __init__(self, name: str, total: int | None = None, *, delay: float = 0.0) -> None:
-        """Start the bar.
-
-        Args:
-            name: Text before the bar.
-            total: Amount to do; None if unknown.
-            delay: Seconds before the bar appears, so that quick work shows none.
-        """
+        """Start a bar, which appears after `delay` seconds, so that quick work shows none."""
         self.done, self.total, self._name = 0, total, name
         self._next = time.monotonic() + delay
         self._task: TaskID | None = None

@@ -30,10 +30,8 @@ def safe_stream(stream: TextIO | None, lost: Callable[[OSError], None] = lambda 
     Characters that the encoding lacks are written as escapes. The stream is flushed after each
     line.
 
-    Args:
-        stream: A standard stream; None if it is closed. A stream without a file is returned
-            unchanged.
-        lost: Called with the first error.
+    Without a stream (None) output is discarded; one without a file is returned unchanged. `lost` is
+    called with the first error.
     """
     if stream is None:
         return io.StringIO()  # discards the output

@@ -51,8 +51,7 @@ class _Handler:
 def answering(answer: Answer) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP within `with`, except those that are ignored (`nohup`).
 
-    Args:
-        answer: Called with each signal, in a separate thread.
+    `answer` is called in a separate thread.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
@@ -108,12 +107,7 @@ def tidied(tidy: Callable[[], object]) -> Iterator[None]:
 
 
 def end_now(number: signal.Signals, message: str | None = None) -> NoReturn:
-    """End the process from any thread, with the exit status of the signal and a line on stderr.
-
-    Args:
-        number: The signal.
-        message: The line; None names the signal.
-    """
+    """End the process from any thread, with the exit status of the signal and a line on stderr."""
     for tidy in reversed(_tidying):
         with suppress(OSError):
             tidy()
