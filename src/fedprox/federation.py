@@ -575,8 +575,7 @@ class Federation:
 
 def _as_classes(train: Rows, test: Rows, classes: int | None) -> tuple[Rows, Rows]:
     """Rows with floating-point labels that are classes, see `from_arrays`, as integers."""
-    if classes is not None:
-        require_whole("classes", classes, least=0)
+    require_whole("classes", classes, least=0, optional=True)
     if train.y.dtype.kind != "f" or classes == 0:
         return train, test
     parts = train, test

@@ -119,24 +119,21 @@ class Solver:
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
+        absent = [self.epochs, self.steps].count(None)
+        require(absent < 2, "solver: neither epochs nor steps is given; give one of them")
         require(
-            self.epochs is not None or self.steps is not None,
-            "solver: neither epochs nor steps is given; give one of them",
-        )
-        require(
-            self.epochs is None or self.steps is None,
+            absent == 1,
             f"solver: epochs = {shown(self.epochs)} and steps = {shown(self.steps)}; give either "
             "epochs or steps, and not both",
         )
         for name in ("epochs", "steps"):
-            if getattr(self, name) is not None:
-                require_whole(f"solver.{name}", getattr(self, name))
+            require_whole(f"solver.{name}", getattr(self, name), optional=True)
         if not (isinstance(self.batch_size, str) and self.batch_size == "all"):
             require_whole("solver.batch_size", self.batch_size, otherwise='"all"')
         for rate in self.rates:
             require_number("solver.learning_rate", rate, positive=True, single=True)
-        if self.gamma is not None and not callable(self.gamma):
-            require_number("solver.gamma", self.gamma, most=1)
+        if not callable(self.gamma):
+            require_number("solver.gamma", self.gamma, most=1, optional=True)
         decay = self.learning_rate_decay
         require_number("solver.learning_rate_decay", decay, most=1, positive=True)
         if self.schedule is not None:
@@ -147,8 +144,7 @@ class Solver:
             )
             self.factor(0)
         require_number("solver.weight_decay", self.weight_decay, single=True)
-        if self.clip is not None:
-            require_number("solver.clip", self.clip, positive=True, single=True)
+        require_number("solver.clip", self.clip, positive=True, single=True, optional=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
             f"solver.weight_decay = {self.weight_decay}; with solver.gamma it must be 0, since the "

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.labelled import Labelled, federation, require_images
-from fedprox.datasets.partition import natural, with_test_set
+from fedprox.datasets.labelled import Labelled, central, require_images
+from fedprox.datasets.partition import natural
 from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
@@ -68,19 +68,19 @@ def emnist_l(
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     x, y, test_x, test_y = _letters(data_dir)
-    parts = with_test_set(
-        *(partition, y, test_y),
-        clients=clients,
-        concentration=concentration,
-        size_spread=size_spread,
-        seed=seed,
-    )
     mean, square = x.mean(), np.square(x, dtype=np.uint16).mean()
     deviation = np.sqrt(square - mean**2)
     require(deviation > 0, "emnist-l: all pixels of the training images are equal")
     prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
     train, test = Labelled(Prepared(x, prepare), y), Labelled(Prepared(test_x, prepare), test_y)
-    return federation(train, test, parts, classes=10)
+    return central(
+        *(partition, train, test),
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        seed=seed,
+        classes=10,
+    )
 
 
 def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:

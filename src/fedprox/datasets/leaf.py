@@ -83,8 +83,7 @@ def leaf(  # the options of any partition are keys of an experiment file
         "size_spread": size_spread,
     }
     check_numbers(partition, numbers)
-    if classes is not None:
-        require_whole("data.classes", classes)
+    require_whole("data.classes", classes, optional=True)
     folder = locate(path, data_dir, _fits, "folders train/ and test/ in")
     users = _by_user(folder, classes)
     if partition is None:

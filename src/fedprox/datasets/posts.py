@@ -83,8 +83,7 @@ def posts(
     """
     require_whole("data.vocabulary", vocabulary, least=3)
     require_number("data.test_share", test_share, most=1)
-    if clients is not None:
-        require_whole("data.clients", clients)
+    require_whole("data.clients", clients, optional=True)
     file = locate(path, data_dir, Path.is_file, "file")
     content = _posts(file)
     stream = generator(seed, Purpose.PARTITION)
@@ -93,7 +92,7 @@ def posts(
     testing, training = order[:count], order[count:]
     most = len(training)
     require(most, f"data.test_share = {test_share}; of {count} authors none is left to train on")
-    require(clients is None or clients <= most, f"data.clients = {clients}; there are {most}")
+    require((clients or 0) <= most, f"data.clients = {clients}; there are {most}")
     training = training[:clients]
     train = _of_authors(content, training)
     test = _of_authors(content, testing)

@@ -99,8 +99,7 @@ def sent140(
     require_whole("data.vocabulary", vocabulary, least=2)
     require_whole("data.length", length)
     encode = None if tokenizer is None else _encoder(tokenizer, length, data_dir)
-    if least is not None:
-        require_whole("data.least", least)
+    require_whole("data.least", least, optional=True)
     require_whole("data.clients", clients)
     paths, in_leafs_layout = _files(data_dir)
     tweets = _tweets(paths, read_leaf if in_leafs_layout else read_csv)

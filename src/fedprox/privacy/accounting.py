@@ -105,9 +105,8 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
     """The mechanism that another host declares, if one can be so."""
     require_whole("clients", mechanism.clients)
     require_whole("clients_per_round", mechanism.clients_per_round, most=mechanism.clients)
-    least = mechanism.clients_per_round
-    if mechanism.capacity is not None:
-        require_whole("capacity", mechanism.capacity, least=least, most=mechanism.clients)
+    least, most = mechanism.clients_per_round, mechanism.clients
+    require_whole("capacity", mechanism.capacity, least=least, most=most, optional=True)
     require_number("noise_multiplier", mechanism.noise_multiplier)
     require_whole("releases", mechanism.releases, most=2)
     require_number("delta", mechanism.delta, most=1, positive=True)
