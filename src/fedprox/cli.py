@@ -85,6 +85,8 @@ COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__
 """ClickException, which has no public name that all versions of typer share: older ones import it
 from click, newer ones have a copy of click."""
 
+NO_COORDINATOR = "--processes and --process: give --coordinator beside them"
+
 SHARED_INTERVAL = 60.0
 """Seconds between checkpoints of a run of several processes without --checkpoint-every."""
 
@@ -184,14 +186,16 @@ def run(
         place = Place(folder, force, checkpoint_every, stopping_on_signals)
         _run_study(read_study(str(file), table), place, data_dir, devices)
         return
-    loggers = loggers_of(log or (), folder, resume=resume is not None)
-    join = _join_function(coordinator, processes, process)
+    resumed = resume is not None
+    loggers = loggers_of(log or (), folder, resume=resumed)
+    join = None
+    if coordinator is not None:
+        join = partial(join_processes, coordinator, processes, process)
+    require(join or (processes, process) == (None, None), NO_COORDINATOR)
     console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
+    interval = SHARED_INTERVAL if join and not checkpoint_every else None
     checkpoints = Checkpoints(
-        folder / CHECKPOINTS,
-        every=checkpoint_every,
-        interval=SHARED_INTERVAL if join is not None and checkpoint_every is None else None,
-        resume=resume is not None,
+        folder / CHECKPOINTS, every=checkpoint_every, interval=interval, resume=resumed
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():  # the first process alone writes the results
@@ -203,15 +207,15 @@ def run(
         folder,
         resolved.table,
         replace=force,
-        extend=resume is not None,
+        extend=resumed,
         client_records=resolved.evaluation.client_records,
     )
-    done = resume is not None and directory.complete and directory.extended is None
+    done = resumed and directory.complete and directory.extended is None
     allgather(done)
     if done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    print_start(console, directory, resumed=resume is not None)
+    print_start(console, directory, resumed=resumed)
     runs = train_into(directory, train_methods, resolved, checkpoints, loggers)
     show_results(console, directory, runs, resolved.target, checkpoints)
 
@@ -226,24 +230,10 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
     except Stopped as stopped:
         _fail(f"{stopped}; the same command continues from there", 128 + stopped.signal)
-    tables = [str(study)]
-    if (target := file.target(study)) is not None:
-        tables.append(str(study.table(measure=target)))
+    target = file.target(study)
+    tables = [study, *([study.table(measure=target)] if target else [])]
     written = f"{printable(place.out)}: study.json, records.csv, tables, figure, report.html"
-    console.print("\n\n".join([*tables, written]), highlight=False, soft_wrap=True)
-
-
-def _join_function(
-    coordinator: str | None, processes: int | None, process: int | None
-) -> Callable[[], None] | None:
-    """A function that joins the other processes of a run; None for a single process."""
-    if coordinator is not None:
-        return partial(join_processes, coordinator, processes, process)
-    require(
-        processes is None and process is None,
-        "--processes and --process: give --coordinator beside them",
-    )
-    return None
+    console.print("\n\n".join([*map(str, tables), written]), highlight=False, soft_wrap=True)
 
 
 app.command(cls=_Command)(deploy)
@@ -380,7 +370,7 @@ def _prepare(
     experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
-    if join is not None:
+    if join:
         join()
     require_backend()
     console = Console(quiet=True) if jax.process_index() else _console()

@@ -215,10 +215,16 @@ def _summed(
     """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
     model = with_base(model, base)
     outputs = model.apply(params, look_up(x, index_of(x)))
-    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
-    if model.correct is not None:
-        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
-    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
+    terms = {**losses_and_labels(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), terms)
+
+
+def losses_and_labels(model: Model, outputs: Any, y: jax.Array) -> dict[str, jax.Array]:
+    """The loss of each row, and how many of its labels are met if the model has accuracy."""
+    found = {"loss": losses_of(model, outputs, y)}
+    if model.correct:
+        found["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
+    return found
 
 
 def models_of(stacked: Params) -> list[Params]:
