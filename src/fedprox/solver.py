@@ -247,10 +247,9 @@ class Solver:
 
     def steps_for(self, size: Count) -> Count:
         """Mini-batches of a round's whole work on `size` examples."""
-        if self.steps is not None:
-            return 0 * size + self.steps
-        assert self.epochs is not None  # one of the two is set
-        return self.epochs * self.steps_per_epoch(size)
+        if self.epochs:
+            return self.epochs * self.steps_per_epoch(size)
+        return 0 * size + (self.steps or 0)
 
     def init(self, params: Params, learning_rate: jax.Array) -> Any:
         """The optimizer's state at the start of a client's work."""

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
-from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows, pair_of
+from fedprox.federation import (
+    MOST_CLASSES,
+    Client,
+    Examples,
+    Federation,
+    Names,
+    Rows,
+    no_rows,
+    pair_of,
+)
 from fedprox.files.mapping import map_file, release_pages
 from fedprox.files.numeric import require_words
 
@@ -73,9 +82,8 @@ def mapped(
     """
     folder = locate(path, data_dir, lambda place: (place / "x.npy").is_file(), "x.npy in")
     train = _rows(folder, "")
-    test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
-    if any(folder.glob("test_*.npy")):
-        test = _rows(folder, "test_", like=train)
+    tested = any(folder.glob("test_*.npy"))
+    test = _rows(folder, "test_", like=train) if tested else no_rows(train)
     validation: Rows | Examples | None = None
     if (folder / "validation_offsets.npy").exists():
         validation = _rows(folder, "validation_", like=train)

@@ -222,7 +222,7 @@ def _summed(
 def losses_and_labels(model: Model, outputs: Any, y: jax.Array) -> dict[str, jax.Array]:
     """The loss of each row, and how many of its labels are met if the model has accuracy."""
     found = {"loss": losses_of(model, outputs, y)}
-    if model.correct:
+    if model.correct is not None:
         found["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
     return found
 

@@ -27,7 +27,7 @@ from fedprox.diagnostics import (
     mu_needed,
 )
 from fedprox.errors import require, require_whole
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Federation, no_rows
 from fedprox.model import Model, Params, fitted_params
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
@@ -387,10 +387,9 @@ def diagnose(
             population = population.of_clients(federation.drawn(evaluation.clients))
         federation = _sampled(federation, cohort, evaluation.clients)
     train = federation.train
-    no_rows = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
     short = min(rounds, SWEEP_ROUNDS)
     runs = simulate(
-        replace(federation, test=no_rows, validation=None),
+        replace(federation, test=no_rows(train), validation=None),
         model,
         [fedprox(mu=MUS)],
         solver=solver,

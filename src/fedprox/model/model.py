@@ -307,13 +307,11 @@ def with_base(model: Model, base: Any) -> Model:
 def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
     """A model whose functions of (the whole model's parameters, features, ...) are rewritten."""
     assert isinstance(model.apply, _Apply)
-    train, representation = model.train, model.representation
-    return dataclasses.replace(
-        model,
-        apply=rewrite(model.apply.function),
-        train=None if train is None else rewrite(train),
-        representation=None if representation is None else rewrite(representation),
-    )
+    others = {name: getattr(model, name) for name in ("train", "representation")}
+    changed: Any = {
+        name: rewrite(function) for name, function in others.items() if function is not None
+    }
+    return dataclasses.replace(model, apply=rewrite(model.apply.function), **changed)
 
 
 def dotted(path: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, get_args
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
@@ -373,27 +373,28 @@ class Composed(NamedTuple):
 
 def composed_with(before: Composed | None, spent: Iterable[tuple[Mechanism, int]]) -> Composed:
     """Some releases together with those that are composed already."""
+    earlier = [before] if before else []
+    return reduce(_both, [*earlier, *(_composition(*each) for each in spent)])
+
+
+def _composition(mechanism: Mechanism, rounds: int) -> Composed:
+    """The releases of some rounds."""
     from scipy import stats
 
-    for mechanism, rounds in spent:
-        count = rounds * mechanism.releases
-        plain = mechanism._replace(capacity=None, accountant="rdp", delta=0.5)
-        orders, each = _rdp(
-            plain._replace(noise_multiplier=max(mechanism.noise_multiplier, LITTLE))
-        )
-        little = mechanism.noise_multiplier < LITTLE
-        some = [math.inf if little else count * float(one) for one in each]
-        more = (min(one, LARGEST_DIVERGENCE) for one in some)  # a number that JSON has
-        exceeds = 0.0
-        if mechanism.cut:
-            rate = mechanism.clients_per_round / mechanism.clients
-            # of the neighbour with one client more
-            beyond = float(stats.binom.sf(mechanism.capacity, mechanism.clients + 1, rate))
-            exceeds = min(1.0, count * beyond)
-        new = Composed(mechanism.replaces, tuple(map(float, orders)), tuple(more), exceeds)
-        before = new if before is None else _both(before, new)
-    assert before is not None
-    return before
+    count = rounds * mechanism.releases
+    noise = max(mechanism.noise_multiplier, LITTLE)
+    orders, each = _rdp(
+        mechanism._replace(capacity=None, accountant="rdp", delta=0.5, noise_multiplier=noise)
+    )
+    some = [count * float(one) if noise == mechanism.noise_multiplier else math.inf for one in each]
+    divergences = (min(one, LARGEST_DIVERGENCE) for one in some)  # numbers that JSON has
+    exceeds = 0.0
+    if mechanism.cut:
+        rate = mechanism.clients_per_round / mechanism.clients
+        # of the neighbour with one client more
+        beyond = float(stats.binom.sf(mechanism.capacity, mechanism.clients + 1, rate))
+        exceeds = min(1.0, count * beyond)
+    return Composed(mechanism.replaces, tuple(map(float, orders)), tuple(divergences), exceeds)
 
 
 def _both(a: Composed, b: Composed) -> Composed:
@@ -542,7 +543,7 @@ def _event(mechanism: Mechanism) -> Any:
             mechanism.clients_per_round,
             dp_accounting.GaussianDpEvent(noise / 2),
         )
-    if mechanism.capacity is None or not mechanism.cut:
+    if not mechanism.cut:
         return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
         mechanism.clients, rate, mechanism.capacity, noise
