@@ -206,10 +206,7 @@ class Examples:
 
 
 class Names(Sequence[str]):
-    """A sequence of names that are created on demand: a million strings take 60 MB.
-
-    Args:
-        of: Numbers, or an array of strings.
+    """Names by numbers or an array, created on demand: a million strings take 60 MB.
 
     Example:
         >>> Names(range(10**6))[-1], list(Names(np.array(["ann", "bob"]))[:1])

@@ -26,14 +26,9 @@ from fedprox.metrics import Metric
 
 
 class Measure(NamedTuple):
-    """A number that records have for each evaluated round.
+    """A number that records have for each evaluated round, in words and as an axis with symbols.
 
-    Attributes:
-        title: Its name in words, as a title.
-        axis: Its axis, with symbols.
-        lower_is_better: Whether smaller values are better; None if neither is.
-        note: What it is, in a sentence.
-        percent: Whether it is a fraction, shown in per cent.
+    Neither smaller nor larger values are better if `lower_is_better` is None.
     """
 
     title: str
@@ -184,13 +179,7 @@ def choosable(known: Collection[str]) -> list[str]:
 
 
 class Scatter(NamedTuple):
-    """Weighted mean of some gradients and their scatter around it.
-
-    Attributes:
-        weight: Sum of the weights.
-        mean: Weighted mean, a pytree like the parameters.
-        scatter: sum_k weight_k ||g_k - mean||^2.
-    """
+    """The sum of weights, the weighted mean of gradients, and sum_k weight_k ||g_k - mean||^2."""
 
     weight: jax.Array
     mean: Any

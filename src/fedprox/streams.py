@@ -74,13 +74,6 @@ class Streams:
     """The streams of one purpose.
 
     One generator moves from stream to stream, at a tenth of the cost of a new generator.
-
-    Args:
-        seed: Seed of the run.
-        purpose: What the streams are for.
-
-    Raises:
-        InputError: If the seed is not a whole number from 0 to 2^63 - 1.
     """
 
     def __init__(self, seed: int, purpose: Purpose) -> None:

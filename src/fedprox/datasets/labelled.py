@@ -21,12 +21,7 @@ Partition = Literal[
 
 
 class Labelled(NamedTuple):
-    """Rows with labels.
-
-    Attributes:
-        x: Features, shape (rows, ...).
-        y: Labels, shape (rows,): classes, or other numbers.
-    """
+    """Features (rows, ...), and labels (rows,): classes, or other numbers."""
 
     x: Features
     y: NDArray[Any]

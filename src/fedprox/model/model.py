@@ -241,13 +241,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class _Apply:
-    """`Model.apply`: the user's function, which refuses parameters unlike those of `init`.
-
-    Attributes:
-        function: The user's function.
-        init: `Model.init`.
-        base: `Model.base`.
-    """
+    """`Model.apply`: the user's function, which refuses parameters unlike those of `init`."""
 
     function: Apply
     init: Callable[[jax.Array], Params]

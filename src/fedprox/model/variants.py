@@ -248,11 +248,7 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _InBfloat16:
-    """A model's function of (parameters, features, ...), computed in bfloat16.
-
-    Attributes:
-        function: The function.
-    """
+    """A model's function of (parameters, features, ...), computed in bfloat16."""
 
     function: Callable[..., jax.Array]
 

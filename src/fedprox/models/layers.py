@@ -129,7 +129,11 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0)
     On a CPU in the formulation of `fedprox.model.convolution`. It can be differentiated in any mode
     any number of times.
 
-    s is the stride, p the zeros on every side.
+    Args:
+        x: Images (B, H, W, C).
+        kernel: Shape (k, k, C, O).
+        stride: Step s between windows.
+        padding: Zeros p added on every side.
     """
     return convolution.convolve(x, kernel, (stride,) * 2, [(padding,) * 2] * 2)
 
@@ -139,7 +143,10 @@ def max_pool(x: jax.Array, size: int = 2, padding: tuple[int, int] = (0, 0)) -> 
 
     The gradient goes to the first of equal maxima, as in torch.
 
-    `padding` are rows and columns of -infinity before and after the image.
+    Args:
+        x: Images.
+        size: Side of a window.
+        padding: Rows and columns of -infinity before and after the image.
     """
     spec = _Pool(size, padding, *x.shape[1:3])
     return _pick(spec, x, _winners(spec, lax.stop_gradient(x)))

@@ -15,20 +15,12 @@ from fedprox.models.recurrent import LSTM, Embedding
 
 
 class NextSymbol(nnx.Module):
-    """Embedding, LSTM layers, and an output for each symbol, which predicts the next symbol.
+    """Embedding, LSTM layers, and an output for each of V symbols, the next one.
 
-    Args:
-        symbols: Number of symbols V.
-        width: Dimensions of a symbol's vector.
-        units: Units of each layer.
-        layers: Number of layers.
-        every_position: Whether to predict the symbol after each position, or after the last.
-        peepholes: As in `LSTM`.
-        initial: "glorot" as TensorFlow: kernels and embedding uniform on
-            +-sqrt(6 / (rows + columns)), biases zero, with 1 added for forget gates. "torch":
-            embedding normal with variance 1, all else uniform on +-1 / sqrt(units); torch has two
-            biases for each gate, and the one here starts as their sum.
-        rngs: Random keys.
+    It predicts the symbol after each position, or only after the last. Initial values are "glorot"
+    as TensorFlow's: kernels and embedding uniform on +-sqrt(6 / (rows + columns)), biases zero,
+    with 1 added for forget gates. Or "torch": embedding normal with variance 1, all else uniform on
+    +-1 / sqrt(units); torch has two biases for each gate, and the one here starts as their sum.
     """
 
     def __init__(  # the settings of the papers' three recurrent models

@@ -19,16 +19,10 @@ from flax import nnx
 
 
 class Embedding(nnx.Module):
-    """A trained vector for each symbol.
+    """A trained vector for each symbol 0, ..., V - 1.
 
     Plain indexing: its gradient is a scatter, on a CPU two to eight times faster than a product
     with one-hot rows, for 80 symbols as for 10,000.
-
-    Args:
-        symbols: Number of symbols V; they are 0, ..., V - 1.
-        width: Dimensions d of a vector.
-        init: Initializer of the table, shape (V, d).
-        rngs: Random keys.
     """
 
     def __init__(self, symbols: int, width: int, *, init: nnx.Initializer, rngs: nnx.Rngs) -> None:
@@ -42,18 +36,10 @@ class Embedding(nnx.Module):
 class LSTM(nnx.Module):
     """A layer of long short-term memory, which starts from zeros and returns every step.
 
-    It has 4 h (d + h + 1) parameters, and 3 h more with peepholes.
-
-    Args:
-        inputs: Features d of a step.
-        units: Units h.
-        peepholes: Whether the gates read the cell's state.
-        forget_bias: A constant added to the forget gate's bias, which is a parameter besides.
-        kernel_init: Initializer of both kernels as one matrix of shape (d + h, 4 h), as in
-            TensorFlow. Peepholes start uniform on +-sqrt(3 / h), TensorFlow's default for a vector
-            of h.
-        bias_init: Initializer of the bias, shape (4 h,).
-        rngs: Random keys.
+    It has 4 h (d + h + 1) parameters for d inputs and h units, and 3 h more with peepholes. Both
+    kernels are initialized as one matrix (d + h, 4 h), as in TensorFlow; peepholes start uniform on
+    +-sqrt(3 / h), its default for a vector of h. `forget_bias` is a constant that is added to the
+    forget gate's bias.
     """
 
     def __init__(

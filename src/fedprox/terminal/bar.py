@@ -19,11 +19,7 @@ _display: Progress | None = None
 class Bar:
     """A progress bar that disappears when it is closed. It is shown only on a terminal.
 
-    pooch accepts it as a progress bar.
-
-    Attributes:
-        done: Amount done so far.
-        total: Amount to do; None or 0 if unknown.
+    pooch accepts it as a progress bar, with the amounts `done` and `total`, None or 0 if unknown.
     """
 
     def __init__(self, name: str, total: int | None = None, *, delay: float = 0.0) -> None:
