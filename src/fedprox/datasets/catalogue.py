@@ -45,12 +45,11 @@ class File(NamedTuple):
     def at_hand(self, data_dir: str | Path | None) -> Path | None:
         """The file's path in the data folder or in the cache; None if it is in neither."""
         home, subfolder = sources.data_folder(data_dir), self.source.subfolder
-        if home is not None:
-            for name in self.instead:
-                fitting = without_hidden((home / subfolder).glob(name))
-                path = sources.present(name, subfolder, data_dir) or next(iter(fitting), None)
-                if path is not None:
-                    return path
+        for name in self.instead if home else ():
+            fitting = without_hidden(Path(home or "", subfolder).glob(name))
+            path = sources.present(name, subfolder, data_dir) or next(iter(fitting), None)
+            if path:
+                return path
         return sources.at_hand(self.source, data_dir)
 
 

@@ -227,7 +227,7 @@ def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     first, packed = (
         sources.present(name, cifar.source.subfolder, data_dir) for name in cifar.instead
     )
-    if first is not None:
+    if first:
         return _parse(cifar, first.parent, _unpacked(first.parent, names))
     archive = packed or sources.find(cifar.source, data_dir)
     name = cifar.source.subfolder

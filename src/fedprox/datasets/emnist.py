@@ -86,7 +86,7 @@ def emnist_l(
 def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     """Training images and labels 0 to 9, then test images and labels."""
     sample = _sample("emnist_letters_a_to_j.npz", 10, data_dir)
-    if sample is None:
+    if not sample:
         arrays = _official("letters", 27, 1, 10, data_dir)
         return [arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")]
     x, y = sample
@@ -100,7 +100,7 @@ def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
 def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """EMNIST's lower-case letters, upright and white on black, with labels 0 to 25."""
     sample = _sample("emnist_lowercase.npz", 26, data_dir)
-    if sample is None:
+    if not sample:
         arrays = _official("byclass", 62, LOWER_CASE, 26, data_dir)
         x, y = (np.concatenate([arrays[f"train_{kind}"], arrays[f"test_{kind}"]]) for kind in "xy")
         return x, y
@@ -112,7 +112,7 @@ def _sample(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
     """Images and labels of a file of some of EMNIST, unless the data folder has all of it."""
     path = present(name, "emnist", data_dir)
-    if path is None or present(EMNIST.name, "emnist", data_dir):
+    if not path or present(EMNIST.name, "emnist", data_dir):
         return None
     images, labels = npz(path, "images", "labels")
     require_images(path, images, labels, classes)

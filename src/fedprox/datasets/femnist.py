@@ -187,7 +187,7 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
         if home and read:
             return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder), version=2)
         sample = present("femnist_300writers.npz", "femnist", data_dir)
-        if sample is not None:
+        if sample:
             return _from_npz(sample)
     both = [find(source, data_dir) for source in FEMNIST_SQLITE]
     return prepared("femnist-writers", both, {}, partial(_from_sqlite, *both))

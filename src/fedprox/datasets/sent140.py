@@ -210,7 +210,7 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
     """The files of tweets, and whether they are in LEAF's layout."""
     file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     home = data_folder(data_dir)
-    if not file and home is not None:
+    if home and not file:
         paths = without_hidden(home.glob("sent140/*.json"))
         packed_paths = without_hidden(home.glob("sent140/*.json.gz"))
         # not both of one name

@@ -61,8 +61,8 @@ FEMNIST_SQLITE = _like("femnist/*")
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
     """The user's data folder: as given, else the environment variable FEDPROX_DATA, else None."""
-    chosen = data_dir or os.environ.get("FEDPROX_DATA") or None
-    if chosen is None:
+    chosen = data_dir or os.environ.get("FEDPROX_DATA")
+    if not chosen:
         return None
     folder = Path(chosen)
     if not folder.is_dir():
@@ -83,7 +83,7 @@ def locate(
     """The first of the `places` that fits; the error says what is `wanted` there."""
     candidates = places(path, data_dir)
     found = next(filter(fits, candidates), None)
-    if found is None:
+    if not found:
         raise InputError(f"data.path: no {wanted} {' or '.join(map(str, candidates))}")
     return found
 
@@ -103,7 +103,7 @@ def find(source: Source, data_dir: str | Path | None) -> Path:
     """
     folder = data_folder(data_dir)
     path = at_hand(source, data_dir)
-    if path is None and folder is not None:
+    if folder and not path:
         how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
             f"{source.subfolder}: {source.name} is missing; put it{how} in "
@@ -123,9 +123,7 @@ def at_hand(source: Source, data_dir: str | Path | None) -> Path | None:
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
     """The path of a file in the data folder, in `subfolder` or at the top; None if it is absent."""
     folder = data_folder(data_dir)
-    if folder is None:
-        return None
-    inside = (folder / subfolder / name, folder / name)
+    inside = (folder / subfolder / name, folder / name) if folder else ()
     return next((place for place in inside if place.is_file()), None)
 
 

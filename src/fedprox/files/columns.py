@@ -23,7 +23,7 @@ def read_columns(path: Path) -> dict[str, NDArray[Any]]:
     """
     readers = dict(zip(KINDS, (_read_csv, _read_npz, _read_parquet), strict=True))
     reader = readers.get(path.suffix.lower())
-    if reader is None:
+    if not reader:
         raise InputError(f"{path}: its name must end in {', '.join(KINDS)}")
     try:
         columns = reader(path)

@@ -9,14 +9,13 @@ from fedprox.features import Windows
 from fedprox.federation import Examples, Federation, Rows
 
 
-def class_count(model: str, federation: Federation, *, positions: int | None = None) -> int:
+def class_count(model: str, federation: Federation, positions: tuple[int, ...] = ()) -> int:
     """The number of classes C, where each example, or each of some positions of it, has a label."""
     require(federation.classes > 0, f"model {model}: the labels must be classes, whole numbers")
-    needed = () if positions is None else (positions,)
-    each = "example" if positions is None else f"of {positions} positions"
+    each = f"of {positions[0]} positions" if positions else "example"
     for rows in federation.parts:
         require(
-            rows.y.shape[1:] == needed,
+            rows.y.shape[1:] == positions,
             f"model {model}: labels of shape {rows.y.shape}; it takes one label for each {each}",
         )
     return federation.classes
@@ -28,7 +27,7 @@ def feature_count(federation: Federation) -> int:
 
 
 def image_shape(
-    model: str, federation: Federation, *, needed: tuple[int, int, int] | None = None
+    model: str, federation: Federation, *, needed: tuple[int, ...] = ()
 ) -> tuple[int, int, int]:
     """Height, width and channels of the images; images of shape (H, W) have one channel.
 
@@ -36,9 +35,9 @@ def image_shape(
     """
     features = federation.features.shape
     height, width, channels = shape = (*features, 1, 1)[:3]
-    size = "height x width" if needed is None else " x ".join(map(str, needed))
+    size = " x ".join(map(str, needed)) or "height x width"
     require(
-        len(features) in (2, 3) and needed in (None, shape),
+        len(features) in (2, 3) and needed in ((), shape),
         f"model {model}: features of shape {' x '.join(map(str, features))}; "
         f"it takes images of {size}",
     )
@@ -48,7 +47,7 @@ def image_shape(
 def symbol_count(model: str, federation: Federation, *, every_position: bool) -> int:
     """The number of symbols C of a model that reads symbols and predicts the next one."""
     length = sequence_length(model, federation)
-    symbols = class_count(model, federation, positions=length if every_position else None)
+    symbols = class_count(model, federation, (length,) if every_position else ())
     for rows in federation.parts:
         greatest = greatest_symbol(model, rows)
         require(
