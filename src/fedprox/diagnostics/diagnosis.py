@@ -273,7 +273,7 @@ class Diagnosis:
         """The contents of `diagnosis.json`; numbers that are not finite become None."""
         return {
             "facts": [
-                {"what": what, "value": value, "note": note} for what, value, note in self.facts()
+                dict(zip(("what", "value", "note"), fact, strict=True)) for fact in self.facts()
             ],
             "sizes": self.sizes.tolist(),
             "classes": self.effective_classes.tolist(),
@@ -283,28 +283,25 @@ class Diagnosis:
                 "gradient_variance": _finite(self.gradient_variance),
             },
             "sweep": [
-                {
-                    "mu": tried.mu,
-                    "round": list(self.rounds),
-                    "train_loss": _finite(tried.train_loss),
-                    "late_loss": _finite([tried.late_loss])[0],
-                    "spread": _finite([tried.spread])[0],
-                    "expected_gap": _finite([tried.expected_gap])[0],
-                }
+                {"mu": tried.mu, "round": list(self.rounds)}
+                | {name: _finite(value) for name, value in tried._asdict().items()}
                 for tried in self.sweep
             ],
             "suggested_mu": self.suggested_mu,
             "theory_mu": self.theory_mu,
             "clusters": {
                 "count": self.grouping.clusters,
-                "p": _finite([self.grouping.p])[0],
+                "p": _finite(self.grouping.p),
                 "labels": self.grouping.labels.tolist(),
             },
         }
 
 
-def _finite(values: ArrayLike) -> list[float | None]:
-    return [v if math.isfinite(v) else None for v in np.asarray(values, np.float64).tolist()]
+def _finite(given: ArrayLike) -> Any:
+    """A number or a list of numbers, with None where one is not finite."""
+    numbers = np.asarray(given, np.float64)
+    values = [v if math.isfinite(v) else None for v in numbers.ravel().tolist()]
+    return values if numbers.ndim else values[0]
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The papers' models. Experiment files name those of `MODELS`."""
+"""The papers' models."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,6 @@ from fedprox.models.dense import logistic, mlp
 from fedprox.models.next_symbol import char_lstm, peephole_char_lstm, peephole_word_lstm
 from fedprox.models.resnet18 import resnet18
 from fedprox.models.sentiment_lstm import sentiment_lstm
-
-MODELS: dict[str, Callable[..., Model]] = {
-    "bert": bert,
-    "char-lstm": char_lstm,
-    "cifar-cnn": cifar_cnn,
-    "logistic": logistic,
-    "mlp": mlp,
-    "mnist-cnn": mnist_cnn,
-    "peephole-char-lstm": peephole_char_lstm,
-    "peephole-word-lstm": peephole_word_lstm,
-    "resnet18": resnet18,
-    "sentiment-lstm": sentiment_lstm,
-    "wide-lenet": wide_lenet,
-}
 
 __all__ = [
     "MODELS",
@@ -38,3 +24,8 @@ __all__ = [
     "sentiment_lstm",
     "wide_lenet",
 ]
+
+MODELS: dict[str, Callable[..., Model]] = {
+    name.replace("_", "-"): globals()[name] for name in __all__ if name != "MODELS"
+}
+"""The models by their names in experiment files."""
