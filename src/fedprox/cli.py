@@ -558,11 +558,7 @@ LOST = (
 
 
 def main(command: typer.Typer = app) -> None:
-    """Entry point: bad input and files that cannot be written end in one line, status 2.
-
-    Args:
-        command: The command that the process's arguments are for.
-    """
+    """Entry point: bad input and files that cannot be written end in one line, status 2."""
     with safe_streams(), answering(end_now):
         try:
             _main(command)
