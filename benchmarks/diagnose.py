@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
-from fedprox.diagnosis import MUS
+from fedprox.diagnostics.diagnosis import MUS
 
 SEEDS = (0, 1, 2, 3, 4)
 DIAGNOSIS_SEED = 100

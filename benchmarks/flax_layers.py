@@ -25,7 +25,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.model import cross_entropy
-from fedprox.nnx_functions import functions_of
+from fedprox.model.nnx_functions import functions_of
 
 BATCH = 10
 CLASSES = 10

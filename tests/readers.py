@@ -24,9 +24,9 @@ from fedprox.datasets import DATASETS, cifar, emnist
 from fedprox.datasets.femnist import _from_npz, _table
 from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
-from fedprox.datasets.words import read_vectors
+from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment, resolved
-from fedprox.files.idx import read_idx
+from fedprox.files.numeric import read_idx
 from fedprox.files.packed import tar_members
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive

@@ -22,7 +22,7 @@ from matplotlib.patches import StepPatch
 from rich.console import Console
 
 from fedprox import Federation, InputError, datasets
-from fedprox.datasets.catalogue import CATALOGUE, DataSet, File
+from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet, File
 from fedprox.datasets.labelled import PARTITIONS, Partition
 from fedprox.datasets.sources import (
     FEMNIST_SQLITE,
@@ -33,7 +33,6 @@ from fedprox.datasets.sources import (
     Source,
     find,
 )
-from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Rows
 from fedprox.report.data import classes_for, data_figure, statistics, statistics_table, where
 from tests.test_cli import status

@@ -14,8 +14,9 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from fedprox import InputError, convolution, jax_internals
-from fedprox.rewriting import fast
+from fedprox import InputError, jax_internals
+from fedprox.model import convolution
+from fedprox.model.rewriting import fast
 from fedprox.simulation.compiled.clipped import clipped_sum
 from tests.quadratics import one_run
 
@@ -87,7 +88,7 @@ def test_literals_are_numbers_in_a_program() -> None:
 
 
 def test_derivative_rules_are_changed() -> None:
-    """The library's use of rules is tested in `tests/test_rewriting.py`."""
+    """The library's use of rules is tested in `tests/model/test_rewriting.py`."""
 
     @jax.custom_vjp
     def f(x: jax.Array) -> jax.Array:
@@ -225,7 +226,7 @@ def test_where_programs_are_unknown_convolutions_are_plain(
     def unknown(*_: Any) -> Any:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(f"fedprox.rewriting.{name}", unknown)
+    monkeypatch.setattr(f"fedprox.model.rewriting.{name}", unknown)
     x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
 
     def f(x: jax.Array) -> jax.Array:
@@ -275,7 +276,7 @@ def test_a_users_model_is_not_blamed_for_what_is_unknown(monkeypatch: pytest.Mon
     def unknown(*_: Any) -> Any:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr("fedprox.rewriting.equations_of", unknown)
+    monkeypatch.setattr("fedprox.model.rewriting.equations_of", unknown)
     clients = [(np.ones((2, 2), np.float32), np.array([0, 1]))] * 2
     federation = fp.Federation.from_arrays(clients, classes=2)
     model = fp.Model(lambda _: jnp.zeros((2, 2)), lambda params, x: x @ params)

@@ -21,7 +21,7 @@ from experiments.fedprox.tasks import (
     synthetic_tasks,
     table_1,
 )
-from fedprox.datasets import statistics
+from fedprox.datasets.catalogue import FEDPROX_DRAFT
 
 DRAFT = "The draft of Li et al. 2020"
 
@@ -70,7 +70,7 @@ LEFT_OUT = (
     "hours on two cores."
 )
 
-printed = partial(table_1, paper=statistics.DRAFT)
+printed = partial(table_1, paper=FEDPROX_DRAFT)
 
 TABLE_1 = Item(
     "Table 1: the federated data sets of the draft",

@@ -35,8 +35,8 @@ from fedprox.datasets.sources import cache_folder
 from fedprox.errors import require
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
-from fedprox.frozen import freeze, lora
 from fedprox.model import Model
+from fedprox.model.variants import freeze, lora
 from fedprox.models.bert import bert
 from fedprox.report.weights import load_weights
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache

@@ -33,23 +33,20 @@ from fedprox.algorithms import (
     scaffnew,
     scaffold,
 )
-from fedprox.clustering import Clustering, cfl
-from fedprox.diagnosis import Diagnosis, diagnose
-from fedprox.diagnostics.clients import EvaluationResult, evaluate
-from fedprox.diagnostics.clusters import nearest_models
-from fedprox.diagnostics.fairness import Fairness, fairness
+from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
+from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.frozen import freeze, lora
+from fedprox.measures import Fairness, fairness
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
-from fedprox.mixed import mixed_precision
 from fedprox.model import Model
+from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.report.compare import Difference
 from fedprox.report.figure import figure
@@ -95,7 +92,6 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "ClientRecord",
-    "Clustering",
     "Cohort",
     "Compression",
     "DayNight",
@@ -135,7 +131,6 @@ __all__ = [
     "Vectors",
     "Windows",
     "centralised",
-    "cfl",
     "datasets",
     "diagnose",
     "diagnostics",

@@ -19,7 +19,6 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fedprox import __version__
-from fedprox.bar import Bar
 from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
     file_and_folder,
@@ -43,7 +42,7 @@ from fedprox.commands.shared import (
 from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
-from fedprox.diagnosis import diagnose as run_diagnosis
+from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, choices, printable, require, users_level
 from fedprox.experiment import (
     Experiment,
@@ -63,7 +62,6 @@ from fedprox.experiment import (
 from fedprox.files.whole import write_whole
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
-from fedprox.output import safe_streams
 from fedprox.privacy.setting import check_delta, delta_warnings
 from fedprox.report.data import catalogue_table, data_figure, statistics_table
 from fedprox.report.diagnosis import diagnosis_page
@@ -72,7 +70,6 @@ from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, examples_page, privacy_page
-from fedprox.signals import answering, end_now
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
@@ -80,10 +77,15 @@ from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.studies.run import Place
+from fedprox.terminal.bar import Bar
+from fedprox.terminal.output import safe_streams
+from fedprox.terminal.signals import answering, end_now
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
 from click, newer ones have a copy of click."""
+
+NO_COORDINATOR = "--processes and --process: give --coordinator beside them"
 
 SHARED_INTERVAL = 60.0
 """Seconds between checkpoints of a run of several processes without --checkpoint-every."""
@@ -184,14 +186,16 @@ def run(
         place = Place(folder, force, checkpoint_every, stopping_on_signals)
         _run_study(read_study(str(file), table), place, data_dir, devices)
         return
-    loggers = loggers_of(log or (), folder, resume=resume is not None)
-    join = _join_function(coordinator, processes, process)
+    resumed = resume is not None
+    loggers = loggers_of(log or (), folder, resume=resumed)
+    join = None
+    if coordinator is not None:
+        join = partial(join_processes, coordinator, processes, process)
+    require(join or (processes, process) == (None, None), NO_COORDINATOR)
     console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
+    interval = SHARED_INTERVAL if join and not checkpoint_every else None
     checkpoints = Checkpoints(
-        folder / CHECKPOINTS,
-        every=checkpoint_every,
-        interval=SHARED_INTERVAL if join is not None and checkpoint_every is None else None,
-        resume=resume is not None,
+        folder / CHECKPOINTS, every=checkpoint_every, interval=interval, resume=resumed
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():  # the first process alone writes the results
@@ -203,15 +207,15 @@ def run(
         folder,
         resolved.table,
         replace=force,
-        extend=resume is not None,
+        extend=resumed,
         client_records=resolved.evaluation.client_records,
     )
-    done = resume is not None and directory.complete and directory.extended is None
+    done = resumed and directory.complete and directory.extended is None
     allgather(done)
     if done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    print_start(console, directory, resumed=resume is not None)
+    print_start(console, directory, resumed=resumed)
     runs = train_into(directory, train_methods, resolved, checkpoints, loggers)
     show_results(console, directory, runs, resolved.target, checkpoints)
 
@@ -226,24 +230,10 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
     except Stopped as stopped:
         _fail(f"{stopped}; the same command continues from there", 128 + stopped.signal)
-    tables = [str(study)]
-    if (target := file.target(study)) is not None:
-        tables.append(str(study.table(measure=target)))
+    target = file.target(study)
+    tables = [study, *([study.table(measure=target)] if target else [])]
     written = f"{printable(place.out)}: study.json, records.csv, tables, figure, report.html"
-    console.print("\n\n".join([*tables, written]), highlight=False, soft_wrap=True)
-
-
-def _join_function(
-    coordinator: str | None, processes: int | None, process: int | None
-) -> Callable[[], None] | None:
-    """A function that joins the other processes of a run; None for a single process."""
-    if coordinator is not None:
-        return partial(join_processes, coordinator, processes, process)
-    require(
-        processes is None and process is None,
-        "--processes and --process: give --coordinator beside them",
-    )
-    return None
+    console.print("\n\n".join([*map(str, tables), written]), highlight=False, soft_wrap=True)
 
 
 app.command(cls=_Command)(deploy)
@@ -380,7 +370,7 @@ def _prepare(
     experiment = read_experiment(file, settings or ())
     use_cpu_devices(experiment.cohort.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
-    if join is not None:
+    if join:
         join()
     require_backend()
     console = Console(quiet=True) if jax.process_index() else _console()
@@ -568,11 +558,7 @@ LOST = (
 
 
 def main(command: typer.Typer = app) -> None:
-    """Entry point: bad input and files that cannot be written end in one line, status 2.
-
-    Args:
-        command: The command that the process's arguments are for.
-    """
+    """Entry point: bad input and files that cannot be written end in one line, status 2."""
     with safe_streams(), answering(end_now):
         try:
             _main(command)

@@ -110,11 +110,13 @@ def require(condition: object, message: str) -> None:
         raise InputError(message)
 
 
-def require_one_of(name: str, value: object, allowed: Sequence[str | int]) -> None:
-    """Raise `InputError` unless `value` is one of the allowed values."""
+def require_one_of(
+    name: str, value: object, allowed: Sequence[str | int], *, optional: bool = False
+) -> None:
+    """Raise `InputError` unless `value` is one of the allowed values, or None if it is optional."""
     simple = isinstance(value, str | Integral) and not isinstance(value, bool)
     require(
-        simple and value in allowed,
+        (simple and value in allowed) or (optional and value is None),
         f"{name} = {shown(value)}; it must be one of {', '.join(map(str, allowed))}",
     )
 
@@ -193,12 +195,20 @@ LARGEST = 2**31 - 1
 
 
 def require_whole(
-    name: str, value: object, *, least: int = 1, most: float = LARGEST, otherwise: str = ""
+    name: str,
+    value: object,
+    *,
+    least: int = 1,
+    most: float = LARGEST,
+    otherwise: str = "",
+    optional: bool = False,
 ) -> None:
     """Raise `InputError` unless `value` is a whole number from `least` to `most`.
 
-    `otherwise` names another allowed value, for the message.
+    With `optional` it may be None. `otherwise` names another allowed value, for the message.
     """
+    if optional and value is None:
+        return
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     above = whole and value > most  # type: ignore[operator]
     bounded = most < LARGEST or above
@@ -221,11 +231,15 @@ def require_number(
     most: float = math.inf,
     positive: bool = False,
     single: bool = False,
+    optional: bool = False,
 ) -> None:
     """Raise `InputError` unless `value` is a finite number from 0 to `most`.
 
-    With `positive` it must be above 0. With `single` this must also hold in single precision.
+    With `positive` it must be above 0. With `single` this must also hold in single precision. With
+    `optional` it may be None.
     """
+    if optional and value is None:
+        return
     number = isinstance(value, Real) and not isinstance(value, bool)
     given = as_float(value) if number else math.nan
     if most == math.inf:

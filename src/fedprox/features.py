@@ -8,8 +8,8 @@ features, which runs inside compiled programs when a mini-batch is read. All are
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,18 @@ Array = Any
 class _Stored(ABC):
     """Features with a row for each entry of an index, read through `look_up`."""
 
+    indexed: ClassVar[str]
+    """The name of the field with the index."""
+
     @property
-    @abstractmethod
     def index(self) -> Array:
         """The stored entry of each example, shape (rows, ...)."""
+        return getattr(self, self.indexed)
 
-    @abstractmethod
-    def with_index(self, index: Array) -> Any:
+    def with_index(self, index: Array) -> Self:
         """The same features with other rows of the index."""
+        changed: Any = replace(self, **{self.indexed: index})  # type: ignore[type-var]
+        return cast("Self", changed)
 
     @abstractmethod
     def look_up(self, index: Array) -> jax.Array:
@@ -97,15 +101,7 @@ class Windows(_Stored):
     text: Array
     starts: Array
     width: int = field(metadata={"static": True})
-
-    @property
-    def index(self) -> Array:
-        """`starts`."""
-        return self.starts
-
-    def with_index(self, index: Array) -> "Windows":
-        """The same text with other starts."""
-        return Windows(self.text, index, self.width)
+    indexed = "starts"
 
     def look_up(self, index: Array) -> jax.Array:
         """Starts (B,) -> symbols, int32 (B, width)."""
@@ -133,15 +129,7 @@ class Vectors(_Stored):
 
     ids: Array
     table: Array
-
-    @property
-    def index(self) -> Array:
-        """`ids`."""
-        return self.ids
-
-    def with_index(self, index: Array) -> "Vectors":
-        """The same table with other ids."""
-        return Vectors(index, self.table)
+    indexed = "ids"
 
     def look_up(self, index: Array) -> jax.Array:
         """Ids (B, length) -> vectors (B, length, d)."""
@@ -170,15 +158,7 @@ class Prepared(_Stored):
 
     raw: Array
     prepare: Callable[[jax.Array], jax.Array] = field(metadata={"static": True})
-
-    @property
-    def index(self) -> Array:
-        """`raw`."""
-        return self.raw
-
-    def with_index(self, index: Array) -> "Prepared":
-        """Other raw rows, prepared likewise."""
-        return Prepared(index, self.prepare)
+    indexed = "raw"
 
     def look_up(self, index: Array) -> jax.Array:
         """Raw rows (B, ...) -> features (B, ...)."""

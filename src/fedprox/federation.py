@@ -206,10 +206,7 @@ class Examples:
 
 
 class Names(Sequence[str]):
-    """A sequence of names that are created on demand: a million strings take 60 MB.
-
-    Args:
-        of: Numbers, or an array of strings.
+    """Names by numbers or an array, created on demand: a million strings take 60 MB.
 
     Example:
         >>> Names(range(10**6))[-1], list(Names(np.array(["ann", "bob"]))[:1])
@@ -549,15 +546,14 @@ class Federation:
         for name in names:
             require(isinstance(name, str), f"names: {name!r} is not a string")
         names = tuple(distinct("names:", names))
-        test = None if test is None else _several("test", test, "clients' (x, y)")
-        require(
-            test is None or len(test) == len(train),
-            f"test: {len(test or ())} clients where train has {len(train)}; the same are needed",
-        )
         train_rows = _concatenate(train, names, "train")
-        if test is None:
-            test_rows = _no_rows(train_rows)
-        else:
+        test_rows = no_rows(train_rows)
+        if test is not None:
+            test = _several("test", test, "clients' (x, y)")
+            require(
+                len(test) == len(train),
+                f"test: {len(test)} clients where train has {len(train)}; the same are needed",
+            )
             test_rows = _concatenate(test, names, "test", like=train_rows)
         require(
             train_rows.y.dtype.kind == test_rows.y.dtype.kind,
@@ -575,8 +571,7 @@ class Federation:
 
 def _as_classes(train: Rows, test: Rows, classes: int | None) -> tuple[Rows, Rows]:
     """Rows with floating-point labels that are classes, see `from_arrays`, as integers."""
-    if classes is not None:
-        require_whole("classes", classes, least=0)
+    require_whole("classes", classes, least=0, optional=True)
     if train.y.dtype.kind != "f" or classes == 0:
         return train, test
     parts = train, test
@@ -601,34 +596,26 @@ def _concatenate(
     clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
     """All clients' rows in one array; their shape is that of `like` if it is given."""
-    shape = label = None
-    if like is not None:
-        shape, label = like.x.shape[1:], like.y.shape[1:]
+    known = {"rows": like.x.shape[1:], "labels": like.y.shape[1:]} if like else {}
     xs, ys, sizes = [], [], []
     for client, name in zip(clients, names, strict=True):
         where = f"client {name!r}, {part}"
         x, y = _client_arrays(client, where)
         require(len(x) or part == "test", f"{where}: no rows; at least one is needed")
+        sizes.append(len(x))
         if len(x):
-            shape = x.shape[1:] if shape is None else shape
-            require(
-                x.shape[1:] == shape,
-                f"{where}: rows of shape {x.shape[1:]}; other clients' have {shape}",
-            )
-            label = y.shape[1:] if label is None else label
-            require(
-                y.shape[1:] == label,
-                f"{where}: labels of shape {y.shape[1:]}; other clients' have {label}",
-            )
+            for array, what in ((x, "rows"), (y, "labels")):
+                shape = known.setdefault(what, array.shape[1:])
+                require(
+                    array.shape[1:] == shape,
+                    f"{where}: {what} of shape {array.shape[1:]}; other clients' have {shape}",
+                )
             xs.append(x)
             ys.append(y)
-        sizes.append(len(x))
-    if like is not None and not xs:
-        return _no_rows(like)
-    x, y = _joined(xs), _joined(ys)
-    if like is not None:
-        x = _as_trained_on(x, like.x, part)
-    return Rows(x, y, offsets_of(sizes))
+    if like and not xs:
+        return no_rows(like)
+    x = _as_trained_on(_joined(xs), like.x, part) if like else _joined(xs)
+    return Rows(x, _joined(ys), offsets_of(sizes))
 
 
 def _as_trained_on(x: Array, like: Features, part: str) -> Array:
@@ -653,11 +640,7 @@ def _of_type(client: Any) -> str:
 
 
 def array_of(given: ArrayLike, what: str) -> Array:
-    """An array with rows.
-
-    Raises:
-        InputError: If rows are ragged, there is no array of rows, or the array is masked.
-    """
+    """An array with rows."""
     require_unmasked(given, what)
     if isinstance(given, list | tuple):
         for row in given:
@@ -741,7 +724,8 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     return x, y
 
 
-def _no_rows(like: Rows) -> Rows:
+def no_rows(like: Rows) -> Rows:
+    """No rows of the clients of others."""
     return Rows(like.x[:0], like.y[:0], np.zeros_like(like.offsets))
 
 

@@ -29,10 +29,7 @@ T = TypeVar("T")
 def attempt(what: str, function: Callable[..., T], *args: Any) -> T | None:
     """The result of a function that uses JAX's internals; None, and a line in the log, if it fails.
 
-    Args:
-        what: What is left out then, for the log.
-        function: A function that calls nothing of the user's.
-        args: Its arguments.
+    `what` is then left out, for the log. The function must call nothing of the user's.
     """
     try:
         return function(*args)
@@ -53,11 +50,7 @@ def _warn(what: str, error: str) -> None:
 
 
 def require_backend() -> None:
-    """Start JAX if it has not started.
-
-    Raises:
-        InputError: If JAX finds none of the devices that `JAX_PLATFORMS` names.
-    """
+    """Start JAX, or say that it finds none of the devices that `JAX_PLATFORMS` names."""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter for "cuda" without its plugin
@@ -159,10 +152,8 @@ def changed_rules(
 ) -> dict[str, Any]:
     """The rules of `jax.custom_jvp` and `jax.custom_vjp` among parameters, changed.
 
-    Args:
-        params: Parameters of an operation.
-        of_program: Changes the program of a rule that makes one when it is first needed.
-        of_function: Changes a function of a list of arrays to a list of arrays.
+    `of_program` changes the program that a rule makes when it is first needed, `of_function` a
+    function of a list of arrays to a list of arrays.
     """
     from jax.extend.linear_util import transformation2
     from jax.interpreters.ad import Zero
@@ -204,18 +195,10 @@ def make_bilinear(
     batched: Callable[..., tuple[jax.Array, int]],
     static: tuple[str, ...],
 ) -> Callable[..., jax.Array]:
-    """A new operation that is linear in each of two arrays.
+    """A new operation that is linear in each of two arrays, by functions of (a, b, parameters).
 
-    Args:
-        name: Its name in programs.
-        compute: (a, b, parameters) -> the result.
-        result_shape: (a, b, parameters) -> the result's shape, from arrays or their shapes.
-        derivatives: (derivative along the result, a, b, parameters) -> that along a, and along b.
-        batched: (arrays, their batch axes, parameters) -> results of a batch, and their axis.
-        static: The names of the parameters.
-
-    Returns:
-        (a, b, parameters) -> the result, of a's type.
+    `derivatives`, along a and along b, take the derivative along the result before these. `batched`
+    takes arrays and their batch axes in place of a and b, and returns the axis of its results, too.
     """
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
@@ -248,12 +231,7 @@ def peak_bytes(program: Any) -> int:
 
 
 def program_bytes(traced: Any, program: Any) -> int:
-    """Bytes of a compiled program's constants, and of its code as far as it is known.
-
-    Args:
-        traced: The program when it was traced.
-        program: The compiled program.
-    """
+    """Bytes of a compiled program's constants, and of its code as far as it is known."""
     constants = jax.tree.leaves(list(getattr(traced.jaxpr, "consts", ())))
     code = 0
     with contextlib.suppress(AttributeError, NotImplementedError):

@@ -1,20 +1,34 @@
-"""The measures of records: their names, what tables and figures say of them, which is better."""
+"""The measures of records: what is said of them, and how the numbers of clients become one.
 
+With E_k the mean over clients with weights p_k = n_k / n, so that E_k[grad F_k] = grad f:
+
+    gradient variance = E_k ||grad F_k(w) - grad f(w)||^2
+    B(w)              = sqrt(E_k ||grad F_k(w)||^2 / ||grad f(w)||^2)
+                      = sqrt(1 + gradient variance / ||grad f(w)||^2)
+
+(Li et al. 2020, section 5.3.3 and Definition 3). The variance is accumulated one client at a time
+(Welford 1962; pairwise as in Chan et al. 1983), so no client's gradient is stored, identical
+clients give 0 up to rounding, and B(w) is at least 1.
+"""
+
+import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import ArrayLike, NDArray
+
+from fedprox.errors import require
 from fedprox.metrics import Metric
 
 
 class Measure(NamedTuple):
-    """A number that records have for each evaluated round.
+    """A number that records have for each evaluated round, in words and as an axis with symbols.
 
-    Attributes:
-        title: Its name in words, as a title.
-        axis: Its axis, with symbols.
-        lower_is_better: Whether smaller values are better; None if neither is.
-        note: What it is, in a sentence.
-        percent: Whether it is a fraction, shown in per cent.
+    Neither smaller nor larger values are better if `lower_is_better` is None.
     """
 
     title: str
@@ -125,10 +139,6 @@ def measure_of(name: str) -> Measure:
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
     """Whether smaller values of a loss, an accuracy or a metric are better.
 
-    Args:
-        measure: The measure's name in records: `train_loss`, `test_accuracy`, `test_NAME`, ...
-        metrics: The model's metrics.
-
     >>> lower_is_better("train_loss", {}), lower_is_better("test_accuracy", {})
     (True, False)
     """
@@ -140,12 +150,6 @@ def measures(
     metrics: Mapping[str, Metric], *, accuracy: bool, test: bool, validation: bool = False
 ) -> tuple[str, ...]:
     """The names of all measures that records have.
-
-    Args:
-        metrics: The model's metrics.
-        accuracy: Whether the model has an accuracy.
-        test: Whether there are test rows.
-        validation: Whether there are validation rows.
 
     >>> measures({}, accuracy=True, test=True)
     ('train_loss', 'test_loss', 'test_accuracy')
@@ -172,3 +176,141 @@ def choosable(known: Collection[str]) -> list[str]:
     """
     validated = any(name.startswith("validation_") for name in known)
     return [name for name in known if not (validated and name.startswith("test_"))]
+
+
+class Scatter(NamedTuple):
+    """The sum of weights, the weighted mean of gradients, and sum_k weight_k ||g_k - mean||^2."""
+
+    weight: jax.Array
+    mean: Any
+    scatter: jax.Array
+
+
+def nothing(like: Any) -> Scatter:
+    """The scatter of no gradients."""
+    return Scatter(jnp.zeros(()), jax.tree.map(jnp.zeros_like, like), jnp.zeros(()))
+
+
+def include(so_far: Scatter, gradient: Any, weight: jax.Array) -> Scatter:
+    """Add one client's gradient.
+
+    >>> s = nothing(jnp.zeros(1))
+    >>> for g, p in ((1.0, 0.25), (5.0, 0.75)):
+    ...     s = include(s, jnp.array([g]), jnp.array(p))
+    >>> s.mean.tolist(), float(s.scatter)
+    ([4.0], 3.0)
+    """
+    weight_after = so_far.weight + weight
+    share = weight / jnp.where(weight_after > 0, weight_after, 1.0)
+    deviation = jax.tree.map(jnp.subtract, gradient, so_far.mean)
+    mean = jax.tree.map(lambda m, d: m + share * d, so_far.mean, deviation)
+    distance = optax.tree.norm(deviation) ** 2
+    return Scatter(weight_after, mean, so_far.scatter + so_far.weight * share * distance)
+
+
+def dissimilarity(variance: jax.Array, gradient_norm_squared: jax.Array) -> jax.Array:
+    """B(w) = sqrt(1 + variance / ||grad f||^2); 1 where all gradients vanish.
+
+    Li et al. 2020, Definition 3 and its footnote.
+
+    >>> dissimilarity(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
+    [2.0, 1.0]
+    """
+    ratio = jnp.where(variance == 0, 0.0, variance / gradient_norm_squared)
+    return jnp.sqrt(1 + ratio)
+
+
+def mean_error(values: ArrayLike, weights: ArrayLike, population: int) -> NDArray[np.float64]:
+    """The standard error of a weighted mean over m clients drawn from N.
+
+    The clients were drawn uniformly without replacement, and R = sum_k w_k v_k / sum_k w_k over the
+    drawn clients estimates the same ratio over all N. To first order
+
+        se^2 = (1 - m / N) m / (m - 1) sum_k (w_k (v_k - R))^2 / (sum_k w_k)^2
+
+    (Cochran 1977, Sampling Techniques, 6.3). For f(w) = sum_k p_k F_k, v_k = F_k and w_k = n_k; for
+    accuracy, w_k counts the client's test labels. Unequal sizes cost little precision unless values
+    depend on sizes.
+
+    Values are (m, points), weights (m,) or (m, points). The error is 0 if all clients were drawn,
+    and NaN if one of several was, or if all weights are 0.
+
+    >>> mean_error([[1.0], [3.0]], [1, 1], population=4).tolist() == [math.sqrt((1 - 2 / 4) * 1)]
+    True
+    >>> mean_error([[1.0], [3.0]], [1, 1], population=2).tolist()
+    [0.0]
+    """
+    v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
+    w = w.reshape(len(w), -1)
+    drawn, total = len(v), w.sum(axis=0)
+    if drawn == 1 < population:
+        return np.full(v.shape[1], math.nan)
+    with np.errstate(all="ignore"):  # a model may have diverged, and weights may be 0
+        apart = w * (v - (w * v).sum(axis=0) / total)
+        scatter = (apart**2).sum(axis=0) * drawn / max(drawn - 1, 1)
+        error: NDArray[np.float64] = np.sqrt((1 - drawn / population) * scatter) / total
+    return error
+
+
+class Fairness(NamedTuple):
+    """The distribution of a measure over clients, each of which counts once; see `fairness`.
+
+    Attributes:
+        mean: Mean over the clients.
+        std: Standard deviation over the clients, the root of the mean squared deviation.
+        worst: Mean of the lowest tenth of the clients.
+        best: Mean of the highest tenth of the clients.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.Fairness(mean=0.8, std=0.1, worst=0.6, best=0.9).worst
+        0.6
+    """
+
+    mean: float
+    std: float
+    worst: float
+    best: float
+
+
+def fairness(accuracies: ArrayLike) -> Fairness:
+    """The distribution of the clients' accuracies.
+
+    A tenth of N clients are N / 10 clients, rounded up: 1 of 10, 2 of 11, and at least 1.
+
+    Args:
+        accuracies: The accuracy of each client, shape (clients,). NaN stands for a client without
+            test rows, which is left out.
+
+    Returns:
+        Mean, standard deviation, and means of the worst and of the best tenth; NaN without clients.
+
+    Raises:
+        InputError: If the accuracies are not a list of numbers, one for each client.
+
+    Example:
+        >>> import fedprox as fp
+        >>> found = fp.fairness([0.5, 1.0, float("nan"), 0.75])
+        >>> found.mean, found.worst, found.best
+        (0.75, 0.5, 1.0)
+
+    References:
+        Li et al., `Fair Resource Allocation in Federated Learning
+        <https://arxiv.org/abs/1905.10497>`_, ICLR 2020, Table 1.
+    """
+    values = np.asarray(accuracies)
+    require(
+        values.ndim == 1 and (not values.size or values.dtype.kind in "iuf"),
+        f"accuracies: shape {values.shape}, type {values.dtype}; it must have one number for each "
+        "client",
+    )
+    known = np.sort(values[~np.isnan(values)].astype(np.float64))
+    if not len(known):
+        return Fairness(*[math.nan] * 4)
+    tenth = -(-len(known) // 10)
+    return Fairness(
+        mean=float(known.mean()),
+        std=float(known.std()),
+        worst=float(known[:tenth].mean()),
+        best=float(known[-tenth:].mean()),
+    )

@@ -227,11 +227,7 @@ def check_metrics(metrics: Any) -> None:
 
 
 def terms_of(metrics: Mapping[str, Metric], outputs: Any, y: jax.Array) -> dict[str, Terms]:
-    """The terms of each metric, float32 arrays (B, ...).
-
-    Raises:
-        InputError: If a metric's terms are not arrays of numbers with an entry for each row.
-    """
+    """The terms of each metric, float32 arrays (B, ...)."""
     by_metric, given = {}, {"outputs": outputs, "y": y}
     for name, metric in metrics.items():
         what = f"model.metrics[{name!r}].terms"
@@ -253,11 +249,7 @@ def _is_real(array: Any) -> bool:
 
 
 def value_of(name: str, metric: Metric, sums: Terms) -> jax.Array:
-    """A metric from its sums, a float32 scalar.
-
-    Raises:
-        InputError: If the metric's value is not a scalar.
-    """
+    """A metric from its sums, a float32 scalar."""
     what = f"model.metrics[{name!r}].value"
     value = call(f"{what}(sums)", metric.value, sums, given=sums)
     require(

@@ -119,24 +119,21 @@ class Solver:
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
+        absent = [self.epochs, self.steps].count(None)
+        require(absent < 2, "solver: neither epochs nor steps is given; give one of them")
         require(
-            self.epochs is not None or self.steps is not None,
-            "solver: neither epochs nor steps is given; give one of them",
-        )
-        require(
-            self.epochs is None or self.steps is None,
+            absent == 1,
             f"solver: epochs = {shown(self.epochs)} and steps = {shown(self.steps)}; give either "
             "epochs or steps, and not both",
         )
         for name in ("epochs", "steps"):
-            if getattr(self, name) is not None:
-                require_whole(f"solver.{name}", getattr(self, name))
+            require_whole(f"solver.{name}", getattr(self, name), optional=True)
         if not (isinstance(self.batch_size, str) and self.batch_size == "all"):
             require_whole("solver.batch_size", self.batch_size, otherwise='"all"')
         for rate in self.rates:
             require_number("solver.learning_rate", rate, positive=True, single=True)
-        if self.gamma is not None and not callable(self.gamma):
-            require_number("solver.gamma", self.gamma, most=1)
+        if not callable(self.gamma):
+            require_number("solver.gamma", self.gamma, most=1, optional=True)
         decay = self.learning_rate_decay
         require_number("solver.learning_rate_decay", decay, most=1, positive=True)
         if self.schedule is not None:
@@ -147,8 +144,7 @@ class Solver:
             )
             self.factor(0)
         require_number("solver.weight_decay", self.weight_decay, single=True)
-        if self.clip is not None:
-            require_number("solver.clip", self.clip, positive=True, single=True)
+        require_number("solver.clip", self.clip, positive=True, single=True, optional=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
             f"solver.weight_decay = {self.weight_decay}; with solver.gamma it must be 0, since the "
@@ -251,10 +247,9 @@ class Solver:
 
     def steps_for(self, size: Count) -> Count:
         """Mini-batches of a round's whole work on `size` examples."""
-        if self.steps is not None:
-            return 0 * size + self.steps
-        assert self.epochs is not None  # one of the two is set
-        return self.epochs * self.steps_per_epoch(size)
+        if self.epochs:
+            return self.epochs * self.steps_per_epoch(size)
+        return 0 * size + (self.steps or 0)
 
     def init(self, params: Params, learning_rate: jax.Array) -> Any:
         """The optimizer's state at the start of a client's work."""
@@ -311,9 +306,6 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
     """A schedule's learning rate in a round: the shortest decimal of its single-precision value.
 
     It depends on the round alone, not on the rounds that are planned together.
-
-    Raises:
-        InputError: If it is not one finite number of at least 0.
     """
     together = None
     if _is_optax(inspect.unwrap(schedule)):
@@ -381,18 +373,7 @@ BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
 
 
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
-    """Whether an optimizer needs the objective and its value besides the gradient.
-
-    Args:
-        optimizer: A function of `learning_rate` that returns an optax optimizer.
-        where: What messages call it.
-
-    Returns:
-        Whether it searches along a line.
-
-    Raises:
-        InputError: If it is not such a function.
-    """
+    """Whether an optimizer needs the objective and its value besides the gradient."""
     require_backend()
     built: Any = None
     with suppress(TypeError):
@@ -462,9 +443,6 @@ def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformatio
 
 def as_values(name: str, value: HParam) -> tuple[float, ...]:
     """A number or several, as a tuple.
-
-    Raises:
-        InputError: If there is none, or something else; the message begins with `name`.
 
     >>> as_values("mu", 0.1), as_values("mu", [0, 1])
     ((0.1,), (0.0, 1.0))

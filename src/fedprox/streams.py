@@ -61,18 +61,6 @@ def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.
 def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> np.random.Generator:
     """A stream as a NumPy generator.
 
-    Args:
-        seed: Seed of the run.
-        purpose: What the stream is for.
-        round_: Round t.
-        client: Index of the client.
-
-    Returns:
-        The generator at the begin of the stream.
-
-    Raises:
-        InputError: If the seed is not a whole number from 0 to 2^63 - 1.
-
     >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> b = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> bool((a == b).all())
@@ -86,13 +74,6 @@ class Streams:
     """The streams of one purpose.
 
     One generator moves from stream to stream, at a tenth of the cost of a new generator.
-
-    Args:
-        seed: Seed of the run.
-        purpose: What the streams are for.
-
-    Raises:
-        InputError: If the seed is not a whole number from 0 to 2^63 - 1.
     """
 
     def __init__(self, seed: int, purpose: Purpose) -> None:
@@ -130,14 +111,8 @@ class Streams:
         mini-batches as one that continues. Each number has random bits above its position, and
         sorting them gives the permutation: about twice as fast as shuffling, and without ties.
 
-        Args:
-            rounds: The round in which each client started.
-            clients: The clients' indices.
-            counts: Number of permutations of each client.
-            sizes: Rows of each client, at least 1.
-
-        Returns:
-            int32, shape (sum of counts times sizes,).
+        `rounds` are those in which the clients started. The result is int32, (sum of counts times
+        sizes,).
 
         >>> flat = Streams(0, Purpose.BATCHES).orders([0, 0], [7, 3], counts=[2, 1], sizes=[2, 3])
         >>> sorted(flat[:2].tolist()), sorted(flat[2:4].tolist()), sorted(flat[4:].tolist())

@@ -48,17 +48,8 @@ _MISTAKES: dict[type[Exception], str] = {
 def call(what: str, function: Callable[..., T], *args: Any, given: Any = None) -> T:
     """Call a user's function.
 
-    Args:
-        what: The function with the names of its arguments, for the message.
-        function: The function.
-        args: Its arguments.
-        given: A tree of arrays whose shapes the message shows; None for none.
-
-    Returns:
-        The function's result.
-
-    Raises:
-        InputError: If the function raises an exception, which is the cause.
+    `what` is the function with the names of its arguments, and `given` a tree of arrays whose
+    shapes the message shows.
 
     >>> call("loss(outputs, y)", lambda outputs: outputs, 1, 2)
     Traceback (most recent call last):
@@ -86,17 +77,8 @@ def import_function(where: str, name: str, kind: type | None) -> Callable[..., A
     The module is on Python's path or in the current folder, which is appended to `sys.path`.
     Importing it runs its code.
 
-    Args:
-        where: The key of the name, for messages.
-        name: The name.
-        kind: The class of this library that the function must return; None for a function that must
-            return a function.
-
-    Returns:
-        The function, whose errors become one line.
-
-    Raises:
-        InputError: If there is no such module or function, or importing the module fails.
+    The function must return a value of `kind`, a class of this library, or a function if that is
+    None. `where` is the key of the name.
     """
     module, _, attribute = name.partition(":")
     what = f"{where} = {name!r}"

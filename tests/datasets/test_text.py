@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from fedprox import Federation, InputError, datasets
 from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV
-from fedprox.datasets.sequences import unroll
 from fedprox.datasets.shakespeare import ALPHABET, read_roles
-from fedprox.datasets.words import read_vectors, split_words, word_vectors
+from fedprox.datasets.text import read_vectors, split_words, unroll, word_vectors
 from fedprox.features import Vectors, Windows
 from tests.datasets.test_tokenizer import file_of
 

@@ -15,7 +15,7 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.measured import NodeSums, evaluation_shapes, measures_of
 from fedprox.deployment.messages import Answer, DataKind
 from fedprox.deployment.round_part import RoundPart
-from fedprox.diagnostics.dissimilarity import Scatter
+from fedprox.measures import Scatter
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric

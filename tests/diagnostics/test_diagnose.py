@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.diagnosis import (
+from fedprox.diagnostics import Constants, mu_needed
+from fedprox.diagnostics.diagnosis import (
     MUS,
     SWEEP_ROUNDS,
     SWEEP_SEEDS,
@@ -20,8 +21,7 @@ from fedprox.diagnosis import (
     expected_gaps,
     suggest,
 )
-from fedprox.diagnostics import Constants, mu_needed
-from fedprox.diagnostics.dissimilarity import dissimilarity
+from fedprox.measures import dissimilarity
 from fedprox.model import weighted_loss
 from fedprox.report.directory import metrics_line
 from fedprox.simulation.config.protocol import initial_params

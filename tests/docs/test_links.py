@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedprox_docs.gallery import ORDER
+
 ROOT = Path(__file__).parents[2]
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -43,7 +45,10 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-GENERATED = {"experiment-keys.md", "node-file.md", "command.md", "gallery/index.rst"}
+GENERATED = {
+    *("experiment-keys.md", "node-file.md", "command.md"),
+    *(f"gallery/{name}.rst" for name in ("index", *ORDER)),
+}
 """Pages that are made at build time, or their headings, which then checks them."""
 
 

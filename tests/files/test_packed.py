@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedprox import InputError
-from fedprox.bar import Bar
 from fedprox.files.packed import reading
+from fedprox.terminal.bar import Bar
 
 
 def test_streams_are_read_unpacked(tmp_path: Path) -> None:

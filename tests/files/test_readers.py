@@ -26,9 +26,9 @@ from fedprox import InputError, datasets
 from fedprox.datasets import cifar
 from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV, read_csv
-from fedprox.datasets.words import read_vectors
+from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment
-from fedprox.files.idx import read_idx
+from fedprox.files.numeric import read_idx
 from fedprox.files.packed import reading
 from fedprox.files.toml import parse_toml
 from tests.datasets.test_cifar import batch, old

@@ -11,7 +11,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.messages.private import clip_to
-from fedprox.norms import norm_bound
+from fedprox.privacy.norms import norm_bound
 from fedprox.simulation.compiled.clipped import clipped_sum
 from tests.variants import mostly_slow
 

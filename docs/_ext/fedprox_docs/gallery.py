@@ -17,6 +17,7 @@ ORDER = (
     "robust_aggregation",
     "client_privacy",
     "personal_models",
+    "clusters",
     "fairness",
     "adapters",
     "own_objective",

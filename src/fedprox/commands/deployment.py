@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedprox.bar import Bar
 from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
 from fedprox.commands.shared import (
     DataDir,
@@ -47,7 +46,6 @@ from fedprox.logs import loggers_of
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.network import network_line
 from fedprox.report.privacy import guarantee
-from fedprox.signals import answering
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
@@ -56,6 +54,8 @@ from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.train import Follow
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
+from fedprox.terminal.bar import Bar
+from fedprox.terminal.signals import answering
 
 MANY = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""

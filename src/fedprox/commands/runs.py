@@ -18,11 +18,11 @@ from fedprox.report.live import Live
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
 from fedprox.report.table import table
-from fedprox.signals import answering, end_now, ended_by
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
+from fedprox.terminal.signals import answering, end_now, ended_by
 
 MACHINE_OPTIONS = (
     "--data-dir",

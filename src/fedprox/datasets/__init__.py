@@ -15,7 +15,7 @@ from fedprox.datasets.rotated import rotated
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
-from fedprox.datasets.tokenizer import tokenizer
+from fedprox.datasets.text import tokenizer
 from fedprox.federation import Federation
 
 DATASETS: dict[str, Callable[..., Federation]] = {

@@ -24,12 +24,7 @@ def fedavg_training(key: jax.Array, images: jax.Array) -> jax.Array:
     contrast multiplied by 0.2 to 1.8 about each channel's mean. Whitening subtracts an image's
     mean, so the shift of brightness has no effect on the result.
 
-    Args:
-        key: Random key.
-        images: Bytes, shape (B, height, width, channels), at least 24 x 24.
-
-    Returns:
-        float32, shape (B, 24, 24, channels).
+    Bytes (B, height, width, channels), at least 24 x 24, become float32 (B, 24, 24, channels).
     """
     count, height, width, _ = images.shape
     places, flips, shifts, factors = jax.random.split(key, 4)
@@ -58,14 +53,8 @@ def feddyn_training(
     zeros on all sides and a random window of its own size is cut. Zero is the mean here, since
     padding comes after standardisation.
 
-    Args:
-        key: Random key.
-        images: Bytes, shape (B, side, side, channels).
-        mean: Mean of each channel, in units of 255.
-        deviation: Standard deviation of each channel, in units of 255.
-
-    Returns:
-        float32, shape (B, side, side, channels).
+    Bytes (B, side, side, channels) become float32 of that shape; `mean` and `deviation` are those
+    of each channel, in units of 255.
     """
     count, side = images.shape[:2]
     places, flips, crops = jax.random.split(key, 3)
@@ -91,12 +80,8 @@ def crop(
 
     Pixels outside the image are those of the nearest pixel inside.
 
-    Args:
-        images: Shape (B, height, width, channels).
-        top: First row of each window, (B,); may be negative.
-        left: First column of each window, (B,); may be negative.
-        flip: Whether to mirror the image left to right first, (B,).
-        side: Rows and columns of the window.
+    `top` and `left` (B,), which may be negative, are the first rows and columns of the windows, in
+    the mirror image of an image with `flip`.
 
     >>> image = jnp.arange(9).reshape(1, 3, 3, 1)
     >>> at = jnp.array([1])

@@ -1,21 +1,22 @@
-"""The catalogue: every data set with the papers that use it and the files that it reads.
+"""The catalogue: every data set, what papers use and print of it, and the files that it reads.
 
 To add a data set, write its module and enter it here, under the name for experiment files. Its
 summary and its partitions are read from its function.
 """
 
+import csv
 import inspect
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedprox.datasets import sources
 from fedprox.datasets.cifar import CIFAR_10, CIFAR_100, cifar_10, cifar_100
 from fedprox.datasets.emnist import emnist_l
 from fedprox.datasets.femnist import femnist
 from fedprox.datasets.huggingface import hugging_face
-from fedprox.datasets.leaf import leaf
+from fedprox.datasets.leaf import leaf, without_hidden
 from fedprox.datasets.mapped import mapped
 from fedprox.datasets.mnist import mnist
 from fedprox.datasets.posts import posts
@@ -24,7 +25,6 @@ from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.sources import Source
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
-from fedprox.datasets.users import without_hidden
 from fedprox.federation import Federation
 
 
@@ -43,18 +43,13 @@ class File(NamedTuple):
     instead: tuple[str, ...] = ()
 
     def at_hand(self, data_dir: str | Path | None) -> Path | None:
-        """The file's path in the data folder or in the cache; None if it is in neither.
-
-        Raises:
-            InputError: If the data folder does not exist.
-        """
+        """The file's path in the data folder or in the cache; None if it is in neither."""
         home, subfolder = sources.data_folder(data_dir), self.source.subfolder
-        if home is not None:
-            for name in self.instead:
-                fitting = without_hidden((home / subfolder).glob(name))
-                path = sources.present(name, subfolder, data_dir) or next(iter(fitting), None)
-                if path is not None:
-                    return path
+        for name in self.instead if home else ():
+            fitting = without_hidden(Path(home or "", subfolder).glob(name))
+            path = sources.present(name, subfolder, data_dir) or next(iter(fitting), None)
+            if path:
+                return path
         return sources.at_hand(self.source, data_dir)
 
 
@@ -146,3 +141,46 @@ CATALOGUE: dict[str, DataSet] = {
     "hugging-face": DataSet(hugging_face),
 }
 """All data sets by name."""
+
+
+FEDPROX, FEDPROX_DRAFT = "Li et al. 2020", "Li et al., draft of 2018"
+"""How `papers.csv` names two papers."""
+
+
+class Paper(NamedTuple):
+    """A paper's figures for a partition of a data set; None for what the paper does not give.
+
+    Attributes:
+        clients: Number of clients.
+        samples: Number of examples, of all clients together.
+        mean: Mean examples per client.
+        deviation: Their standard deviation.
+        classes_per_client: Classes that a client holds (most clients, for shards).
+        source: The paper and its table or section.
+        rows: Which examples `samples`, `mean` and `deviation` count: training and test rows, or
+            training rows alone.
+        note: What a reader must know to compare; empty if nothing.
+    """
+
+    clients: int | None
+    samples: int | None
+    mean: float | None
+    deviation: float | None
+    classes_per_client: int | None
+    source: str
+    rows: Literal["all", "train"]
+    note: str
+
+
+def _read(table: str) -> dict[tuple[str, str], list[Paper]]:
+    """The figures of `papers.csv` by data set and partition, the final paper before its draft."""
+    papers: dict[tuple[str, str], list[Paper]] = {}
+    _, *lines = csv.reader(table.splitlines())
+    for name, partition, *figures, source, rows, note in lines:
+        numbers = [int(figure) if figure else None for figure in figures]
+        paper: Any = (*numbers, source, rows, note)
+        papers.setdefault((name, partition), []).append(Paper(*paper))
+    return papers
+
+
+PAPERS = _read(Path(__file__).with_name("papers.csv").read_text())

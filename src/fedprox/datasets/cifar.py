@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from fedprox.datasets import augmentation as augmentations
 from fedprox.datasets import sources
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.labelled import Labelled, federation
-from fedprox.datasets.partition import with_test_set
+from fedprox.datasets.labelled import Labelled, central
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
@@ -211,14 +210,15 @@ def _federation(
         Labelled(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"])
         for part in ("train", "test")
     )
-    parts = with_test_set(
-        *(partition, train.y, test.y),
+    return central(
+        *(partition, train, test),
         clients=clients,
         concentration=concentration,
         size_spread=size_spread,
         seed=seed,
+        classes=cifar.classes,
+        augment=augment,
     )
-    return federation(train, test, parts, classes=cifar.classes, augment=augment)
 
 
 def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
@@ -227,7 +227,7 @@ def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     first, packed = (
         sources.present(name, cifar.source.subfolder, data_dir) for name in cifar.instead
     )
-    if first is not None:
+    if first:
         return _parse(cifar, first.parent, _unpacked(first.parent, names))
     archive = packed or sources.find(cifar.source, data_dir)
     name = cifar.source.subfolder

@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.augmentation import standardise
 from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.labelled import Labelled, federation, require_images
-from fedprox.datasets.partition import natural, with_test_set
+from fedprox.datasets.labelled import Labelled, central, require_images
+from fedprox.datasets.partition import natural
 from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.idx import read_idx
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz, read_idx
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36
@@ -69,25 +68,25 @@ def emnist_l(
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
     x, y, test_x, test_y = _letters(data_dir)
-    parts = with_test_set(
-        *(partition, y, test_y),
-        clients=clients,
-        concentration=concentration,
-        size_spread=size_spread,
-        seed=seed,
-    )
     mean, square = x.mean(), np.square(x, dtype=np.uint16).mean()
     deviation = np.sqrt(square - mean**2)
     require(deviation > 0, "emnist-l: all pixels of the training images are equal")
     prepare = partial(standardise, mean=(mean / 255,), deviation=(deviation / 255,))
     train, test = Labelled(Prepared(x, prepare), y), Labelled(Prepared(test_x, prepare), test_y)
-    return federation(train, test, parts, classes=10)
+    return central(
+        *(partition, train, test),
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        seed=seed,
+        classes=10,
+    )
 
 
 def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
     """Training images and labels 0 to 9, then test images and labels."""
     sample = _sample("emnist_letters_a_to_j.npz", 10, data_dir)
-    if sample is None:
+    if not sample:
         arrays = _official("letters", 27, 1, 10, data_dir)
         return [arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")]
     x, y = sample
@@ -101,7 +100,7 @@ def _letters(data_dir: str | Path | None) -> list[NDArray[np.uint8]]:
 def lower_case(data_dir: str | Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """EMNIST's lower-case letters, upright and white on black, with labels 0 to 25."""
     sample = _sample("emnist_lowercase.npz", 26, data_dir)
-    if sample is None:
+    if not sample:
         arrays = _official("byclass", 62, LOWER_CASE, 26, data_dir)
         x, y = (np.concatenate([arrays[f"train_{kind}"], arrays[f"test_{kind}"]]) for kind in "xy")
         return x, y
@@ -113,7 +112,7 @@ def _sample(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
     """Images and labels of a file of some of EMNIST, unless the data folder has all of it."""
     path = present(name, "emnist", data_dir)
-    if path is None or present(EMNIST.name, "emnist", data_dir):
+    if not path or present(EMNIST.name, "emnist", data_dir):
         return None
     images, labels = npz(path, "images", "labels")
     require_images(path, images, labels, classes)

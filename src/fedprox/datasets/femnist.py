@@ -15,24 +15,37 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.emnist import lower_case
-from fedprox.datasets.labelled import Labelled, belong, federation, require_images
-from fedprox.datasets.leaf import leaf
+from fedprox.datasets.labelled import Labelled, Options, federation, options_of, require_images
+from fedprox.datasets.leaf import leaf, without_hidden
 from fedprox.datasets.mnist import unit
 from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
-from fedprox.datasets.users import without_hidden
-from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.errors import InputError, require, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz
 from fedprox.files.packed import refusing, unpacked_limit
 from fedprox.streams import Purpose, generator
+from fedprox.terminal.bar import Bar
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """A writer's images and labels."""
+
+
+PARTITIONS: Options = {
+    "letters": {"clients": 200, "classes_per_client": 5, "train_share": 0.8},
+    "letters-26": {"clients": 200, "classes_per_client": 20, "train_share": 0.8},
+    "writers": {"clients": None},
+}
+"""The options of each partition, and the papers' values; None for all writers."""
+
+LETTERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "letters": (10, {"mean": 4.0, "deviation": 1.0}),
+    "letters-26": (26, {"mean": 5.07, "deviation": 1.34}),
+}
+"""The letters, and how the clients' sizes are drawn."""
 
 
 def femnist(
@@ -99,28 +112,19 @@ def femnist(
         Ro et al., `FedJAX: Federated learning simulation with JAX
         <https://arxiv.org/abs/2108.02117>`_, 2021.
     """
-    require_one_of("data.partition", partition, ("letters", "letters-26", "writers"))
-    of_letters = ("letters", "letters-26")
-    belong(
+    options = options_of(
         partition,
-        classes_per_client=(classes_per_client, of_letters),
-        train_share=(train_share, of_letters),
+        PARTITIONS,
+        clients=clients,
+        classes_per_client=classes_per_client,
+        train_share=train_share,
     )
     if partition == "writers":
         return _writers(clients, seed, data_dir)
-    count, each, mean, deviation = (
-        (10, 5, 4.0, 1.0) if partition == "letters" else (26, 20, 5.07, 1.34)
-    )
+    count, sizes = LETTERS[partition]
     images, labels = letters(count, data_dir)
-    parts = partitions.rotating_classes(
-        labels,
-        clients=200 if clients is None else clients,
-        classes_per_client=each if classes_per_client is None else classes_per_client,
-        mean=mean,
-        deviation=deviation,
-        seed=seed,
-    )
-    share = 0.8 if train_share is None else train_share
+    share = options.pop("train_share")
+    parts = partitions.rotating_classes(labels, **options, **sizes, seed=seed)
     return by_letters(images, labels, parts, classes=count, train_share=share, seed=seed)
 
 
@@ -183,7 +187,7 @@ def _by_writer(data_dir: str | Path | None) -> Arrays:
         if home and read:
             return prepared("femnist-leaf", read, {}, partial(_from_leaf, folder), version=2)
         sample = present("femnist_300writers.npz", "femnist", data_dir)
-        if sample is not None:
+        if sample:
             return _from_npz(sample)
     both = [find(source, data_dir) for source in FEMNIST_SQLITE]
     return prepared("femnist-writers", both, {}, partial(_from_sqlite, *both))

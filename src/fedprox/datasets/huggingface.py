@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.bar import Bar
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
 from fedprox.datasets.mnist import unit
@@ -17,6 +16,7 @@ from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import MOST_CLASSES, Federation
 from fedprox.files.packed import refusing
+from fedprox.terminal.bar import Bar
 
 Array = NDArray[Any]
 

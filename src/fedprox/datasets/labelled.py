@@ -21,12 +21,7 @@ Partition = Literal[
 
 
 class Labelled(NamedTuple):
-    """Rows with labels.
-
-    Attributes:
-        x: Features, shape (rows, ...).
-        y: Labels, shape (rows,): classes, or other numbers.
-    """
+    """Features (rows, ...), and labels (rows,): classes, or other numbers."""
 
     x: Features
     y: NDArray[Any]
@@ -65,6 +60,29 @@ def federation(
     train_rows, test_rows = partitions.take(*train, parts[0]), partitions.take(*test, parts[1])
     named = tuple(names or map(str, range(len(parts[0]))))
     return Federation(train_rows, test_rows, classes, named, augment)
+
+
+def central(
+    partition: str,
+    train: Labelled,
+    test: Labelled,
+    *,
+    clients: int,
+    concentration: float | None = None,
+    size_spread: float = 0.0,
+    seed: int,
+    classes: int,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+) -> Federation:
+    """A federation of a central training set and its test set; see `partition.with_test_set`."""
+    parts = partitions.with_test_set(
+        *(partition, train.y, test.y),
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        seed=seed,
+    )
+    return federation(train, test, parts, classes=classes, augment=augment)
 
 
 def divide(
@@ -122,16 +140,30 @@ def check_numbers(partition: Partition | None, numbers: Mapping[str, float | Non
         require(given, f"data.{name}: missing; partition {partition!r} needs it")
 
 
-def belong(partition: str, **options: tuple[object, Sequence[str]]) -> None:
-    """Raise `InputError` if an option does not belong to a partition.
+Options = Mapping[str, Mapping[str, Any]]
+"""The options of each partition of a data set, with their defaults."""
 
-    Each option is its value, None if it is not given, and its partitions.
+
+def options_of(partition: str, table: Options, **given: object) -> dict[str, Any]:
+    """A partition's options: those given, or where they are None the defaults.
+
+    >>> table = {"iid": {"clients": 100}, "shards": {"clients": 50, "spread": 0.0}}
+    >>> options_of("shards", table, clients=None, spread=0.3)
+    {'clients': 50, 'spread': 0.3}
+    >>> options_of("iid", table, clients=None, spread=0.3)
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: data.spread = 0.3; it belongs to partition shards, not 'iid'
     """
-    for name, (value, of) in options.items():
+    require_one_of("data.partition", partition, tuple(table))
+    for name, value in given.items():
+        of = [kind for kind, options in table.items() if name in options]
         require(
             value is None or partition in of,
             f"data.{name} = {value}; it belongs to partition {' or '.join(of)}, not {partition!r}",
         )
+    own = {name: value for name, value in given.items() if value is not None}
+    return {**table[partition], **own}
 
 
 class Way(NamedTuple):

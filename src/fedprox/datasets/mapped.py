@@ -25,9 +25,18 @@ from numpy.typing import NDArray
 
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
-from fedprox.federation import MOST_CLASSES, Client, Examples, Federation, Names, Rows, pair_of
+from fedprox.federation import (
+    MOST_CLASSES,
+    Client,
+    Examples,
+    Federation,
+    Names,
+    Rows,
+    no_rows,
+    pair_of,
+)
 from fedprox.files.mapping import map_file, release_pages
-from fedprox.files.npy import require_words
+from fedprox.files.numeric import require_words
 
 Array = NDArray[Any]
 
@@ -73,9 +82,8 @@ def mapped(
     """
     folder = locate(path, data_dir, lambda place: (place / "x.npy").is_file(), "x.npy in")
     train = _rows(folder, "")
-    test = Rows(train.x[:0], train.y[:0], np.zeros_like(train.offsets))
-    if any(folder.glob("test_*.npy")):
-        test = _rows(folder, "test_", like=train)
+    tested = any(folder.glob("test_*.npy"))
+    test = _rows(folder, "test_", like=train) if tested else no_rows(train)
     validation: Rows | Examples | None = None
     if (folder / "validation_offsets.npy").exists():
         validation = _rows(folder, "validation_", like=train)
@@ -95,10 +103,10 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
         offsets.ndim == 1 and len(offsets) > 1,
         f"{offsets_file}: shape {offsets.shape}; it must be (clients + 1,)",
     )
+    clients = len(like.offsets if like else offsets) - 1
     require(
-        like is None or len(offsets) == len(like.offsets),
-        f"{offsets_file}: {len(offsets) - 1} clients; offsets.npy has "
-        f"{0 if like is None else len(like.offsets) - 1}",
+        len(offsets) == clients + 1,
+        f"{offsets_file}: {len(offsets) - 1} clients; offsets.npy has {clients}",
     )
     begins = np.array(offsets, np.int64)
     require(
@@ -115,7 +123,7 @@ def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]
     x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
     require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
     require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
-    if like is None:
+    if not like:
         require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
         require(y[0].size, f"{y_file}: shape {y.shape}; no labels")
     else:
@@ -167,9 +175,9 @@ def _classes(
         require_whole("data.classes", classes)
         return classes
     most, least = -1, 0 if train.y.ndim == 1 else -1
-    for file, rows in {"y": train, "test_y": test, "validation_y": validation}.items():
-        for begin in range(0, len(rows or ()), BLOCK):
-            assert rows is not None
+    given = {"y": train, "test_y": test, "validation_y": validation}
+    for file, rows in ((file, rows) for file, rows in given.items() if rows):
+        for begin in range(0, len(rows), BLOCK):
             block = rows.y[begin : begin + BLOCK]
             most = max(most, int(block.max()))
             require(

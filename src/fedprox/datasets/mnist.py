@@ -1,5 +1,6 @@
 """MNIST (LeCun et al. 1998) as a federation."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -11,12 +12,33 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.augmentation import standardise
-from fedprox.datasets.labelled import Labelled, belong, federation, require_images
+from fedprox.datasets.labelled import (
+    Labelled,
+    Options,
+    central,
+    federation,
+    options_of,
+    require_images,
+)
 from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.idx import read_idx
+from fedprox.files.numeric import read_idx
+
+PARTITIONS: Options = {
+    "power-law": {"clients": 1000, "train_share": 0.8},
+    "iid": {"clients": 100, "size_spread": 0.0, "pixels": "unit"},
+    "shards": {"clients": 100, "size_spread": 0.0, "pixels": "unit"},
+    "dirichlet": {
+        "clients": 100,
+        "concentration": 0.6,
+        "size_spread": 0.0,
+        "pixels": "standardised",
+    },
+    "writers": {"pixels": "unit", "train_share": 0.8},
+}
+"""The options of each partition, and the papers' values."""
 
 
 def mnist(
@@ -88,51 +110,41 @@ def mnist(
         Yadav and Bottou, `Cold Case: The Lost MNIST Digits <https://arxiv.org/abs/1905.10498>`_,
         NeurIPS 2019.
     """
-    kinds = ("power-law", "iid", "shards", "dirichlet", "writers")
-    require_one_of("data.partition", partition, kinds)
-    belong(
+    options = options_of(
         partition,
-        clients=(clients, kinds[:-1]),
-        concentration=(concentration, ("dirichlet",)),
-        size_spread=(size_spread, ("iid", "shards", "dirichlet")),
-        pixels=(pixels, ("iid", "shards", "dirichlet", "writers")),
-        train_share=(train_share, ("power-law", "writers")),
+        PARTITIONS,
+        clients=clients,
+        concentration=concentration,
+        size_spread=size_spread,
+        pixels=pixels,
+        train_share=train_share,
     )
-    if pixels is not None:
-        require_one_of("data.pixels", pixels, ("unit", "standardised"))
-    spread = 0.0 if size_spread is None else size_spread
-    share = 0.8 if train_share is None else train_share
-    count = clients if clients is not None else 1000 if partition == "power-law" else 100
+    require_one_of("data.pixels", pixels, ("unit", "standardised"), optional=True)
+    share, how = options.pop("train_share", None), options.pop("pixels", None)
+    prepare: Callable[[jax.Array], jax.Array] = standardised if how == "standardised" else unit
     x, y, test_x, test_y = _images(data_dir)
-    names: list[str] | None = None
-    prepare = standardised if (pixels or partition) in ("standardised", "dirichlet") else unit
-    if partition in ("power-law", "writers"):
-        # all images are pooled, then each client's rows are divided
-        x = test_x = np.concatenate([x, test_x])
-        y = test_y = np.concatenate([y, test_y])
-        if partition == "power-law":
-            owned = partitions.two_class_power_law(y, clients=count, seed=seed)
-            mean, scale = _pixel_statistics(x)
-            prepare = partial(_pixelwise, mean=mean, scale=scale)
-        else:
-            names, owned = partitions.natural(_writers(y, data_dir))
-        parts = partitions.split(owned, train_share=share, seed=seed)
-    elif partition == "shards":
-        train, test = (
+    if share is None:
+        train, test = (Labelled(Prepared(a, prepare), b) for a, b in ((x, y), (test_x, test_y)))
+        if partition != "shards":
+            return central(partition, train, test, **options, seed=seed, classes=10)
+        count, spread = options.values()
+        dealt, of_test = (
             partitions.shards(labels, clients=count, spread=spread, seed=seed)
             for labels in (y, test_y)
         )
-        parts = train, test
+        return federation(train, test, (dealt, of_test), classes=10)
+    # all images are pooled, then each client's rows are divided
+    x, y = np.concatenate([x, test_x]), np.concatenate([y, test_y])
+    names: list[str] = []
+    if partition == "power-law":
+        owned = partitions.two_class_power_law(y, **options, seed=seed)
+        mean, scale = _pixel_statistics(x)
+        prepare = partial(_pixelwise, mean=mean, scale=scale)
     else:
-        parts = partitions.with_test_set(
-            *(partition, y, test_y),
-            clients=count,
-            concentration=concentration,
-            size_spread=spread,
-            seed=seed,
-        )
-    rows = Labelled(Prepared(x, prepare), y), Labelled(Prepared(test_x, prepare), test_y)
-    return federation(*rows, parts, classes=10, names=names)
+        names, owned = partitions.natural(_writers(y, data_dir))
+    parts = partitions.split(owned, train_share=share, seed=seed)
+    rows = Labelled(Prepared(x, prepare), y)
+    return federation(rows, rows, parts, classes=10, names=names)
 
 
 def unit(raw: jax.Array) -> jax.Array:

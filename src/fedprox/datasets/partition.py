@@ -56,11 +56,7 @@ def sizes(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> Indices
 
 
 def _classes(labels: ArrayLike) -> NDArray[Any]:
-    """The class of each row, shape (rows,).
-
-    Raises:
-        InputError: If labels are not of this shape, or not classes.
-    """
+    """The class of each row, shape (rows,)."""
     given = array_of(labels, "labels")
     one_hot = "; those of one-hot labels are labels.argmax(axis=1)" if given.ndim == 2 else ""
     require(

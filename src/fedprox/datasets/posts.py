@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sequences import spans, unroll
 from fedprox.datasets.sources import locate
-from fedprox.datasets.words import split_words
+from fedprox.datasets.text import spans, split_words, unroll
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.packed import reading, text_lines
@@ -84,8 +83,7 @@ def posts(
     """
     require_whole("data.vocabulary", vocabulary, least=3)
     require_number("data.test_share", test_share, most=1)
-    if clients is not None:
-        require_whole("data.clients", clients)
+    require_whole("data.clients", clients, optional=True)
     file = locate(path, data_dir, Path.is_file, "file")
     content = _posts(file)
     stream = generator(seed, Purpose.PARTITION)
@@ -94,7 +92,7 @@ def posts(
     testing, training = order[:count], order[count:]
     most = len(training)
     require(most, f"data.test_share = {test_share}; of {count} authors none is left to train on")
-    require(clients is None or clients <= most, f"data.clients = {clients}; there are {most}")
+    require((clients or 0) <= most, f"data.clients = {clients}; there are {most}")
     training = training[:clients]
     train = _of_authors(content, training)
     test = _of_authors(content, testing)
@@ -203,12 +201,7 @@ def _posts(path: Path) -> AllPosts:
 
 
 def read_posts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the author and the post of each line; empty lines are skipped.
-
-    Raises:
-        InputError: If the file cannot be read, or a line is not an author in UTF-8, a tab and a
-            post.
-    """
+    """Yield the author and the post of each line; empty lines are skipped."""
     with reading(path) as file:
         for number, line in enumerate(text_lines(file, path), 1):
             where = f"{path}: line {number}"

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
+from fedprox.datasets.leaf import by_user, without_hidden
 from fedprox.datasets.sources import SENT140, data_folder, find, places, present
-from fedprox.datasets.tokenizer import tokenizer as tokenizer_of
-from fedprox.datasets.users import by_user, without_hidden
-from fedprox.datasets.words import split_words, word_vectors
+from fedprox.datasets.text import split_words, word_vectors
+from fedprox.datasets.text import tokenizer as tokenizer_of
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import Vectors
 from fedprox.federation import Federation, Rows, offsets_of
@@ -99,8 +99,7 @@ def sent140(
     require_whole("data.vocabulary", vocabulary, least=2)
     require_whole("data.length", length)
     encode = None if tokenizer is None else _encoder(tokenizer, length, data_dir)
-    if least is not None:
-        require_whole("data.least", least)
+    require_whole("data.least", least, optional=True)
     require_whole("data.clients", clients)
     paths, in_leafs_layout = _files(data_dir)
     tweets = _tweets(paths, read_leaf if in_leafs_layout else read_csv)
@@ -211,7 +210,7 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
     """The files of tweets, and whether they are in LEAF's layout."""
     file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
     home = data_folder(data_dir)
-    if not file and home is not None:
+    if home and not file:
         paths = without_hidden(home.glob("sent140/*.json"))
         packed_paths = without_hidden(home.glob("sent140/*.json.gz"))
         # not both of one name
@@ -222,12 +221,7 @@ def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
-    """Yield the tweets of Sentiment140's own file, or of the archive with it.
-
-    Raises:
-        InputError: If the file cannot be read, or a row is not polarity (0 or 4), id, date, query,
-            user and text. The message names the line.
-    """
+    """Yield the tweets of Sentiment140's own file, or of the archive with it."""
     with reading(path, CSV) as file:
         table = csv.reader(line.decode("latin-1") for line in text_lines(file, path))
         try:
@@ -246,9 +240,6 @@ def read_leaf(path: Path) -> Iterator[Tweet]:
     """Yield the tweets of a JSON file in LEAF's layout: rows of id, date, query, user, text, part.
 
     Labels are 0 and 1, or 0 and 4.
-
-    Raises:
-        InputError: If the file is not JSON or not in this layout. The message names the user.
     """
     for name, tweets in by_user(path, _labelled).items():
         for label, text in tweets:

@@ -1,19 +1,19 @@
 """Shakespeare's plays by speaking role, for predicting the next character."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.labelled import belong
-from fedprox.datasets.sequences import unroll
+from fedprox.datasets.labelled import Options, options_of
 from fedprox.datasets.sources import SHAKESPEARE, find, present
+from fedprox.datasets.text import unroll
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
 from fedprox.federation import Federation, Rows, offsets_of
@@ -31,6 +31,16 @@ BEGIN, END = 256, 257
 """Symbols of a line's begin and end, beside its bytes."""
 
 Indices = NDArray[np.int64]
+
+
+PARTITIONS: Options = {
+    "roles": {"clients": 143, "split": "random"},
+    "roles-2000": {"clients": 100},
+    "iid-2000": {"clients": 100},
+    "lines": {"clients": None},
+    "lines-iid": {"clients": None},
+}
+"""The options of each partition, and the papers' values; None for as many as there are roles."""
 
 
 def shakespeare(
@@ -103,26 +113,16 @@ def shakespeare(
         Acar et al., `Federated Learning Based on Dynamic Regularization
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
-    kinds = ("roles", "roles-2000", "iid-2000", "lines", "lines-iid")
-    require_one_of("data.partition", partition, kinds)
-    belong(partition, split=(split, ("roles",)))
-    require_one_of("data.split", split or "random", ("random", "time"))
-    if clients is not None:
-        require_whole("data.clients", clients)
+    options = options_of(partition, PARTITIONS, clients=clients, split=split)
+    require_one_of("data.split", split, ("random", "time"), optional=True)
+    require_whole("data.clients", clients, optional=True)
     path = (
         present("100.txt.gz", "shakespeare", data_dir)
         or present("100.txt", "shakespeare", data_dir)
         or find(SHAKESPEARE, data_dir)
     )
-    if partition == "lines":
-        return _lines_by_role(_lines(path), clients, seed)
-    if partition == "lines-iid":
-        return _lines_iid(_lines(path), clients, seed)
-    roles = _characters(path)
-    if partition == "roles":
-        return _roles(roles, 143 if clients is None else clients, split, seed)
-    count = 100 if clients is None else clients
-    return (_roles_2000 if partition == "roles-2000" else _iid_2000)(roles, count, seed)
+    read, divide = WAYS[partition]
+    return divide(read(path), seed=seed, **options)
 
 
 class Roles(NamedTuple):
@@ -155,9 +155,9 @@ class Lines(NamedTuple):
     offsets: Indices
 
 
-def _roles(roles: Roles, count: int, split: str | None, seed: int) -> Federation:
+def _roles(roles: Roles, clients: int, split: str, seed: int) -> Federation:
     windows = _all_windows(roles)
-    chosen = _draw(np.flatnonzero([len(part) > 0 for part in windows]), count, seed)
+    chosen = _draw(np.flatnonzero([len(part) > 0 for part in windows]), clients, seed)
     parts = [windows[r] for r in chosen]
     if split == "time":
         train, test = _by_time(parts)
@@ -169,10 +169,10 @@ def _roles(roles: Roles, count: int, split: str | None, seed: int) -> Federation
     return _next_character(roles, train, test, chosen)
 
 
-def _roles_2000(roles: Roles, count: int, seed: int) -> Federation:
+def _roles_2000(roles: Roles, clients: int, seed: int) -> Federation:
     train, test = _by_time(_all_windows(roles))
     enough = [len(a) > 2000 and len(b) > 400 for a, b in zip(train, test, strict=True)]
-    chosen = _draw(np.flatnonzero(enough), count, seed)
+    chosen = _draw(np.flatnonzero(enough), clients, seed)
 
     def stretch(windows: Indices, size: int, k: int) -> Indices:
         begin = generator(seed, Purpose.SPLIT, size, k).integers(len(windows) - size)
@@ -186,27 +186,27 @@ def _roles_2000(roles: Roles, count: int, seed: int) -> Federation:
     )
 
 
-def _iid_2000(roles: Roles, count: int, seed: int) -> Federation:
+def _iid_2000(roles: Roles, clients: int, seed: int) -> Federation:
     pools = [np.concatenate(half) for half in _by_time(_all_windows(roles))]
     most = min(len(pools[0]) // 2000, len(pools[1]) // 400)
-    require(count <= most, f"data.clients = {count}; the text has windows for {most}")
+    require(clients <= most, f"data.clients = {clients}; the text has windows for {most}")
     stream = generator(seed, Purpose.PARTITION)
     train, test = (
-        np.split(stream.permutation(pool)[: count * size], count)
+        np.split(stream.permutation(pool)[: clients * size], clients)
         for pool, size in zip(pools, (2000, 400), strict=True)
     )
     return _next_character(roles, train, test)
 
 
-def _lines_by_role(lines: Lines, count: int | None, seed: int) -> Federation:
+def _lines_by_role(lines: Lines, clients: int | None, seed: int) -> Federation:
     everyone = np.arange(len(lines.names))
-    chosen = everyone if count is None else _draw(everyone, count, seed)
+    chosen = _draw(everyone, clients or len(everyone), seed)
     train, test = _first_lines(lines)
     return _every_character(lines, [train[r] for r in chosen], [test[r] for r in chosen], chosen)
 
 
-def _lines_iid(lines: Lines, count: int | None, seed: int) -> Federation:
-    count = len(lines.names) if count is None else count
+def _lines_iid(lines: Lines, clients: int | None, seed: int) -> Federation:
+    count = clients or len(lines.names)
     train, test = (
         [half[rows] for rows in partitions.iid(half, clients=count, seed=seed)]
         for half in map(np.concatenate, _first_lines(lines))
@@ -316,6 +316,16 @@ def _lines(path: Path) -> Lines:
     return Lines(unpacked(arrays, "names"), arrays["text"], arrays["lines"], arrays["offsets"])
 
 
+WAYS: dict[str, tuple[Callable[[Path], Any], Callable[..., Federation]]] = {
+    "roles": (_characters, _roles),
+    "roles-2000": (_characters, _roles_2000),
+    "iid-2000": (_characters, _iid_2000),
+    "lines": (_lines, _lines_by_role),
+    "lines-iid": (_lines, _lines_iid),
+}
+"""How each partition reads the text, and divides it."""
+
+
 def _read(path: Path) -> dict[str, list[str]]:
     """Roles of at least three lines, by name."""
     with reading(path, "100.txt") as file:
@@ -328,7 +338,7 @@ def _read(path: Path) -> dict[str, list[str]]:
 
 
 def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
-    r"""Each role's lines, by LEAF's rules for the 1994 text.
+    r"""Each role's lines, {play_ROLE: lines} in the order of first speeches, by LEAF's rules.
 
     A work begins with "by William Shakespeare"; its title is the last line above that is not empty.
     A speech begins at a line of two spaces, a name of letters and spaces, a full stop and a space;
@@ -336,12 +346,6 @@ def read_roles(lines: Iterable[str]) -> dict[str, list[str]]:
     not indented: there any line continues a speech, except stage directions ("<...") and headings
     of acts, which end it. The first work (the sonnets) and works with fewer than two roles (poems)
     are left out.
-
-    Args:
-        lines: The text.
-
-    Returns:
-        {play_ROLE: its lines}, in the order of their first speeches.
 
     >>> text = ["by William Shakespeare", "A PLAY", "", "by William Shakespeare", "  Ghost. Boo!"]
     >>> read_roles([*text, "    Adieu.", "  PRINCE. O God!", "  Exeunt"])

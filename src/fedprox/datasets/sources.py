@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from fedprox.bar import Bar
 from fedprox.errors import InputError, require
+from fedprox.terminal.bar import Bar
 
 
 class Source(NamedTuple):
@@ -60,13 +60,9 @@ FEMNIST_SQLITE = _like("femnist/*")
 
 
 def data_folder(data_dir: str | Path | None) -> Path | None:
-    """The user's data folder: as given, else the environment variable FEDPROX_DATA, else None.
-
-    Raises:
-        InputError: If it does not exist.
-    """
-    chosen = data_dir or os.environ.get("FEDPROX_DATA") or None
-    if chosen is None:
+    """The user's data folder: as given, else the environment variable FEDPROX_DATA, else None."""
+    chosen = data_dir or os.environ.get("FEDPROX_DATA")
+    if not chosen:
         return None
     folder = Path(chosen)
     if not folder.is_dir():
@@ -76,11 +72,7 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
 
 
 def places(path: str, data_dir: str | Path | None) -> list[Path]:
-    """Paths that a user's path may mean: relative to the current folder, and to the data folder.
-
-    Raises:
-        InputError: If the data folder does not exist.
-    """
+    """Paths that a user's path may mean: relative to the current folder, and to the data folder."""
     folder = data_folder(data_dir)
     return [Path(path), *([folder / path] if folder else [])]
 
@@ -88,14 +80,10 @@ def places(path: str, data_dir: str | Path | None) -> list[Path]:
 def locate(
     path: str, data_dir: str | Path | None, fits: Callable[[Path], bool], wanted: str
 ) -> Path:
-    """The first of the `places` that fits.
-
-    Raises:
-        InputError: If none fits; the message says what is wanted there.
-    """
+    """The first of the `places` that fits; the error says what is `wanted` there."""
     candidates = places(path, data_dir)
     found = next(filter(fits, candidates), None)
-    if found is None:
+    if not found:
         raise InputError(f"data.path: no {wanted} {' or '.join(map(str, candidates))}")
     return found
 
@@ -112,14 +100,10 @@ def find(source: Source, data_dir: str | Path | None) -> Path:
 
     In the data folder the file may be in its subfolder or at the top, packed (.gz) or unpacked.
     With a data folder, only `fetch` downloads.
-
-    Raises:
-        InputError: If the file is neither in the data folder nor in the cache, or cannot be
-            downloaded.
     """
     folder = data_folder(data_dir)
     path = at_hand(source, data_dir)
-    if path is None and folder is not None:
+    if folder and not path:
         how = ", packed or unpacked," if source.name.endswith(".gz") else ""
         raise InputError(
             f"{source.subfolder}: {source.name} is missing; put it{how} in "
@@ -139,9 +123,7 @@ def at_hand(source: Source, data_dir: str | Path | None) -> Path | None:
 def present(name: str, subfolder: str, data_dir: str | Path | None) -> Path | None:
     """The path of a file in the data folder, in `subfolder` or at the top; None if it is absent."""
     folder = data_folder(data_dir)
-    if folder is None:
-        return None
-    inside = (folder / subfolder / name, folder / name)
+    inside = (folder / subfolder / name, folder / name) if folder else ()
     return next((place for place in inside if place.is_file()), None)
 
 
@@ -152,14 +134,7 @@ def _cached(source: Source) -> Path:
 def fetch(source: Source, *, unverified: bool = False) -> Path:
     """The path of a source's file in the cache, downloaded unless it is there and intact.
 
-    Args:
-        source: The file.
-        unverified: Whether a file without a checksum is downloaded.
-
-    Raises:
-        InputError: If the file cannot be downloaded, or it has no checksum and is not in the cache
-            although `unverified` is False.
-        OSError: If the cache cannot be written.
+    A file without a checksum is downloaded only if `unverified` says so.
     """
     import pooch
 

@@ -19,8 +19,8 @@ from fedprox.deployment.messages import (
     prefixed_names,
     tree_of,
 )
-from fedprox.diagnostics.dissimilarity import Scatter
 from fedprox.errors import require
+from fedprox.measures import Scatter
 from fedprox.messages.faults import beside
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy

@@ -1,4 +1,4 @@
-"""Evaluation of one model, over all rows of a federation and client by client."""
+"""Evaluation of a model, over all rows and client by client, and of which of several fits each."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -7,11 +7,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
 from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import in_shape, real_type
 
 ROWS = 512
@@ -127,15 +128,8 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
 
     Training rows are read only for a model with metrics.
 
-    Args:
-        federation: The clients and their data.
-        model: The model. It is compiled once for several calls.
-        params: Its parameters.
-
-    Returns:
-        "test_accuracy", NaN for a model without accuracy, "test_loss", and for each metric
-        "test_NAME" and "train_NAME"; each float64 (clients,), and NaN for clients without such
-        rows.
+    They are "test_accuracy", NaN for a model without accuracy, "test_loss", and for each metric
+    "test_NAME" and "train_NAME": float64 (clients,), NaN for clients without such rows.
 
     >>> import jax.numpy as jnp
     >>> test = [([[1.0], [-1.0]], [1, 1]), ([], []), ([[2.0]], [1])]
@@ -170,15 +164,7 @@ def _measures(
     rows: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> dict[str, Values]:
-    """Loss, accuracy of test rows, and metrics, from sums over groups of rows.
-
-    Args:
-        model: The model.
-        kind: "train" or "test".
-        sums: Sums of the results of `_summed`, leaves (groups, ...).
-        rows: Rows of each group, shape (groups,).
-        labels: Labels of each group, shape (groups,).
-    """
+    """Loss, accuracy of test rows, and metrics, from the sums of `_summed` over groups of rows."""
     measures = {f"{kind}_loss": _ratio(sums["loss"], rows)}
     if kind == "test":
         met = sums.get("correct")
@@ -229,7 +215,64 @@ def _summed(
     """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
     model = with_base(model, base)
     outputs = model.apply(params, look_up(x, index_of(x)))
-    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    terms = {**losses_and_labels(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), terms)
+
+
+def losses_and_labels(model: Model, outputs: Any, y: jax.Array) -> dict[str, jax.Array]:
+    """The loss of each row, and how many of its labels are met if the model has accuracy."""
+    found = {"loss": losses_of(model, outputs, y)}
     if model.correct is not None:
-        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
-    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
+        found["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
+    return found
+
+
+def models_of(stacked: Params) -> list[Params]:
+    """The models of a tree with a leading axis of models.
+
+    >>> models_of({"w": np.eye(2)})[1]["w"].tolist()
+    [0.0, 1.0]
+    """
+    leaves = jax.tree.leaves(stacked)
+    require(
+        len(leaves) > 0, "models = None; they must be several, such as Run.models of fedprox.ifca"
+    )
+    return [jax.tree.map(lambda a, j=j: a[j], stacked) for j in range(len(leaves[0]))]
+
+
+def nearest_models(model: Model, models: Params, federation: Federation) -> NDArray[np.int64]:
+    """Which of some models has the lowest loss on each client's training rows.
+
+    Args:
+        model: The model.
+        models: Parameters of several models, leaves (models, ...), such as `Run.models`.
+        federation: The clients and their data; they need not have taken part.
+
+    Returns:
+        A number for each client, shape (clients,), the first on ties.
+
+    Raises:
+        InputError: If the parameters do not fit the model, or the model the federation.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import fedprox as fp
+        >>> clients = [([[1.0]], [1.0]), ([[1.0]], [-1.0])]
+        >>> federation = fp.Federation.from_arrays(clients)
+        >>> squared = lambda outputs, y: (outputs - y) ** 2
+        >>> model = fp.Model(lambda key: jnp.ones(()), lambda w, x: w * x[:, 0], squared)
+        >>> fp.nearest_models(model, jnp.array([-2.0, 2.0]), federation).tolist()
+        [1, 0]
+    """
+    each = (evaluate(model, params, federation) for params in models_of(models))
+    losses = np.stack([result.by_client["train_loss"] for result in each])
+    return lowest(losses)
+
+
+def lowest(losses: NDArray[Any]) -> NDArray[np.int64]:
+    """Each client's model with the lowest of its losses (models, clients), the first on ties.
+
+    >>> lowest(np.array([[np.nan, 1.0], [2.0, 1.0]])).tolist()
+    [1, 0]
+    """
+    return np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)

@@ -141,10 +141,8 @@ def curvature(
 def _extremes(diagonal: Eigenvalues, beside: Eigenvalues) -> tuple[Eigenvalues, Eigenvalues]:
     """The smallest and the largest eigenvalue of tridiagonal matrices.
 
-    Args:
-        diagonal: Shape (matrices, steps); NaN beyond the end of a matrix.
-        beside: Shape (matrices, steps); entry i is beside the diagonal's entries i and i + 1, and 0
-            at the end of a matrix.
+    A row of `diagonal` (matrices, steps) is NaN beyond the end of its matrix. Entry i of a row of
+    `beside` stands between the entries i and i + 1 of the diagonal, and is 0 at the end.
     """
     steps = diagonal.shape[1]
     # a separate entry equal to the first one lies within the range of the others
@@ -170,20 +168,7 @@ def _lanczos(
     data: tuple[Features, jax.Array],
     ranges: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """The tridiagonal matrices of the mean loss of ranges of rows.
-
-    Args:
-        objective: The weighted loss of some rows.
-        steps: Lanczos steps.
-        width: Rows of a slice.
-        flat: The point w, shape (d,).
-        start: The first vector, of norm 1, shape (d,).
-        data: All features and labels.
-        ranges: First rows, and rows behind the last, both (ranges,).
-
-    Returns:
-        Entries on the diagonal and beside it, both (ranges, steps); see `_extremes`.
-    """
+    """The tridiagonal matrices of the mean losses of ranges of rows; see `_extremes`."""
     x, y = data
 
     def product(v: jax.Array, first: jax.Array, last: jax.Array) -> jax.Array:

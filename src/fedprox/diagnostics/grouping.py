@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, check_params, weighted_loss, with_base
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, generator
 
@@ -209,11 +209,7 @@ def grouped(points: Floats, seed: int = 0) -> Grouping:
 
 
 def k_means(sets: Floats, k: int, random: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
-    """k-means of some sets of points (sets, n, d), by the best of some starts.
-
-    Returns:
-        The sum of squared distances of each set, (sets,), and the labels of the first, (n,).
-    """
+    """k-means of sets of points (sets, n, d): sums of squares, and the first set's labels."""
     count, n, _ = sets.shape
     best, labels = np.full(count, np.inf), np.zeros(n, np.int64)
     rows = np.arange(count)

@@ -9,20 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.clients import client_measures
-from fedprox.diagnostics.clusters import lowest, models_of
+from fedprox.diagnostics.clients import client_measures, losses_and_labels, lowest, models_of
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
     Model,
     Params,
     check_params,
-    labels_met,
-    losses_of,
     weighted_loss,
     with_base,
 )
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem
@@ -158,16 +155,12 @@ def newcomers(
             found.setdefault(way, []).append(tested)
     by_way = {way: tuple(map(np.stack, zip(*each, strict=True))) for way, each in found.items()}
     labels, sizes = federation.test.labels, federation.test.sizes
-    unknown = model.correct is None
     return Newcomers(
         numbers,
-        {
-            way: np.full(len(numbers), np.nan) if unknown else met.sum(axis=1) / labels.sum()
-            for way, (_, met) in by_way.items()
-        },
+        {way: met.sum(axis=1) / labels.sum() for way, (_, met) in by_way.items()},
         {way: loss.sum(axis=1) / sizes.sum() for way, (loss, _) in by_way.items()},
         {
-            way: np.where((labels > 0) & (not unknown), met / np.maximum(labels, 1), np.nan)
+            way: np.where(labels > 0, met / np.maximum(labels, 1), np.nan)
             for way, (_, met) in by_way.items()
         },
         nearest if several else None,
@@ -280,12 +273,8 @@ def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
         whole = with_base(model, base)
 
         def one(params: Params, x: Any, y: Any, inside: Any) -> Any:
-            outputs = whole.apply(params, x)
-            loss = jnp.where(inside, losses_of(whole, outputs, y), 0).sum()
-            if whole.correct is None:
-                return loss, jnp.zeros(())
-            met = labels_met(whole, outputs, y)
-            return loss, (met & inside.reshape((-1,) + (1,) * (met.ndim - 1))).sum()
+            found = losses_and_labels(whole, whole.apply(params, x), y)
+            return jax.tree.map(lambda a: jnp.where(inside, a, 0).sum(), found)
 
         return jax.vmap(one)(models, x, y, inside)
 
@@ -294,6 +283,6 @@ def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
     for block in _blocks(models):
         own = jax.tree.map(lambda a, block=block: a[block], models)
         rows = test.padded(np.arange(len(test.sizes))[block], 0, longest)
-        parts.append([np.asarray(a, np.float64) for a in sums(model.base, own, *rows)])
-    loss, met = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return loss, met
+        parts.append(sums(model.base, own, *rows))
+    found = jax.tree.map(lambda *a: np.concatenate(a).astype(np.float64), *parts)
+    return found["loss"], found.get("correct", np.full(len(test.sizes), np.nan))

@@ -16,13 +16,12 @@ from fedprox.experiment.optimizers import SCALES, SCHEDULES
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.sections import Experiment, LoraSection, SolverSection
 from fedprox.federation import Federation, require_share
-from fedprox.frozen import freeze, lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
-from fedprox.mixed import mixed_precision
 from fedprox.model import Model, Params
+from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model

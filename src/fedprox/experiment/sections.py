@@ -6,11 +6,11 @@ from pydantic import Field
 
 from fedprox.experiment.messages import Of, Section, Table
 from fedprox.experiment.schema import schema_of
-from fedprox.frozen import lora
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
+from fedprox.model.variants import lora
 from fedprox.privacy.setting import AdaptiveClip, Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.asynchronous import Asynchronous

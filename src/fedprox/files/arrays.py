@@ -64,11 +64,7 @@ def write_arrays(
 
 
 def check_arrays(path: Path) -> tuple[str, str]:
-    """The head and the checksum of a file, after checking the checksum.
-
-    Raises:
-        Damaged: If the checksum is wrong, or the file cannot be read.
-    """
+    """The head and the checksum of a file; raises `Damaged` if the checksum is wrong."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -92,8 +88,7 @@ def read_arrays(path: Path) -> Iterator[tuple[list[str], NDArray[Any]]]:
 
     A right checksum does not make the contents right: whoever wrote the file computed it.
 
-    Raises:
-        Damaged: If the contents are not arrays as `write_arrays` writes them.
+    Contents that are not as `write_arrays` writes them raise `Damaged`.
     """
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size - hashlib.sha256().digest_size

@@ -9,27 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError, reason, require
-from fedprox.files.npy import npz
+from fedprox.files.numeric import npz
 
 KINDS = (".csv", ".npz", ".parquet")
 """The ends of the names of files that are read."""
 
 
 def read_columns(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a table by name, of equal lengths.
+    """The columns of a .csv, .npz or .parquet table by name, of equal lengths.
 
     A CSV file names its columns in the first line; a column is of numbers if all of its values are.
     Parquet files need pyarrow.
-
-    Args:
-        path: The file, whose name ends in .csv, .npz or .parquet.
-
-    Raises:
-        InputError: If the file is of another kind, damaged, or has columns of different lengths.
     """
     readers = dict(zip(KINDS, (_read_csv, _read_npz, _read_parquet), strict=True))
     reader = readers.get(path.suffix.lower())
-    if reader is None:
+    if not reader:
         raise InputError(f"{path}: its name must end in {', '.join(KINDS)}")
     try:
         columns = reader(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedprox.errors import InputError, foreign
 from fedprox.files.whole import flush_folder, open_no_link
-from fedprox.signals import tidied
+from fedprox.terminal.signals import tidied
 
 try:
     import fcntl
@@ -31,13 +31,7 @@ def locked(folder: Path, mode: int = 0o777) -> Iterator[None]:
     removed, and so are folders that were created here and are still empty. Without support by the
     system or the file system, nothing is locked.
 
-    Args:
-        folder: The folder.
-        mode: Permissions of the folder if it is created, but for the umask.
-
-    Raises:
-        InputError: If another process holds the lock, or `.lock` is a symbolic link.
-        OSError: If the folder cannot be created or written.
+    A folder that is created has the permissions `mode`, but for the umask.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     file = None

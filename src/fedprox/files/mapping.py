@@ -41,11 +41,7 @@ class MappedFile(np.memmap):
 
 
 def map_file(path: Path) -> Array:
-    """Map an .npy file for reading.
-
-    Raises:
-        InputError: If it is missing, or not an array that can be mapped.
-    """
+    """Map an .npy file for reading."""
     require(path.is_file(), f"{path}: missing")
     try:
         with path.open("rb") as file:
@@ -64,8 +60,7 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     A header of version 1 has at most 64 KB. Later ones may have 4 GB, which NumPy would allocate at
     once. Negative lengths and types of no bytes can kill the process if NumPy maps them.
 
-    Raises:
-        ValueError: If it is another file or version, or the header describes no array.
+    Such headers, and those of other files, raise a `ValueError`.
     """
     major, minor = npy.read_magic(file)
     if major != 1:

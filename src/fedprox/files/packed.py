@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedprox.bar import Bar
 from fedprox.errors import InputError, reason, require
+from fedprox.terminal.bar import Bar
 
 LINE = 1 << 24
 """Most bytes of a line of text."""
@@ -49,9 +49,8 @@ def reading(path: Path, member: str | None = None) -> Iterator["io.BufferedReade
     `member` is a file in a `.zip` or `.npz` archive, in any folder of it. A progress bar appears on
     a terminal when reading takes longer than a second.
 
-    Raises:
-        InputError: The file cannot be read, is damaged, or unpacks to more than `unpacked_limit`
-            bytes. The error may come later, while the stream is read.
+    A file that is damaged, or unpacks to more than `unpacked_limit` bytes, may fail only while the
+    stream is read.
     """
     with ExitStack() as opened:
         with refusing(f"{path}: cannot be read"):
@@ -105,11 +104,7 @@ class _Stream(io.RawIOBase):
 
 
 def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The lines of a stream, with their ends.
-
-    Raises:
-        InputError: A line has more than `LINE` bytes.
-    """
+    """The lines of a stream, with their ends, of at most `LINE` bytes each."""
     number = 0
     while line := file.readline(LINE + 1):
         number += 1
@@ -119,11 +114,7 @@ def text_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def read_rest(file: IO[bytes], count: int, where: str) -> bytearray:
-    """Read the last `count` bytes of a stream, in memory that grows with what is read.
-
-    Raises:
-        InputError: If there are fewer or more.
-    """
+    """Read the last `count` bytes of a stream, in memory that grows with what is read."""
     content = bytearray()
     while len(content) < count and (block := file.read(min(count - len(content), BUFFER))):
         content += block
@@ -138,9 +129,6 @@ def tar_members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[by
 
     Each must be read before the next one is asked for. Links, devices and files with holes are
     passed over, and nothing is unpacked to disk.
-
-    Raises:
-        InputError: The archive is damaged.
     """
     with (
         refusing(f"{path}: cannot be read"),

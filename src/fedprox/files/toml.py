@@ -18,10 +18,7 @@ _LONG_KEY = re.compile(
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text.
-
-    Raises:
-        ValueError: If it is not TOML, or nested too deep.
+    """The table of a TOML text; a ValueError if it is not TOML, or nested too deep.
 
     >>> parse_toml("solver.epochs = 1")
     {'solver': {'epochs': 1}}
@@ -37,11 +34,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a TOML file.
-
-    Raises:
-        InputError: If the file is missing or is not TOML.
-    """
+    """The table of a TOML file."""
     try:
         return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedprox.errors import InputError
-from fedprox.signals import tidied
+from fedprox.terminal.signals import tidied
 
 NO_LINK, BINARY = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_BINARY", 0)
 """Flags of `os.open` that not all systems have."""
@@ -34,8 +34,7 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
     Until then its name is `.NAME.partial` in the same folder. An existing file is replaced, and so
     is a symbolic link itself.
 
-    Raises:
-        OSError: If the file cannot be written. The error names `path`.
+    An `OSError` names `path`.
     """
     partial = path.with_name(f".{path.name}.partial")
     with naming(path), tidied(partial.unlink):
@@ -56,8 +55,7 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
 def append(file: BinaryIO, path: Path, line: bytes) -> None:
     """Append a line to an unbuffered file, which is at its end, or leave the file as it was.
 
-    Raises:
-        OSError: If the line cannot be written, such as on a full disk. The error names `path`.
+    An `OSError` names `path`.
     """
     end = file.tell()
     try:
@@ -82,12 +80,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def open_no_link(path: Path, flags: int) -> int:
-    """Open a file for writing, by `os.open`, unless it is a symbolic link.
-
-    Raises:
-        InputError: If the file is a symbolic link.
-        OSError: If it cannot be opened.
-    """
+    """Open a file for writing, by `os.open`, unless it is a symbolic link."""
     try:
         return os.open(path, flags | NO_LINK | BINARY, 0o666)
     except OSError:

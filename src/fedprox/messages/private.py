@@ -30,8 +30,8 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import require
 from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
-from fedprox.norms import norm_bound
 from fedprox.precision import real_type
+from fedprox.privacy.norms import norm_bound
 from fedprox.privacy.setting import CLIPS, Privacy
 from fedprox.solver import Solver
 

@@ -26,9 +26,9 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.lift import lift
 from fedprox.errors import require
-from fedprox.frozen import FACTORS, adapted
 from fedprox.messages.faults import beside
 from fedprox.model import Params
+from fedprox.model.variants import FACTORS, adapted
 from fedprox.subproblem import Subproblem
 
 

@@ -108,15 +108,7 @@ def bert(
 
 
 def encode(params: Params, ids: jax.Array, mask: jax.Array, layers: int, heads: int) -> jax.Array:
-    """The last layer's outputs for token ids (B, length) -> (B, length, width).
-
-    Args:
-        params: The parameters.
-        ids: Token ids.
-        mask: Whether each is a token that others may attend to, (B, length).
-        layers: Number of layers.
-        heads: Attention heads.
-    """
+    """The last layer's outputs (B, length, width) for token ids and a mask, (B, length)."""
     batch, length = ids.shape
 
     def split(x: jax.Array) -> jax.Array:

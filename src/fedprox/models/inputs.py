@@ -9,24 +9,13 @@ from fedprox.features import Windows
 from fedprox.federation import Examples, Federation, Rows
 
 
-def class_count(model: str, federation: Federation, *, positions: int | None = None) -> int:
-    """The number of classes C.
-
-    Args:
-        model: The model's name, for the message.
-        federation: The clients.
-        positions: Positions of a sequence, each of which needs a label; None for one label for each
-            example.
-
-    Raises:
-        InputError: If the labels are not classes, or of another shape.
-    """
+def class_count(model: str, federation: Federation, positions: tuple[int, ...] = ()) -> int:
+    """The number of classes C, where each example, or each of some positions of it, has a label."""
     require(federation.classes > 0, f"model {model}: the labels must be classes, whole numbers")
-    needed = () if positions is None else (positions,)
-    each = "example" if positions is None else f"of {positions} positions"
+    each = f"of {positions[0]} positions" if positions else "example"
     for rows in federation.parts:
         require(
-            rows.y.shape[1:] == needed,
+            rows.y.shape[1:] == positions,
             f"model {model}: labels of shape {rows.y.shape}; it takes one label for each {each}",
         )
     return federation.classes
@@ -38,23 +27,17 @@ def feature_count(federation: Federation) -> int:
 
 
 def image_shape(
-    model: str, federation: Federation, *, needed: tuple[int, int, int] | None = None
+    model: str, federation: Federation, *, needed: tuple[int, ...] = ()
 ) -> tuple[int, int, int]:
     """Height, width and channels of the images; images of shape (H, W) have one channel.
 
-    Args:
-        model: The model's name, for the message.
-        federation: The clients.
-        needed: The only shape that the model takes; None for any.
-
-    Raises:
-        InputError: If the features are not images, or of another shape.
+    `needed` is the only shape that the model takes.
     """
     features = federation.features.shape
     height, width, channels = shape = (*features, 1, 1)[:3]
-    size = "height x width" if needed is None else " x ".join(map(str, needed))
+    size = " x ".join(map(str, needed)) or "height x width"
     require(
-        len(features) in (2, 3) and needed in (None, shape),
+        len(features) in (2, 3) and needed in ((), shape),
         f"model {model}: features of shape {' x '.join(map(str, features))}; "
         f"it takes images of {size}",
     )
@@ -62,18 +45,9 @@ def image_shape(
 
 
 def symbol_count(model: str, federation: Federation, *, every_position: bool) -> int:
-    """The number of symbols C of a model that reads symbols and predicts the next one.
-
-    Args:
-        model: The model's name, for the message.
-        federation: Clients whose features are sequences of symbols 0, ..., C - 1.
-        every_position: Whether each position has a label, or each sequence.
-
-    Raises:
-        InputError: If the features are not such sequences, or the labels are of another shape.
-    """
+    """The number of symbols C of a model that reads symbols and predicts the next one."""
     length = sequence_length(model, federation)
-    symbols = class_count(model, federation, positions=length if every_position else None)
+    symbols = class_count(model, federation, (length,) if every_position else ())
     for rows in federation.parts:
         greatest = greatest_symbol(model, rows)
         require(
@@ -85,11 +59,7 @@ def symbol_count(model: str, federation: Federation, *, every_position: bool) ->
 
 
 def sequence_length(model: str, federation: Federation) -> int:
-    """The length of the sequences of symbols.
-
-    Raises:
-        InputError: If the features are not integers of shape (length,).
-    """
+    """The length of the sequences of symbols, integers of shape (length,)."""
     features = federation.features
     require(
         np.issubdtype(features.dtype, np.integer) and len(features.shape) == 1,
@@ -100,11 +70,7 @@ def sequence_length(model: str, federation: Federation) -> int:
 
 
 def greatest_symbol(model: str, rows: Rows | Examples) -> int:
-    """The greatest symbol among the features of some rows; 0 without rows.
-
-    Raises:
-        InputError: If a symbol is negative.
-    """
+    """The greatest symbol among the features of some rows; 0 without rows."""
     symbols = rows.x.text if isinstance(rows.x, Windows) else np.asarray(rows.x)
     least = int(symbols.min(initial=0))
     require(least >= 0, f"model {model}: symbol {least} among the features; they count from 0")

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedprox import convolution
 from fedprox.errors import require
+from fedprox.model import convolution
 
 T = TypeVar("T")
 
@@ -126,8 +126,8 @@ class Conv(nnx.Module):
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """y[b,h,w,o] = sum_ijc x[b, s h + i - p, s w + j - p, c] kernel[i,j,c,o].
 
-    On a CPU in the formulation of `fedprox.convolution`. It can be differentiated in any mode any
-    number of times.
+    On a CPU in the formulation of `fedprox.model.convolution`. It can be differentiated in any mode
+    any number of times.
 
     Args:
         x: Images (B, H, W, C).

@@ -17,20 +17,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedprox.models.layers import Dense, torch_default
-
 
 class Embedding(nnx.Module):
-    """A trained vector for each symbol.
+    """A trained vector for each symbol 0, ..., V - 1.
 
     Plain indexing: its gradient is a scatter, on a CPU two to eight times faster than a product
     with one-hot rows, for 80 symbols as for 10,000.
-
-    Args:
-        symbols: Number of symbols V; they are 0, ..., V - 1.
-        width: Dimensions d of a vector.
-        init: Initializer of the table, shape (V, d).
-        rngs: Random keys.
     """
 
     def __init__(self, symbols: int, width: int, *, init: nnx.Initializer, rngs: nnx.Rngs) -> None:
@@ -41,88 +33,13 @@ class Embedding(nnx.Module):
         return self.table[...][ids]
 
 
-class NextSymbol(nnx.Module):
-    """Embedding, LSTM layers, and an output for each symbol, which predicts the next symbol.
-
-    Args:
-        symbols: Number of symbols V.
-        width: Dimensions of a symbol's vector.
-        units: Units of each layer.
-        layers: Number of layers.
-        every_position: Whether to predict the symbol after each position, or after the last.
-        peepholes: As in `LSTM`.
-        initial: "glorot" as TensorFlow: kernels and embedding uniform on
-            +-sqrt(6 / (rows + columns)), biases zero, with 1 added for forget gates. "torch":
-            embedding normal with variance 1, all else uniform on +-1 / sqrt(units); torch has two
-            biases for each gate, and the one here starts as their sum.
-        rngs: Random keys.
-    """
-
-    def __init__(  # the settings of the papers' three recurrent models
-        self,
-        symbols: int,
-        width: int,
-        units: int,
-        *,
-        layers: int,
-        every_position: bool,
-        peepholes: bool = False,
-        initial: str = "glorot",
-        rngs: nnx.Rngs,
-    ) -> None:
-        uniform = torch_default(units)
-
-        def sum_of_two(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
-            return uniform(key, (2, *shape), dtype).sum(axis=0)
-
-        table = kernel = nnx.initializers.glorot_uniform()
-        bias = zeros = nnx.initializers.zeros
-        forget_bias, lstm_bias = 1.0, zeros
-        if initial == "torch":
-            table, kernel, bias = nnx.initializers.normal(1.0), uniform, uniform
-            forget_bias, lstm_bias = 0.0, sum_of_two
-        self.embedding = Embedding(symbols, width, init=table, rngs=rngs)
-        self.layers = nnx.List(
-            LSTM(
-                inputs,
-                units,
-                peepholes=peepholes,
-                forget_bias=forget_bias,
-                kernel_init=kernel,
-                bias_init=lstm_bias,
-                rngs=rngs,
-            )
-            for inputs in (width, *[units] * (layers - 1))
-        )
-        self.output = Dense(units, symbols, kernel_init=kernel, bias_init=bias, rngs=rngs)
-        self.every_position = every_position
-
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """(B, length) -> (B, V), or (B, length, V) for every position."""
-        steps = self.embedding(ids.T)
-        for layer in self.layers:
-            steps = layer(steps)
-        if not self.every_position:
-            return self.output(steps[-1])
-        steps = jnp.swapaxes(steps, 0, 1)
-        return self.output(steps.reshape(-1, steps.shape[-1])).reshape(*ids.shape, -1)
-
-
 class LSTM(nnx.Module):
     """A layer of long short-term memory, which starts from zeros and returns every step.
 
-    It has 4 h (d + h + 1) parameters, and 3 h more with peepholes.
-
-    Args:
-        inputs: Features d of a step.
-        units: Units h.
-        peepholes: Whether the gates read the cell's state.
-        forget_bias: A constant added to the forget gate's bias, which is a parameter besides.
-        kernel_init: Initializer of both kernels as one matrix of shape (d + h, 4 h), as in
-            TensorFlow. Peepholes start uniform on +-sqrt(3 / h), TensorFlow's default for a vector
-            of h.
-        bias_init: Initializer of the bias, shape (4 h,).
-        rngs: Random keys.
+    It has 4 h (d + h + 1) parameters for d inputs and h units, and 3 h more with peepholes. Both
+    kernels are initialized as one matrix (d + h, 4 h), as in TensorFlow; peepholes start uniform on
+    +-sqrt(3 / h), its default for a vector of h. `forget_bias` is a constant that is added to the
+    forget gate's bias.
     """
 
     def __init__(
@@ -169,15 +86,8 @@ def lstm(
 
     It can be differentiated in reverse mode any number of times, but not in forward mode.
 
-    Args:
-        x: Inputs, shape (length, B, d).
-        input_kernel: W_x, shape (d, 4 h).
-        hidden_kernel: W_h, shape (h, 4 h).
-        bias: b, shape (4 h,).
-        peepholes: p_i, p_f, p_o, shape (3, h); None for a cell without.
-
-    Returns:
-        Shape (length, B, h).
+    Inputs are (length, B, d), W_x (d, 4 h), W_h (h, 4 h), b (4 h,), the peepholes p_i, p_f, p_o (3,
+    h) or None for a cell without, and the outputs (length, B, h).
     """
     return _steps(x, input_kernel, hidden_kernel, bias, peepholes)[0]
 

@@ -14,14 +14,9 @@ from fedprox.models.recurrent import LSTM, Embedding
 
 
 class SentimentLSTM(nnx.Module):
-    """Two layers of LSTM over word vectors, a dense layer of 30, an output for each class.
+    """Two layers of LSTM over word vectors, trained ones of some words or the features themselves.
 
-    Args:
-        words: Number of words with a trained vector; 0 if features are vectors.
-        width: Dimensions of a vector.
-        hidden: Units of each LSTM.
-        classes: Number of classes.
-        rngs: Random keys.
+    A dense layer of 30 and an output for each class follow.
     """
 
     def __init__(

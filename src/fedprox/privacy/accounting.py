@@ -22,7 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, get_args
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
@@ -102,16 +102,11 @@ class Mechanism(NamedTuple):
 
 
 def check_mechanism(mechanism: Mechanism) -> Mechanism:
-    """The mechanism that another host declares, if one can be so.
-
-    Raises:
-        InputError: If a number is out of range, or no guarantee can be computed for the sampling.
-    """
+    """The mechanism that another host declares, if one can be so."""
     require_whole("clients", mechanism.clients)
     require_whole("clients_per_round", mechanism.clients_per_round, most=mechanism.clients)
-    least = mechanism.clients_per_round
-    if mechanism.capacity is not None:
-        require_whole("capacity", mechanism.capacity, least=least, most=mechanism.clients)
+    least, most = mechanism.clients_per_round, mechanism.clients
+    require_whole("capacity", mechanism.capacity, least=least, most=most, optional=True)
     require_number("noise_multiplier", mechanism.noise_multiplier)
     require_whole("releases", mechanism.releases, most=2)
     require_number("delta", mechanism.delta, most=1, positive=True)
@@ -140,17 +135,8 @@ def mechanism_of(
 ) -> Mechanism:
     """The mechanism of a run, with its capacity chosen and its noise calibrated.
 
-    Args:
-        privacy: The setting.
-        clients: Clients of the federation.
-        clients_per_round: Clients of a round; the mean under Poisson sampling.
-        sampling: How cohorts are drawn, as `Cohort.sampling` names it.
-        rounds: Rounds of the run, to which the noise is calibrated.
-        releases: Releases of a round: 2 for a method with an exchange, else 1.
-
-    Raises:
-        InputError: If the accountant cannot account for the sampling, the capacity is below the
-            mean cohort, or no noise is enough for the epsilon.
+    Under Poisson sampling, `clients_per_round` is the mean. The noise is calibrated to `rounds`. A
+    method with an exchange has 2 releases in a round.
 
     Example:
         >>> privacy = Privacy(1.0, noise_multiplier=1.2)
@@ -223,16 +209,7 @@ def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None
 
 
 def calibrated(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
-    """A mechanism with the smallest noise whose rounds cost at most so much epsilon.
-
-    Args:
-        mechanism: The mechanism; its noise is not read.
-        epsilon: The largest epsilon.
-        rounds: Rounds of the run.
-
-    Raises:
-        InputError: If no noise is enough.
-    """
+    """A mechanism with the smallest noise whose rounds cost at most so much epsilon."""
     noise = _calibrated_noise(mechanism._replace(noise_multiplier=0.0), epsilon, rounds)
     return mechanism._replace(noise_multiplier=noise)
 
@@ -282,16 +259,9 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
 
 
 def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
-    """Epsilon after some numbers of rounds.
+    """Upper bounds of epsilon after some numbers of rounds: infinity without noise, 0 after none.
 
     Each value depends on its number of rounds alone, not on the others.
-
-    Args:
-        mechanism: What each round releases.
-        rounds: Numbers of rounds, each at least 0.
-
-    Returns:
-        An upper bound of epsilon for each; infinity without noise, and 0 after no rounds.
 
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -304,15 +274,7 @@ def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
 
 @lru_cache(maxsize=4096)
 def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
-    """Epsilon after a number of rounds; kept, since accounting takes tens of milliseconds.
-
-    Args:
-        mechanism: What each round releases.
-        rounds: Number of rounds, at least 0.
-
-    Returns:
-        As one value of `epsilons`.
-    """
+    """Epsilon after a number of rounds; kept, since accounting takes tens of milliseconds."""
     (epsilon,) = epsilons(mechanism, [rounds])
     return epsilon
 
@@ -347,10 +309,7 @@ def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Ste
     A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
     that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
 
-    Args:
-        privacy: The setting.
-        noise_multiplier: Noise multiplier of a step, above 0.
-        clients: The steps of each client, at least one; all with the same batch, or fewer rows.
+    All have the same batch, or fewer rows.
     """
 
     def spent(steps: Steps, accountant: Accountant | None = None) -> float:
@@ -381,13 +340,6 @@ def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Ste
 
 def calibrated_steps(privacy: Privacy, clients: Sequence[Steps]) -> float:
     """The smallest noise multiplier for which no client's steps cost more than the epsilon.
-
-    Args:
-        privacy: The setting, with an epsilon.
-        clients: The steps of each client, as for `worst_steps`.
-
-    Raises:
-        InputError: If no noise is enough.
 
     >>> privacy = Privacy(1.0, epsilon=2.0, unit="example")
     >>> round(calibrated_steps(privacy, [Steps(600, 64, 200), Steps(6000, 64, 940)]), 2)
@@ -420,36 +372,29 @@ class Composed(NamedTuple):
 
 
 def composed_with(before: Composed | None, spent: Iterable[tuple[Mechanism, int]]) -> Composed:
-    """Some releases together with those that are composed already.
+    """Some releases together with those that are composed already."""
+    earlier = [before] if before else []
+    return reduce(_both, [*earlier, *(_composition(*each) for each in spent)])
 
-    Args:
-        before: The earlier ones; None without any.
-        spent: What rounds release, and their numbers; at least one if there are no earlier ones.
 
-    Raises:
-        InputError: If neighbouring federations differ in kind.
-    """
+def _composition(mechanism: Mechanism, rounds: int) -> Composed:
+    """The releases of some rounds."""
     from scipy import stats
 
-    for mechanism, rounds in spent:
-        count = rounds * mechanism.releases
-        plain = mechanism._replace(capacity=None, accountant="rdp", delta=0.5)
-        orders, each = _rdp(
-            plain._replace(noise_multiplier=max(mechanism.noise_multiplier, LITTLE))
-        )
-        little = mechanism.noise_multiplier < LITTLE
-        some = [math.inf if little else count * float(one) for one in each]
-        more = (min(one, LARGEST_DIVERGENCE) for one in some)  # a number that JSON has
-        exceeds = 0.0
-        if mechanism.cut:
-            rate = mechanism.clients_per_round / mechanism.clients
-            # of the neighbour with one client more
-            beyond = float(stats.binom.sf(mechanism.capacity, mechanism.clients + 1, rate))
-            exceeds = min(1.0, count * beyond)
-        new = Composed(mechanism.replaces, tuple(map(float, orders)), tuple(more), exceeds)
-        before = new if before is None else _both(before, new)
-    assert before is not None
-    return before
+    count = rounds * mechanism.releases
+    noise = max(mechanism.noise_multiplier, LITTLE)
+    orders, each = _rdp(
+        mechanism._replace(capacity=None, accountant="rdp", delta=0.5, noise_multiplier=noise)
+    )
+    some = [count * float(one) if noise == mechanism.noise_multiplier else math.inf for one in each]
+    divergences = (min(one, LARGEST_DIVERGENCE) for one in some)  # numbers that JSON has
+    exceeds = 0.0
+    if mechanism.cut:
+        rate = mechanism.clients_per_round / mechanism.clients
+        # of the neighbour with one client more
+        beyond = float(stats.binom.sf(mechanism.capacity, mechanism.clients + 1, rate))
+        exceeds = min(1.0, count * beyond)
+    return Composed(mechanism.replaces, tuple(map(float, orders)), tuple(divergences), exceeds)
 
 
 def _both(a: Composed, b: Composed) -> Composed:
@@ -493,21 +438,11 @@ def _bound_of(composed: Composed, delta: float) -> float:
 def epsilon_together(
     spent: tuple[tuple[Mechanism, int], ...], delta: float, before: Composed | None = None
 ) -> float:
-    """Epsilon of several runs on the same clients together.
+    """An upper bound of epsilon of several runs on the same clients together, for one delta.
 
-    Args:
-        spent: For each run, what its rounds release and their number. Their own deltas do not
-            count. Rényi divergences are composed if all runs are accounted so, else privacy loss
-            distributions.
-        delta: Delta of the guarantee.
-        before: What is composed already. With it Rényi divergences are composed in any case.
-
-    Returns:
-        An upper bound; infinity if a run has no noise, or so little that no bound can be computed.
-
-    Raises:
-        InputError: If the neighbouring federations of two runs differ in kind, so that their
-            epsilons cannot be added.
+    Rényi divergences are composed if all runs are accounted so, or with earlier ones, else privacy
+    loss distributions. The bound is infinite if a run has no noise, or so little that no bound can
+    be computed.
 
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -540,10 +475,7 @@ def quick_epsilon(
     Rényi divergences are added, as if each client had at most as many rows, up to a power of
     `ALIKE`: so that many clients have the same few divergences.
 
-    Args:
-        spent: As for `epsilon_together`, of mechanisms without a capacity.
-        delta: Delta of the guarantee.
-        before: What is composed already.
+    The mechanisms have no capacity.
 
     >>> steps = Steps(600, 64, 0).mechanism(Privacy(1.0, noise_multiplier=4.0), 4.0)
     >>> [round(f(((steps, 200),), 1e-5), 2) for f in (epsilon_together, quick_epsilon)]
@@ -611,7 +543,7 @@ def _event(mechanism: Mechanism) -> Any:
             mechanism.clients_per_round,
             dp_accounting.GaussianDpEvent(noise / 2),
         )
-    if mechanism.capacity is None or not mechanism.cut:
+    if not mechanism.cut:
         return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
         mechanism.clients, rate, mechanism.capacity, noise
@@ -716,10 +648,6 @@ def _pld_epsilon(mechanism: Mechanism, count: int) -> float:
 def statement(mechanism: Mechanism, rounds: int) -> list[str]:
     """The whole guarantee in plain sentences, with what it assumes and leaves out.
 
-    Args:
-        mechanism: What each round releases.
-        rounds: Rounds of the run.
-
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
         >>> print(statement(mechanism, 100)[0])
@@ -745,12 +673,6 @@ def statement_of_steps(
     privacy: Privacy, noise_multiplier: float, worst: Steps, rounds: int
 ) -> list[str]:
     """The whole guarantee of examples in plain sentences, as `statement` for clients.
-
-    Args:
-        privacy: The setting.
-        noise_multiplier: Noise multiplier of a step.
-        worst: The steps of the client with the largest epsilon.
-        rounds: Rounds of the run.
 
     Example:
         >>> worst = Steps(600, 64, 200)

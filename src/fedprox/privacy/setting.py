@@ -165,15 +165,15 @@ class Privacy:
             f"privacy.epsilon = {shown(self.epsilon)} and privacy.noise_multiplier = "
             f"{shown(self.noise_multiplier)}; give one of the two",
         )
-        if self.epsilon is not None:
-            require_number("privacy.epsilon", self.epsilon, most=MOST_EPSILON, positive=True)
-        if self.noise_multiplier is not None:
-            require_number("privacy.noise_multiplier", self.noise_multiplier)
-            require_noise("privacy.noise_multiplier", self.noise_multiplier)
+        require_number(
+            "privacy.epsilon", self.epsilon, most=MOST_EPSILON, positive=True, optional=True
+        )
+        require_number("privacy.noise_multiplier", self.noise_multiplier, optional=True)
+        require_noise("privacy.noise_multiplier", self.noise_multiplier or 0.0)
         require_number("privacy.delta", self.delta, positive=True)
         require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
-        if self.accountant is not None:
-            require_one_of("privacy.accountant", self.accountant, get_args(Accountant))
+        accountants = get_args(Accountant)
+        require_one_of("privacy.accountant", self.accountant, accountants, optional=True)
         adaptive = self.adaptive_clip
         require(
             adaptive is None or isinstance(adaptive, AdaptiveClip),
@@ -183,13 +183,12 @@ class Privacy:
             adaptive is None or not unbounded,
             "privacy.adaptive_clip: it needs a finite privacy.clip to start from",
         )
-        if self.capacity is not None:
-            require_whole("privacy.capacity", self.capacity)
-            require(
-                self.accountant != "rdp",
-                f"privacy.capacity = {self.capacity}; privacy.accountant = "
-                f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
-            )
+        require_whole("privacy.capacity", self.capacity, optional=True)
+        require(
+            self.accountant != "rdp" or not self.capacity,
+            f"privacy.capacity = {self.capacity}; privacy.accountant = "
+            f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
+        )
 
     def update_noise(self, noise_multiplier: float) -> float:
         r"""The noise multiplier of the messages, if that of a whole release is :math:`z`.

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from fedprox.datasets.catalogue import CATALOGUE, DataSet
+from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
-from fedprox.datasets.statistics import PAPERS
 from fedprox.federation import Federation
 from fedprox.report.figure import make_logarithmic
 

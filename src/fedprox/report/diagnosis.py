@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.diagnosis import Diagnosis
+from fedprox.diagnostics.diagnosis import Diagnosis
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> Group:

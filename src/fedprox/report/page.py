@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import MEASURES, Measure, measure_of
+from fedprox.measures import MEASURES, Measure, fairness, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.charts import Chart, Style, chart, ranked, styles
 from fedprox.report.compare import Groups, differences_of, ranked_methods, reading_of, sentence_of

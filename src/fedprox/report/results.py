@@ -7,7 +7,7 @@ from pathlib import Path
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.model import Model, check_params
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.report.archive import target_of_runs
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report

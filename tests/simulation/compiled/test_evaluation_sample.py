@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 import fedprox as fp
 from fedprox import Federation, InputError, Run
 from fedprox.datasets import mapped, write_mapped
-from fedprox.diagnostics.estimates import mean_error
 from fedprox.experiment import parse, resolve
 from fedprox.federation import offsets_of
+from fedprox.measures import mean_error
 from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_record
 from fedprox.report.directory import metrics_line

@@ -23,7 +23,7 @@ from fedprox import (
     models,
     simulate,
 )
-from fedprox.diagnostics.dissimilarity import include, nothing
+from fedprox.measures import include, nothing
 from fedprox.report.table import common_target
 from fedprox.simulation.compiled.gradients import per_lane
 from fedprox.simulation.results.record import Record

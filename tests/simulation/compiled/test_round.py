@@ -27,7 +27,7 @@ from fedprox import (
     scaffold,
     simulate,
 )
-from fedprox.models.logistic import Logistic
+from fedprox.models.dense import Logistic
 from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.devices import programs

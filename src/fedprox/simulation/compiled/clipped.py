@@ -28,8 +28,8 @@ from fedprox.jax_internals import (
     with_results,
 )
 from fedprox.model import Params
-from fedprox.norms import norm_bound, product_bound
 from fedprox.precision import real_type
+from fedprox.privacy.norms import norm_bound, product_bound
 
 RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"
 """Operations that only order the numbers of a gradient anew."""

@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.dissimilarity import Scatter, dissimilarity, include, nothing
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
+from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.messages.faults import scaled, sound
 from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, losses_of, with_base

@@ -26,7 +26,7 @@ from fedprox.jax_internals import nans_allowed
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Params
-from fedprox.model_check import check_model
+from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.privacy.accounting import Mechanism
 from fedprox.simulation.config.protocol import Protocol

@@ -21,7 +21,6 @@ from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Examples, Federation
-from fedprox.frozen import adapted, rank_of
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
@@ -30,6 +29,7 @@ from fedprox.messages.private import check_private, check_private_steps, private
 from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
+from fedprox.model.variants import adapted, rank_of
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.privacy.setting import check_delta

@@ -33,7 +33,6 @@ import numpy as np
 from fedprox.errors import require, require_whole
 from fedprox.files.arrays import Damaged
 from fedprox.files.whole import flush_folder, refuse_link
-from fedprox.signals import answering
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.processes import allgather
 from fedprox.simulation.loop.snapshot import (
@@ -48,6 +47,7 @@ from fedprox.simulation.loop.snapshot import (
 )
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
+from fedprox.terminal.signals import answering
 
 FIRST = "0-0.state"
 """The file with the comparison's settings, written before the first checkpoint."""

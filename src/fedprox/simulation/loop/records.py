@@ -8,9 +8,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.estimates import mean_error
-from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import InputError
+from fedprox.measures import fairness, mean_error
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures

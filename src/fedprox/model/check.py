@@ -1,0 +1,235 @@
+"""Whether a model's functions fit together, fit a federation, and treat each row by itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CellType, FunctionType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedprox.errors import require
+from fedprox.features import index_of
+from fedprox.federation import Federation
+from fedprox.jax_internals import nans_allowed, traced
+from fedprox.metrics import terms_of, value_of
+from fedprox.model.model import (
+    Model,
+    Params,
+    cross_entropy,
+    dotted,
+    labels_met,
+    losses_of,
+    rows_like,
+    training_outputs,
+    with_base,
+)
+from fedprox.user_code import LIBRARIES, describe, shapes_of
+
+ROUNDING = 1e-4
+"""By how much, relatively, a row's outputs may differ if other rows of the same batch change."""
+
+OTHER_SHAPE = 0.05
+"""The same if the batch has another number of rows, in bfloat16 too."""
+
+
+def check_model(model: Model, federation: Federation) -> None:
+    """Raise `InputError` unless a model's functions fit together and fit a federation's rows.
+
+    The functions are traced, then run on a few rows, and `init` twice.
+    """
+    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
+    outputs = jax.eval_shape(model.apply, model.shapes, x)
+    if model.train is not None:
+        of_train = partial(training_outputs, model)
+        trained = jax.eval_shape(of_train, model.shapes, x, jax.random.key(0))
+        require(
+            describe(trained) == describe(outputs),
+            f"model.train(params, x, key) returns {describe(trained)}; it must return what "
+            f"model.apply does, {describe(outputs)}",
+        )
+    jax.eval_shape(partial(losses_of, model), outputs, y)
+    if model.loss is cross_entropy:
+        have, needed = outputs.shape[-1], federation.classes
+        require(
+            have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
+        )
+    if federation.augment is not None:
+        stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
+        key = jax.random.key(0)
+        augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
+        require(
+            np.shape(augmented) == x.shape,
+            f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
+            f"of shape {x.shape}",
+        )
+    if model.correct is not None and any(map(len, federation.parts[1:])):
+        jax.eval_shape(partial(labels_met, model), outputs, y)
+    terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
+    for name, metric in model.metrics.items():
+        sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
+        jax.eval_shape(partial(value_of, name, metric), sums)
+
+    if not is_of_library(model) and _CHECKED.get(id(model)) is not model:
+        with nans_allowed():  # parameters are others than those of the run
+            check_run(model, federation)
+        _CHECKED[id(model)] = model
+
+
+def check_run(model: Model, federation: Federation) -> None:
+    """Run a model's functions, and raise `InputError` if they depend on more than they should."""
+    params = _check_init(model)
+    if len(federation.train):
+        _check_rows(model, federation, params)
+
+
+_CHECKED = WeakValueDictionary[int, Model]()
+"""The models that have been run in this process, by their identity, as long as others hold them."""
+
+
+def is_of_library(given: Any) -> bool:
+    """Whether a model, or one of the functions that it consists of, holds no code of the user's."""
+    if isinstance(given, Model):
+        return all(map(is_of_library, [getattr(given, f.name) for f in fields(given)]))
+    if isinstance(given, partial):
+        return all(map(is_of_library, (given.func, *given.args, *given.keywords.values())))
+    if isinstance(given, tuple | list):
+        return all(map(is_of_library, given))
+    if isinstance(given, Mapping):
+        return all(map(is_of_library, given.values()))
+    if isinstance(given, FunctionType):
+        cells = [cell.cell_contents for cell in given.__closure__ or () if _is_filled(cell)]
+        return _root(given) in LIBRARIES and all(map(is_of_library, cells))
+    if is_dataclass(given) and not isinstance(given, type):
+        parts = [getattr(given, f.name) for f in fields(given)]
+        return _root(type(given)) in LIBRARIES and all(map(is_of_library, parts))
+    if hasattr(given, "__wrapped__"):
+        return is_of_library(given.__wrapped__)
+    kind = given if isinstance(given, type) else type(given)
+    return not callable(given) or _root(kind) in LIBRARIES
+
+
+def _root(code: Any) -> str:
+    return str(code.__module__).partition(".")[0]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _check_init(model: Model) -> Params:
+    """Raise `InputError` if `init` draws from anything but its key; else its parameters.
+
+    A program holds what was drawn from elsewhere when it was traced, so two are traced.
+    """
+    key = jax.random.key(0)
+    (text, constants), (other_text, other_constants) = (traced(model.init, key) for _ in range(2))
+    init = jax.jit(model.init) if model.base is None else model.init
+    params = init(key)
+    if text == other_text and _same(constants, other_constants):
+        return params
+    other = jax.jit(lambda key: model.init(key))(key)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(other), strict=True
+    ):
+        require(
+            _same([a], [b]),
+            f"model.init(key): {dotted(path) or 'its array'} differs between two calls with one "
+            "key; draw all numbers from the key, with jax.random",
+        )
+    return params
+
+
+def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two lists of arrays are equal, where NaN equals itself."""
+    pairs = zip(first, second, strict=True)
+    return all(a is b or np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _check_rows(model: Model, federation: Federation, params: Params) -> None:
+    """Raise `InputError` if what a model gives for a row depends on other rows of its batch."""
+    tested = any(map(len, federation.parts[1:]))
+    x, y = map(_some_rows, (federation.train.x, federation.train.y))
+    program = jax.jit(partial(_first_row, model, tested))
+    found = program(model.base, jax.tree.map(_moved, params), x, y, jax.random.key(0))
+    among, copies, alone = jax.device_get(found)
+    _require_same(among, copies, ROUNDING)
+    _require_same(among, alone, OTHER_SHAPE)
+
+
+def _some_rows(stored: Any) -> jax.Array:
+    """Three rows of a federation, and one of zeros, in case that all are the same."""
+    count = len(stored)
+    rows = np.asarray(stored[np.array([0, count // 2, count - 1])])
+    rows = np.concatenate([rows, np.zeros_like(rows[:1])])
+    return jnp.asarray(rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype)))
+
+
+def _moved(leaf: jax.Array) -> jax.Array:
+    """Parameters that are not all zero, as those of a last layer may be at first."""
+    return leaf + (0.1 * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype))).reshape(leaf.shape)
+
+
+def _first_row(
+    model: Model, tested: bool, base: Any, params: Params, x: jax.Array, y: jax.Array, key: Any
+) -> tuple[dict[str, Any], ...]:
+    """What a model's functions give for the first row among others, among its copies, and alone.
+
+    The results are named by the functions. Functions of outputs have the same outputs in all three,
+    and those of a key are left out for the row alone, which has other random numbers.
+    """
+    whole = with_base(model, base)
+
+    def copies(rows: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(rows[:1], rows.shape)
+
+    def alone(rows: jax.Array) -> jax.Array:
+        return rows[:1]
+
+    def functions_of_x(x: jax.Array) -> dict[str, Any]:
+        found = {"model.apply(params, x)": whole.apply(params, x)}
+        if model.representation is not None:
+            found["model.representation(params, x)"] = model.representation(whole.whole(params), x)
+        if model.train is not None and len(x) > 1:
+            found["model.train(params, x, key)"] = training_outputs(whole, params, x, key)
+        return found
+
+    def functions_of_outputs(outputs: Any, y: jax.Array) -> dict[str, Any]:
+        found = {"model.loss(outputs, y)": losses_of(model, outputs, y)}
+        if model.correct is not None and tested:
+            found["model.correct(outputs, y)"] = labels_met(model, outputs, y)
+        terms = terms_of(model.metrics, outputs, y)
+        return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}
+
+    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, alone(x))
+
+    def of_rows(rows: Callable[[jax.Array], jax.Array]) -> Any:
+        """The outputs for some rows; what does not grow with the rows belongs to none."""
+        return jax.tree.map(lambda a, b: a if a.shape == b.shape else rows(a), outputs, of_one)
+
+    batches = [
+        functions_of_x(rows(x)) | functions_of_outputs(of_rows(rows), rows(y))
+        for rows in (lambda rows: rows, copies, alone)
+    ]
+    return tuple(jax.tree.map(lambda a: jnp.atleast_1d(a)[:1], batches))
+
+
+def _require_same(found: dict[str, Any], other: dict[str, Any], rounding: float) -> None:
+    """Raise `InputError` if two batches give different things for their first row."""
+    for what, value in other.items():
+        pairs = zip(*(jax.tree.leaves(each) for each in (found[what], value)), strict=True)
+        for a, b in pairs:
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            most = np.max(np.abs(np.where(np.isfinite(a), a, 0)), initial=0)
+            require(
+                np.allclose(a, b, rtol=0, atol=rounding * most, equal_nan=True),
+                f"{what}: a row's values depend on the other rows of its batch, but batches are "
+                "padded and read in parts: normalize each row by itself, as nnx.GroupNorm or "
+                "nnx.LayerNorm, and divide by no number of rows",
+            )

@@ -1,0 +1,502 @@
+"""A model as pure functions: initial parameters, predictions, loss and accuracy."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedprox.errors import require
+from fedprox.features import Features, index_of, look_up
+from fedprox.federation import Federation
+from fedprox.jax_internals import require_backend
+from fedprox.metrics import Metric, check_metrics, weighted_sums
+from fedprox.model.rewriting import fast
+from fedprox.precision import in_shape, real_type
+from fedprox.user_code import call, describe, listed, shapes_of
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+Params = Any  # a pytree of arrays
+"""A pytree of floating-point arrays."""
+
+
+def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """-log softmax(outputs)_y of each example: outputs (B, classes), y (B,) integers -> (B,).
+
+    For sequences, outputs (B, length, classes) and y (B, length), it is the mean over the positions
+    with a label, y >= 0.
+
+    >>> even = jnp.zeros((1, 3, 2))
+    >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
+    True
+    """
+    require(
+        isinstance(outputs, jax.Array | np.ndarray),
+        f"model: outputs {describe(outputs)}; cross-entropy needs one array",
+    )
+    require(
+        outputs.ndim == y.ndim + 1 and outputs.shape[:-1] == y.shape and y.ndim <= 2,
+        f"model: outputs of shape {outputs.shape} for labels of shape {y.shape}; cross-entropy "
+        "needs an output for each class at each label",
+    )
+    require(
+        jnp.issubdtype(y.dtype, jnp.integer),
+        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers; give another "
+        "loss for other labels",
+    )
+    if y.ndim == 1:
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+    known = y >= 0
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(y, 0))
+    total = jnp.sum(jnp.where(known, losses, 0.0), axis=1)
+    return total / jnp.maximum(jnp.sum(known, axis=1), 1)
+
+
+def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans.
+
+    For sequences, outputs (B, length, classes) and y (B, length) -> (B, length), false without a
+    label. With an output that is NaN no label is met.
+
+    >>> top_1(jnp.array([[0.0, 1.0], [1.0, jnp.nan]]), jnp.array([1, 0])).tolist()
+    [True, False]
+    """
+    return (jnp.argmax(outputs, axis=-1) == y) & ~jnp.isnan(outputs).any(axis=-1)
+
+
+AUTO: Any = "auto"
+"""The default of `Model.correct`."""
+
+Apply = Callable[[Params, jax.Array], jax.Array]
+Train = Callable[[Params, jax.Array, jax.Array], jax.Array]
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+Correct = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as pure functions of its parameters.
+
+    Attributes:
+        init: (random key) -> initial parameters, a pytree of floating-point arrays.
+        apply: (parameters, features (B, ...)) -> outputs (B, ...). It refuses parameters that do
+            not have the structure and shapes of `init`.
+        loss: (outputs, labels) -> loss of each example, shape (B,).
+        correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or
+            (B, length) for sequences, false if outputs are NaN. Accuracy is their share of all
+            labels. None for a model without accuracy. By default, `top_1` if `loss` is
+            cross-entropy, else None.
+        metrics: Further measures by name, see :class:`fedprox.Metric`. Evaluations report each as
+            `test_NAME` over all test rows and as `train_NAME` over all training rows.
+        train: (parameters, features, random key) -> outputs, in place of `apply` on the
+            mini-batches that clients train on, as with dropout. The key depends on (seed, round,
+            client, mini-batch); each part of a mini-batch that is read in parts has its own.
+            Evaluations, predictions and gradients over all of a client's rows use `apply`. None for
+            `apply`.
+        representation: (parameters, features) -> the representation of each example, (B, ...),
+            such as the values before the last layer, without dropout. `fedprox.moon` compares them.
+            None if the model does not say.
+        base: (parameters) -> the parameters that the functions `apply` and `train` take, if
+            training changes only a part of these, as with :func:`fedprox.freeze` and
+            :func:`fedprox.lora`. It is a `jax.tree_util.Partial`, whose arrays are arguments of
+            compiled programs: they are stored once on each device, and never sent, averaged or
+            saved. None for the parameters themselves.
+
+    Raises:
+        InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`
+            is not a `jax.tree_util.Partial`. Later, from `apply`: if parameters have another
+            structure or shape, or the model cannot take the features.
+
+    Example:
+        Two functions are enough; here with a loss for regression:
+
+        >>> import jax, jax.numpy as jnp
+        >>> import fedprox as fp
+        >>> def init(key):
+        ...     return {"slope": jnp.zeros(2)}
+        >>> def apply(params, x):
+        ...     return x @ params["slope"]
+        >>> def squared(outputs, y):
+        ...     return (outputs - y) ** 2
+        >>> model = fp.Model(init, apply, squared)
+        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 2))).shape
+        (3,)
+        >>> model.apply({"intercept": jnp.zeros(2)}, jnp.ones((3, 2)))
+        Traceback (most recent call last):
+        ...
+        fedprox.errors.InputError: model: parameters have 'intercept' where 'slope' is needed
+    """
+
+    init: Callable[[jax.Array], Params]
+    apply: Apply
+    loss: Loss = cross_entropy
+    correct: Correct | None = AUTO
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
+    train: Train | None = None
+    representation: Apply | None = None
+    base: Callable[[Params], Params] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        check_metrics(self.metrics)
+        object.__setattr__(self, "metrics", dict(self.metrics))
+        if self.correct is AUTO:
+            object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
+        optional = "correct", "train", "representation"
+        for name in ("init", "apply", "loss", *optional):
+            function = getattr(self, name)
+            require(
+                callable(function) or (name in optional and function is None),
+                f"model.{name} = {function!r}; it must be a function",
+            )
+        require(
+            self.base is None or isinstance(self.base, jax.tree_util.Partial),
+            f"model.base: of type {type(self.base).__name__}; it must be a jax.tree_util.Partial",
+        )
+        function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
+        object.__setattr__(self, "apply", _Apply(function, self.init, self.base))
+
+    @property
+    def shapes(self) -> Params:
+        """Shapes and types of the parameters, a pytree of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            InputError: If `init` does not return a pytree of floating-point arrays.
+        """
+        assert isinstance(self.apply, _Apply)
+        return self.apply.shapes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameters."""
+        leaves = jax.tree.leaves(self.shapes)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    def whole(self, params: Params) -> Params:
+        """The parameters that the function `apply` takes, such as for `fedprox.save_model`.
+
+        Args:
+            params: Parameters like those of `init`.
+
+        Returns:
+            The parameters of the whole model; the given ones without `base`.
+
+        Raises:
+            InputError: If the parameters have another structure or shape.
+        """
+        check_params("model", params, self.shapes)
+        return params if self.base is None else self.base(params)
+
+    @classmethod
+    def from_nnx(
+        cls,
+        build: "Callable[[nnx.Rngs], nnx.Module]",
+        loss: Loss = cross_entropy,
+        correct: Correct | None = AUTO,
+        metrics: Mapping[str, Metric] = MappingProxyType({}),
+    ) -> "Model":
+        """A model from a flax.nnx module.
+
+        Args:
+            build: (`flax.nnx.Rngs`) -> module. Its variables must be `nnx.Param`, with two
+                exceptions. Random streams, as of `nnx.Dropout`, get a key for each training
+                mini-batch (`Model.train`), and are off elsewhere. A method `representation` becomes
+                that of the model. Running statistics of
+                `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained module that
+                `build` returns, are constants of the model. Whether dropout is on does not depend
+                on the mode, `module.train()` or `module.eval()`, in which `build` returns it.
+            loss: As in `Model`.
+            correct: As in `Model`.
+            metrics: As in `Model`.
+
+        Returns:
+            The model.
+
+        Raises:
+            InputError: If `build` is not such a function, or the module has other variables.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import fedprox as fp
+            >>> from flax import nnx
+            >>> model = fp.Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+            >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
+            (2, 3)
+        """
+        from fedprox.model.nnx_functions import functions_of  # here, since flax is slow to import
+
+        init, apply, train, representation = functions_of(build)
+        return cls(init, apply, loss, correct, metrics, train, representation)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Apply:
+    """`Model.apply`: the user's function, which refuses parameters unlike those of `init`."""
+
+    function: Apply
+    init: Callable[[jax.Array], Params]
+    base: Callable[[Params], Params] | None = dataclasses.field(default=None, compare=False)
+
+    @cached_property
+    def shapes(self) -> Params:
+        """See `Model.shapes`."""
+        require_backend()
+        like = shapes_of("model.init(key)", self.init, jax.random.key(0))
+        leaves = jax.tree_util.tree_leaves_with_path(like)
+        require(leaves, "model.init(key) returns no array; it must return the parameters")
+        for path, leaf in leaves:
+            require(
+                jnp.issubdtype(leaf.dtype, jnp.floating),
+                f"model.init(key) returns {dotted(path) or 'an array'} of type {leaf.dtype}; "
+                "parameters must be floating-point numbers",
+            )
+        beside = _beside_params(like)
+        require(
+            not beside,
+            f"model.init(key) returns {', '.join(map(repr, beside))} beside 'params', as a "
+            "flax.linen module does; training would change them like parameters: return "
+            "variables['params'] alone, with nn.GroupNorm or nn.LayerNorm in place of nn.BatchNorm",
+        )
+        return like
+
+    @cached_property
+    def _expected(self) -> tuple[Any, list[tuple[int, ...]]]:
+        leaves, structure = jax.tree.flatten(self.shapes)
+        return structure, [leaf.shape for leaf in leaves]
+
+    def __call__(self, params: Params, x: jax.Array) -> jax.Array:
+        leaves, structure = call("model: its parameters", jax.tree.flatten, params)
+        if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
+            check_params("model", params, self.shapes)
+        if self.base is not None:
+            params = self.base(params)
+        return call("model.apply(params, x)", fast(self.function), params, x, given={"x": x})
+
+
+def _beside_params(tree: Any) -> list[str]:
+    """The collections of a flax.linen module's variables beside its parameters, at any depth."""
+    if not isinstance(tree, Mapping):
+        return []
+    if isinstance(tree.get("params"), Mapping):
+        others = [name for name, part in tree.items() if isinstance(part, Mapping)]
+        return [str(name) for name in others if name != "params"]
+    return [name for part in tree.values() for name in _beside_params(part)]
+
+
+def with_base(model: Model, base: Any) -> Model:
+    """A model with the arrays of another base, such as traced ones; see `Model.base`."""
+    return model if base is model.base else dataclasses.replace(model, base=base)
+
+
+def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
+    """A model whose functions of (the whole model's parameters, features, ...) are rewritten."""
+    assert isinstance(model.apply, _Apply)
+    others = {name: getattr(model, name) for name in ("train", "representation")}
+    changed: Any = {
+        name: rewrite(function) for name, function in others.items() if function is not None
+    }
+    return dataclasses.replace(model, apply=rewrite(model.apply.function), **changed)
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """The name of an array of a pytree from its path, such as "dense.bias"."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+def named_part(name: str, known: Iterable[str]) -> list[str]:
+    """The parameters, of those with dotted names `known`, that a name of one or of many denotes.
+
+    >>> named_part("dense", ["dense.bias", "dense.kernel", "dense2.bias"])
+    ['dense.bias', 'dense.kernel']
+    """
+    return [each for each in known if each == name or each.startswith(f"{name}.")]
+
+
+def check_params(where: str, params: Params, shapes: Params) -> None:
+    """Raise `InputError` unless parameters have given paths and shapes.
+
+    The types of containers may differ if their keys agree, as a list's and a tuple's.
+
+    >>> check_params("model", {"kernel": jnp.zeros((4, 3))}, {"kernel": jnp.zeros((3, 4))})
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: model: kernel: shape (4, 3) where (3, 4) is needed
+    """
+    given, needed = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (params, shapes))
+    extra = [path for path in given if path not in needed]
+    missing = [path for path in needed if path not in given]
+    # keys may differ only in type, as 0 and "0", which dotted names do not show
+    alike = {dotted(path) for path in extra} & {dotted(path) for path in missing}
+    name = jax.tree_util.keystr if alike else _quoted
+    is_needed = f"{listed(missing, name)} {'is' if len(missing) == 1 else 'are'} needed"
+    require(
+        not extra or not missing,
+        f"{where}: parameters have {listed(extra, name)} where {is_needed}",
+    )
+    require(not extra, f"{where}: parameters have {listed(extra, name)}, which the model does not")
+    require(not missing, f"{where}: parameters lack {listed(missing, name)}")
+    for path, leaf in given.items():
+        require(
+            np.shape(leaf) == needed[path].shape,
+            f"{where}: {dotted(path) or 'parameters'}: shape {np.shape(leaf)} where "
+            f"{needed[path].shape} is needed",
+        )
+
+
+def digest(params: Params) -> str:
+    """SHA-256 of parameters: of their names, types, shapes and values, in hexadecimal.
+
+    >>> digest({"w": jnp.zeros(2)}) == digest({"w": np.zeros(2, np.float32)})
+    True
+    """
+    content = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf, order="C")
+        content.update(f"{dotted(path)} {array.dtype}{array.shape}\n".encode())
+        content.update(array.reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
+
+
+def fitted_params(where: str, model: Model, given: Params) -> Params:
+    """Given parameters in the structure and the types of the model's own.
+
+    >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
+    >>> fitted_params("initial", model, {"w": [1.0, np.nan]})
+    Traceback (most recent call last):
+    ...
+    fedprox.errors.InputError: initial: parameters have 'w.0', 'w.1' where 'w' is needed
+    """
+    call(f"{where}: its tree", jax.tree.leaves, given)
+    check_params(where, given, model.shapes)
+    arrays = dict(jax.tree_util.tree_leaves_with_path(given))
+    paths, structure = jax.tree_util.tree_flatten_with_path(model.shapes)
+
+    def fitted(path: Any, like: Any) -> jax.Array:
+        array = arrays[path]
+        name, leaf = dotted(path) or "parameters", np.asarray(array)
+        real = (jnp.floating, jnp.integer)
+        require(
+            any(jnp.issubdtype(leaf.dtype, kind) for kind in real),
+            f"{where}: {name}: of type {leaf.dtype}; it must be numbers",
+        )
+        leaf = leaf.astype(like.dtype, copy=False)
+        finite = bool(np.isfinite(leaf.astype(real_type(), copy=False)).all())
+        require(finite, f"{where}: {name}: not all numbers are finite")
+        # no copy of a large array that is as it should be
+        fits = isinstance(array, jax.Array) and array.dtype == like.dtype
+        return array if fits else jnp.asarray(leaf)
+
+    return jax.tree.unflatten(structure, [fitted(path, like) for path, like in paths])
+
+
+def _quoted(path: Sequence[Any]) -> str:
+    return repr(dotted(path)) if path else "one array"
+
+
+def rows_like(stored: Any) -> Any:
+    """Two rows like those of features or labels, in shape, as a compiled program reads them."""
+    return in_shape((2, *stored.shape[1:]), stored.dtype)
+
+
+def classes_of(model: Model, federation: Federation) -> int:
+    """How many classes a model tells apart; its labels must be classes."""
+    x, y = rows_like(federation.train.x), rows_like(federation.train.y)
+    outputs = jax.eval_shape(model.apply, model.shapes, x)
+    jax.eval_shape(cross_entropy, outputs, y)
+    return int(outputs.shape[-1])
+
+
+def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """The loss of each example, shape (B,)."""
+    given = {"outputs": outputs, "y": y}
+    losses = call("model.loss(outputs, y)", fast(model.loss), outputs, y, given=given)
+    require(
+        np.shape(losses) == y.shape[:1],
+        f"model.loss: an array of shape {np.shape(losses)} for {y.shape[0]} examples; it must "
+        f"have shape {y.shape[:1]}, a number for each",
+    )
+    return losses
+
+
+def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
+    """The outputs of a model's `train` for a mini-batch."""
+    assert model.train is not None
+    whole = model.whole(params)
+    return call("model.train(params, x, key)", fast(model.train), whole, x, key, given={"x": x})
+
+
+def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    """The outputs of a model; with a key, by its `train`."""
+    if key is None or model.train is None:
+        return model.apply(params, x)
+    return training_outputs(model, params, x, key)
+
+
+def weighted_loss(
+    model: Model,
+    params: Params,
+    x: jax.Array,
+    y: jax.Array,
+    weights: jax.Array,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, by the model's `train`."""
+    outputs = outputs_of(model, params, x, key)
+    summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
+    return summed
+
+
+def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """Whether a model with accuracy meets each label: booleans of shape (B,), or that of y."""
+    assert model.correct is not None
+    given = {"outputs": outputs, "y": y}
+    met = call("model.correct(outputs, y)", model.correct, outputs, y, given=given)
+    require(
+        np.shape(met) in (y.shape[:1], y.shape),
+        f"model.correct: an array of shape {np.shape(met)} for labels of shape {y.shape}; it "
+        "must say of each label, or of each example, whether it is met",
+    )
+    kind = getattr(met, "dtype", type(met).__name__)
+    require(
+        kind == np.bool_,
+        f"model.correct: an array of type {kind}; it must be booleans, whether each label is met",
+    )
+    return met
+
+
+def read_slice(
+    x: Features, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows begin, ..., end - 1 of flat data, at most `width`, with weights for `weighted_loss`.
+
+    In place of other rows the slice repeats the row `begin`, so that other rows cannot change a
+    sum: even weight zero times their gradient may be NaN.
+
+    Weights (width,) are 1 for the rows, else 0. Begin and end may be traced; there are at least
+    `width` rows.
+
+    >>> x, y = jnp.arange(5.0)[:, None], jnp.arange(5)
+    >>> _, labels, inside = read_slice(x, y, 3, 5, width=4)
+    >>> labels.tolist(), inside.tolist()
+    ([3, 3, 3, 4], [0.0, 0.0, 1.0, 1.0])
+    """
+    start = jnp.minimum(begin, max(len(x) - width, 0))
+    rows = start + jnp.arange(width)
+    inside = (rows >= begin) & (rows < end)
+
+    def read(a: jax.Array) -> jax.Array:
+        chosen = inside.reshape((-1,) + (1,) * (a.ndim - 1))
+        own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
+        return jnp.where(chosen, jax.lax.dynamic_slice_in_dim(a, start, width), own)
+
+    return look_up(x, read(index_of(x))), read(y), inside.astype(real_type())

@@ -1,0 +1,1 @@
+"""What the process says to its terminal, and hears from it: output, progress bars, signals."""

@@ -1,0 +1,205 @@
+"""Convolutions in the formulation that is fast in loops, against XLA's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from numpy.testing import assert_allclose
+
+from fedprox.model.convolution import FEW, Convolution, convolve
+from fedprox.model.rewriting import fast
+
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+FORMS: dict[str, dict[str, Any]] = {
+    "one axis": {"lengths": (21,)},
+    "one axis, few windows": {"lengths": (9,), "dilation": (2,), "padding": [(1, 2)]},
+    "one axis, all at once": {
+        "lengths": (30,),
+        "strides": (2,),
+        "dilation": (3,),
+        "groups": 2,
+        "padding": [(4, 1)],
+    },
+    "two axes": {"lengths": (7, 8), "strides": (2, 1)},
+    "few windows": {"lengths": (3, 2), "padding": [(1, 0), (1, 1)]},
+    "few windows for one product": {"lengths": (5, 3), "padding": [(1, 0), (2, 0)]},
+    "valid": {"lengths": (9, 8), "padding": [(0, 0), (0, 0)]},
+    "values left out": {"lengths": (9, 10), "strides": (3, 2), "padding": [(-1, 0), (-2, 0)]},
+    "dilation": {"lengths": (9, 8), "dilation": (2, 1), "padding": [(2, 3), (1, 0)]},
+    "transposed": {"lengths": (4, 3), "spread": (2, 3), "padding": [(2, 1), (2, 2)]},
+    "transposed, few windows": {"lengths": (3, 2), "spread": (2, 2), "padding": [(1, 0), (1, 0)]},
+    "groups": {"lengths": (6, 5), "groups": 3, "padding": [(1, 1), (1, 1)]},
+    "each channel": {"lengths": (6, 5), "groups": 6, "padding": [(1, 1), (1, 1)]},
+    "each channel, transposed": {
+        "lengths": (4, 5),
+        "groups": 6,
+        "spread": (2, 1),
+        "strides": (1, 2),
+        "padding": [(1, 1), (1, 0)],
+    },
+    "many examples": {"lengths": (6, 5), "rows": 2 * FEW + 3, "padding": [(1, 1), (1, 1)]},
+    "three axes": {"lengths": (4, 3, 5), "padding": [(1, 1)] * 3},
+}
+
+
+def form(
+    *,
+    lengths: tuple[int, ...],
+    rows: int = 3,
+    groups: int = 1,
+    padding: Any = None,
+    strides: Any = None,
+    spread: Any = None,
+    dilation: Any = None,
+) -> tuple[Product, Product, jax.Array, jax.Array]:
+    """XLA's convolution and ours, x and a kernel."""
+    axes = len(lengths)
+    rng = np.random.default_rng(0)
+    x, kernel = (
+        jnp.asarray(rng.normal(size=size), jnp.float32)
+        for size in ((rows, *lengths, 6), (*(3, 2, 2)[:axes], 6 // groups, 12))
+    )
+    strides, padding = strides or (1,) * axes, padding or [(1, 1)] * axes
+
+    def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            x,
+            kernel,
+            strides,
+            padding,
+            spread,
+            dilation,
+            LAYOUTS[axes],
+            feature_group_count=groups,
+        )
+
+    def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolve(
+            x, kernel, strides, padding, spread=spread, dilation=dilation, groups=groups
+        )
+
+    return plain, ours, x, kernel
+
+
+def derivatives(product: Product, x: jax.Array, kernel: jax.Array) -> Any:
+    """y, the gradient of the sum of its cubes, and its Hessian's products by two ways."""
+    along = x[::-1], kernel[::-1]
+
+    def cubes(*point: jax.Array) -> jax.Array:
+        return jnp.sum(product(*point) ** 3)
+
+    def slope(*point: jax.Array) -> jax.Array:
+        return jnp.asarray(optax.tree.vdot(jax.grad(cubes, (0, 1))(*point), along))
+
+    forward = jax.jvp(jax.grad(cubes, (0, 1)), (x, kernel), along)
+    return product(x, kernel), *forward, jax.grad(slope, (0, 1))(x, kernel)
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    """Equal up to rounding."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_and_derivatives_of_first_and_second_order(name: str) -> None:
+    plain, ours, *point = form(**FORMS[name])
+    found, wanted = (jax.jit(derivatives, static_argnums=0)(f, *point) for f in (ours, plain))
+    assert_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["two axes", "groups", "each channel"])
+def test_several_pairs_at_once(name: str) -> None:
+    plain, ours, x, kernel = form(**FORMS[name])
+    xs, kernels = jnp.stack([x, 1 - x]), jnp.stack([kernel, 2 * kernel])
+
+    def all_of(product: Product) -> Any:
+        def gradient(x: jax.Array, kernel: jax.Array) -> Any:
+            return jax.grad(lambda *point: jnp.sum(product(*point) ** 3), (0, 1))(x, kernel)
+
+        return [
+            jax.vmap(gradient, axes)(*arguments)
+            for axes, arguments in (
+                ((0, 0), (xs, kernels)),
+                ((0, None), (xs, kernel)),
+                ((None, 0), (x, kernels)),
+                ((0, 0), (xs[:1], kernels[:1])),
+                ((1, 3), (jnp.moveaxis(xs, 0, 1), jnp.moveaxis(kernels, 0, 3))),
+            )
+        ]
+
+    found, wanted = (jax.jit(all_of, static_argnums=0)(f) for f in (ours, plain))
+    assert_equal(found, wanted)
+
+
+numbers = st.integers(1, 3)
+axes = st.tuples(st.integers(1, 9), numbers, numbers, st.tuples(numbers, numbers), numbers, numbers)
+
+
+@given(st.lists(axes, min_size=1, max_size=3), numbers, numbers, st.sampled_from([1, 2]))
+def test_shapes_of_products_are_those_of_the_plain_ones(
+    chosen: list[Any], rows: int, channels: int, groups: int
+) -> None:
+    lengths, sizes, strides, padding, spread, dilation = zip(*chosen, strict=True)
+    x = jax.ShapeDtypeStruct((rows, *lengths, groups * channels), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((*sizes, channels, 2 * groups), jnp.float32)
+
+    def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        layout = LAYOUTS[len(chosen)]
+        return lax.conv_general_dilated(
+            x, kernel, strides, padding, spread, dilation, layout, feature_group_count=groups
+        )
+
+    def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolve(
+            x, kernel, strides, padding, spread=spread, dilation=dilation, groups=groups
+        )
+
+    def products(product: Product, x: jax.Array, kernel: jax.Array) -> Any:
+        y, pull = jax.vjp(product, x, kernel)
+        return y, pull(y)
+
+    wanted = jax.eval_shape(lambda *point: plain(*point), x, kernel)
+    if 0 not in wanted.shape:
+        shape = Convolution(lengths, sizes, strides, padding, spread, dilation, groups)
+        assert shape.windows == wanted.shape[1:-1]
+        found = jax.eval_shape(lambda *point: products(ours, *point), x, kernel)
+        assert found == jax.eval_shape(lambda *point: products(plain, *point), x, kernel)
+
+
+@pytest.mark.parametrize("name", ["two axes", "few windows", "groups", "each channel"])
+def test_half_precision_is_no_less_exact(name: str) -> None:
+    plain, ours, *point = form(**FORMS[name])
+    halves = [a.astype(jnp.bfloat16) for a in point]
+    wanted = plain(*(a.astype(jnp.float32) for a in halves))
+    errors = [
+        float(jnp.abs(jax.jit(f)(*halves).astype(jnp.float32) - wanted).max())
+        for f in (ours, plain)
+    ]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+def test_outside_of_compiled_programs() -> None:
+    plain, ours, x, kernel = form(lengths=(4, 3))
+    assert_equal(ours(x, kernel), plain(x, kernel))
+    assert_equal(
+        jax.grad(lambda x: jnp.sum(ours(x, kernel) ** 2))(x),
+        jax.grad(lambda x: jnp.sum(plain(x, kernel) ** 2))(x),
+    )
+
+
+def test_other_backends_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours, *point = form(lengths=(5, 5))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    wanted = jax.jit(plain).lower(*point).as_text()
+    assert jax.jit(ours).lower(*point).as_text().replace("ours", "plain") == wanted
+    assert jax.jit(fast(plain)).lower(*point).as_text() == wanted

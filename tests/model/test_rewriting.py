@@ -1,0 +1,273 @@
+"""A user's functions with fast convolutions."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from numpy.testing import assert_allclose
+
+import fedprox as fp
+from fedprox.model import model as model_module
+from fedprox.model import weighted_loss
+from fedprox.model.rewriting import fast
+from fedprox.simulation.devices.programs import KEPT
+from tests.quadratics import one_run
+
+Function = Callable[[jax.Array, jax.Array], jax.Array]
+SLOW, FAST = "conv_general_dilated", "fast_convolution"
+
+
+def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+
+def in_scan(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.scan(lambda c, _: (jnp.tanh(conv(c, kernel)), None), x, None, length=2)[0]
+
+
+def in_while(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    def body(state: Any) -> Any:
+        i, x = state
+        return i + 1, conv(x, kernel)
+
+    start = jnp.int32(0), lax.stop_gradient(x)
+    return lax.while_loop(lambda state: state[0] < 2, body, start)[1]
+
+
+def in_condition(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.cond(x[0, 0, 0, 0] > 0, conv, lambda x, k: 2 * conv(x, k), x, kernel)
+
+
+def in_gradient(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.grad(lambda x: jnp.sum(conv(x, kernel) ** 3))(x)
+
+
+def in_vmap(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.vmap(conv, (None, 0))(x, jnp.stack([kernel, 2 * kernel]))
+
+
+def of_other_axes(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    x, kernel = x.transpose(3, 0, 1, 2), kernel.transpose(3, 2, 0, 1)
+    layout = ("CNHW", "OIHW", "HCNW")
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+
+def of_batch_groups(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=layout, batch_group_count=2
+    )
+
+
+@jax.custom_jvp
+def own_jvp(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return conv(x, kernel) ** 2
+
+
+@own_jvp.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    y, dy = jax.jvp(conv, primals, tangents)
+    return y**2, 5 * y * dy
+
+
+@jax.custom_vjp
+def own_vjp(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return conv(x, kernel) ** 2
+
+
+own_vjp.defvjp(
+    lambda x, kernel: (conv(x, kernel) ** 2, (x, kernel)),
+    lambda saved, dy: (7 * jax.vjp(conv, *saved)[1](dy)[0], None),
+)
+
+FUNCTIONS: dict[str, Function] = {
+    "plain": conv,
+    "jit": jax.jit(conv),
+    "checkpoint": jax.checkpoint(lambda x, kernel: jnp.sin(conv(x, kernel))),
+    "scan": in_scan,
+    "while": in_while,
+    "cond": in_condition,
+    "gradient": in_gradient,
+    "vmap": in_vmap,
+    "axes": of_other_axes,
+    "batch groups": of_batch_groups,
+    "custom_jvp": own_jvp,
+    "custom_vjp": own_vjp,
+}
+
+
+def point() -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    shapes = (2, 5, 6, 4), (3, 3, 4, 4)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    return x, kernel / 4
+
+
+def gradient(function: Function) -> Callable[..., Any]:
+    return jax.grad(lambda *point: jnp.sum(function(*point) ** 2), (0, 1))
+
+
+def test_functions_and_their_gradients_have_the_same_values() -> None:
+    @partial(jax.jit, static_argnums=0)
+    def all_of(change: Callable[[Function], Function], *point: jax.Array) -> Any:
+        ours = {name: change(function) for name, function in FUNCTIONS.items()}
+        return {
+            name: (f(*point), [] if name == "while" else gradient(f)(*point))
+            for name, f in ours.items()
+        }
+
+    found, wanted = all_of(fast, *point()), all_of(lambda function: function, *point())
+    for name in FUNCTIONS:
+        for a, b in zip(*map(jax.tree.leaves, (found[name], wanted[name])), strict=True):
+            assert_allclose(a, b, rtol=1e-4, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_slow_convolution_is_left(name: str) -> None:
+    function = FUNCTIONS[name]
+    changes: list[Callable[[Function], Function]] = [lambda f: f]
+    if name != "while":
+        changes += [gradient, lambda f: gradient(lambda *point: gradient(f)(*point)[0])]
+    for change in changes:
+        slow = str(jax.make_jaxpr(change(function))(*point()))
+        program = str(jax.make_jaxpr(change(fast(function)))(*point()))
+        assert SLOW in slow
+        assert SLOW not in program
+        assert FAST in program
+
+
+def test_derivative_rules_of_ones_own_are_kept() -> None:
+    x, kernel = point()
+    y, dy = jax.jvp(lambda x: conv(x, kernel), (x,), (x,))
+    found = jax.jit(lambda x: jax.jvp(lambda x: fast(own_jvp)(x, kernel), (x,), (x,)))(x)[1]
+    assert_allclose(found, 5 * y * dy, rtol=1e-4, atol=1e-4)
+    (wanted,) = jax.vjp(lambda x: conv(x, kernel), x)[1](jnp.ones_like(y))
+    dx, dk = jax.jit(jax.grad(lambda *p: jnp.sum(fast(own_vjp)(*p)), (0, 1)))(x, kernel)
+    assert_allclose(dx, 7 * wanted, rtol=1e-4, atol=1e-4)
+    assert not dk.any()
+
+
+def test_what_has_no_fast_formulation_stays() -> None:
+    x, kernel = (a.astype(jnp.int32) for a in point())
+    assert SLOW in str(jax.make_jaxpr(fast(conv))(x, kernel))
+
+    def of_four_axes(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv(x, kernel, (1,) * 4, "VALID")
+
+    x = jnp.ones((1,) * 6)
+    assert SLOW in str(jax.make_jaxpr(fast(of_four_axes))(x, x))
+
+
+def test_a_function_without_convolutions_is_the_same_program() -> None:
+    def f(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.sin(x).sum() + jax.nn.relu(kernel).sum()
+
+    for _ in range(2):  # of which the second knows the answer
+        found = jax.jit(fast(f)).lower(*point()).as_text()
+        assert found == jax.jit(f).lower(*point()).as_text()
+
+
+def test_errors_are_those_of_the_function() -> None:
+    def f(_: jax.Array) -> jax.Array:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        jax.jit(fast(f))(jnp.ones(3))
+
+
+class Net(nnx.Module):
+    """A network with convolutions of flax alone."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Conv(1, 4, (3, 3), strides=2, rngs=rngs)
+        self.second = nnx.Conv(4, 4, (3, 3), feature_group_count=2, rngs=rngs)
+        self.third = nnx.ConvTranspose(4, 2, (2, 2), (2, 2), rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(2 * 144, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 12, 12, 1) -> (B, 3)."""
+        for layer in (self.first, self.second, self.third):
+            x = nnx.relu(layer(x))
+        return self.head(self.dropout(x.reshape(len(x), -1)))
+
+
+def program_of(model: fp.Model, x: jax.Array) -> str:
+    """The text of a gradient of a loss for mini-batches, in a loop, for two lanes."""
+    y = jnp.zeros(len(x), jnp.int32)
+    weights = jnp.ones(len(x))
+
+    def step(params: Any, key: jax.Array) -> Any:
+        slope = jax.grad(weighted_loss, argnums=1)(model, params, x, y, weights, key)
+        return jax.tree.map(lambda w, d: w - 0.1 * d, params, slope)
+
+    def lane(key: jax.Array) -> Any:
+        return lax.fori_loop(0, 3, lambda _, params: step(params, key), model.init(key))
+
+    return jax.jit(jax.vmap(lane)).lower(jax.random.split(jax.random.key(0))).as_text()
+
+
+def test_a_models_convolutions_have_the_layout_that_is_fast_in_loops() -> None:
+    x = jnp.zeros((5, 12, 12, 1))
+    program = program_of(fp.Model.from_nnx(Net), x)
+    layouts = re.findall(r"dim_numbers = (\[.*?\]x\[.*?\]->\[.*?\])", program)
+    assert len(layouts) == program.count("stablehlo.convolution")
+    assert set(layouts) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}
+
+
+def test_functions_of_ones_own_have_them_wherever_they_are() -> None:
+    kernel = point()[1]
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return conv(x, params)
+
+    def train(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        return conv(x * jax.random.bernoulli(key, 0.5, x.shape), params)
+
+    def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean(conv(outputs, kernel), (1, 2, 3)) - y
+
+    x, y = jnp.ones((2, 5, 6, 4)), jnp.ones(2)
+    for model, key in (
+        (fp.Model(lambda _: kernel, apply, loss), None),
+        (fp.Model(lambda _: kernel, apply, loss, train=train), jax.random.key(0)),
+    ):
+        slope = jax.grad(partial(weighted_loss, model))
+        program = str(jax.make_jaxpr(slope)(kernel, x, y, y, key))
+        assert SLOW not in program
+        assert program.count(FAST) >= 4  # in the loss as in the outputs, forwards and backwards
+
+
+def test_a_model_without_convolutions_is_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fp.Model.from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+    x = jnp.zeros((5, 4))
+    found = program_of(model, x)
+    monkeypatch.setattr(model_module, "fast", lambda function: function)
+    assert program_of(model, x) == found
+
+
+def test_a_model_of_flax_trains_as_with_plain_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    clients = [
+        (rng.normal(size=(6, 12, 12, 1)).astype(np.float32), rng.integers(3, size=6))
+        for _ in range(3)
+    ]
+    federation = fp.Federation.from_arrays(clients, classes=3)
+
+    def params() -> Any:
+        KEPT.clear()
+        solver = fp.Solver(0.1, 3, epochs=1)
+        return one_run(federation, fp.Model.from_nnx(Net), fp.fedavg(), solver, rounds=2).params
+
+    found = params()
+    monkeypatch.setattr(model_module, "fast", lambda function: function)
+    for a, b in zip(*map(jax.tree.leaves, (found, params())), strict=True):
+        assert_allclose(a, b, rtol=1e-4, atol=1e-5)

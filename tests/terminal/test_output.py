@@ -1,0 +1,146 @@
+"""What is printed: streams that break, encodings that lack characters, and progress."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedprox.errors import printable
+from fedprox.report.table import table
+from fedprox.simulation.loop import progress
+from fedprox.simulation.loop.progress import Progress, showing
+from fedprox.terminal.output import safe_stream
+from tests.report.test_report import make_run
+
+ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]
+
+
+@pytest.mark.slow
+def test_hostile_streams_cost_neither_the_status_nor_a_traceback(tmp_path: Path) -> None:
+    """A full disk behind stdout, then ASCII; stderr is closed, so that nothing can be said."""
+    command = [*ENTRY, "report", "nothing"]
+    plain = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ENTRY, "examples"], stdout=full, stderr=subprocess.PIPE, text=True, env=plain
+        )
+    assert done.returncode == 0
+    assert done.stderr == (
+        "fedprox: stdout: No space left on device; the command continues without it\n"
+    )
+    shell = f"exec {' '.join(map(repr, command))} >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], check=False, cwd=tmp_path).returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stream_escapes_what_its_encoding_lacks_and_says_a_loss_once() -> None:
+    reader, writer = os.pipe()
+    errors: list[OSError] = []
+    with os.fdopen(writer, "w", encoding="ascii") as pipe:
+        stream = safe_stream(pipe, errors.append)
+        print("0.7 ± 0.1", file=stream)
+        assert os.read(reader, 100) == b"0.7 \\xb1 0.1\n"
+        os.close(reader)
+        for _ in range(3):
+            print("lost", file=stream)
+        assert [type(error) for error in errors] == [BrokenPipeError]
+    safe_stream(None).write("nowhere")
+    memory = io.StringIO()
+    assert safe_stream(memory) is memory
+
+
+def test_names_cannot_control_the_terminal() -> None:
+    assert printable(Path("runs/\x1b[31m\nx ±")) == r"runs/\x1b[31m\nx ±"
+
+
+def test_a_table_for_forty_columns_has_every_digit() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=40).print(table([make_run("fedprox mu=0.001 epochs=20")]))
+    columns = shown.getvalue()
+    assert "…" not in columns
+    assert max(map(len, columns.splitlines())) <= 40
+
+
+NOW = Progress("fedprox mu=1", 0, 0, 10)
+
+
+def until(condition: Callable[[], object]) -> None:
+    begin = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - begin < 20
+        time.sleep(0.01)
+
+
+def test_a_log_gets_lines_and_a_short_run_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    with showing(True) as report:
+        report(NOW)
+    assert log.getvalue() == ""
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(progress, "NEXT_LINE", 0.01)
+    with showing(True) as report:
+        report(NOW._replace(phase="compiling"))
+        until(lambda: "fedprox mu=1, seed 0: compiling\n" in log.getvalue())
+        report(NOW)
+        report(NOW._replace(round=5, loss=0.25))
+        until(lambda: "seed 0: round 5 of 10, loss 0.2500, 0 s left\n" in log.getvalue())
+        log.close()
+        report(NOW)
+
+
+def bars(monkeypatch: pytest.MonkeyPatch, columns: int, *steps: Progress) -> str:
+    """What a terminal is sent, of which the other end goes before the end."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    other, terminal = pty.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        text = ""
+        with showing(True) as report:
+            for step in steps:
+                report(step)
+            while "10/10" not in text:
+                text += os.read(other, 4096).decode(errors="replace")
+            os.close(other)
+        monkeypatch.undo()
+    return text
+
+
+@pytest.mark.parametrize("columns", [120, 40])
+def test_a_terminal_gets_bars(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = bars(monkeypatch, columns, NOW, NOW._replace(round=10, loss=0.25))
+    assert "seed 0" in text
+    assert "loss 0.2500" in text
+    assert "diverged" not in text
+
+
+def test_a_notebook_gets_one_output_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        shown: list[Any] = []  # noqa: RUF012
+
+        def update(self, bars: Any) -> None:
+            self.shown.append(bars)
+
+    module: Any = ModuleType("IPython.display")
+    module.display = lambda *_, **__: Output()
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with showing(True) as report:
+        report(NOW)
+        report(NOW._replace(round=10, loss=0.25))
+    text = io.StringIO()
+    Console(file=text, width=120, force_jupyter=False).print(Output.shown[-1])
+    assert "10/10" in text.getvalue()
+    assert "loss 0.2500" in text.getvalue()
+    assert "text/plain" in Output.shown[-1]._repr_mimebundle_([], [])
