@@ -318,7 +318,7 @@ def diagnose(
     Bad input is reported in one line, with exit status 2.
     """
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+    seeds = experiment.seeds
     require(seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
@@ -361,7 +361,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
         if resolved.privacy.unit == "example":
-            seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+            seeds = experiment.seeds
             protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(seeds))
             page = examples_page(checked_methods(protocol, resolved.methods))
         else:
@@ -487,7 +487,7 @@ def _describe_experiment(
     name = str(table.get("name", ""))
     console.print(statistics_table(federation, name, table.get("partition", "")))
     if resolved.population is not None:
-        seed = experiment.seed[0] if isinstance(experiment.seed, list) else experiment.seed
+        seed = experiment.seeds[0]
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model),
             *(resolved.methods[0], resolved.solver, seed),

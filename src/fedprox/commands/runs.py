@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 
 from fedprox.errors import InputError, printable, require
-from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment
+from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import Live
 from fedprox.report.notes import notes_on, warnings_on
@@ -126,7 +126,7 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
     changed = now.model_dump()
     for key, value in before.model_dump().items():
         further = ""
-        if key == "seed" and (more := [s for s in _seeds(now) if s not in _seeds(before)]):
+        if key == "seed" and (more := [s for s in now.seeds if s not in before.seeds]):
             further = f"; train the others on their own: {file} --set seed={more} --out FOLDER"
         require(
             key == "rounds" or value == changed[key],
@@ -139,10 +139,6 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
         f"{before.rounds} rounds of {file.parent}, and other rounds would have needed other noise "
         "from the start; run it anew",
     )
-
-
-def _seeds(experiment: Experiment) -> list[int]:
-    return experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
 
 
 def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
