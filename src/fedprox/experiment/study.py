@@ -33,13 +33,7 @@ KEPT = 2
 
 
 class StudyFile(NamedTuple):
-    """What an experiment file with a section `[study]` describes, before any data are loaded.
-
-    Attributes:
-        section: The section.
-        tuning: How hyperparameters are chosen.
-        experiments: The levels of each cell, and its experiment, which has one method.
-    """
+    """An experiment file with `[study]`: the levels of each cell, and its experiment."""
 
     section: StudySection
     tuning: Tuning

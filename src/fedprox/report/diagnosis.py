@@ -3,36 +3,24 @@
 import math
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from fedprox.diagnosis import Diagnosis
+from fedprox.report.table import facts, grid
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> Group:
     """The findings, the short sweep and the suggestion."""
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(no_wrap=True, style="bold")
-    facts.add_column(no_wrap=True, justify="right")
-    facts.add_column()
-    *findings, suggestion = diagnosis.facts()
-    for finding in findings:
-        facts.add_row(*finding)
-    last = diagnosis.rounds[-1]
-    sweep = Table(box=None, pad_edge=False, header_style="bold")
-    sweep.add_column("mu")
-    sweep.add_column(f"loss near round {last}", justify="right")
-    sweep.add_column(
-        f"expected above the best at round {diagnosis.planned_rounds}", justify="right"
-    )
+    *findings, (what, value, note) = diagnosis.facts()
+    last, planned = diagnosis.rounds[-1], diagnosis.planned_rounds
+    headers = ["mu", f"loss near round {last}", f"expected above the best at round {planned}"]
+    sweep = grid(headers, left=1)
     for tried in diagnosis.sweep:
         style = "bold" if tried.mu == diagnosis.suggested_mu else ""
         cells = sweep_cells(tried.late_loss, tried.spread, tried.expected_gap)
         sweep.add_row(f"{tried.mu:g}", *cells, style=style)
-    what, value, note = suggestion
-    return Group(
-        facts, Text(), sweep, Text(), Text.assemble((f"{what}: {value}", "bold"), f", {note}")
-    )
+    suggestion = Text.assemble((f"{what}: {value}", "bold"), f", {note}")
+    return Group(facts(findings, "bold"), Text(), sweep, Text(), suggestion)
 
 
 def sweep_cells(

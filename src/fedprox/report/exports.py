@@ -28,14 +28,7 @@ def latex(text: str) -> str:
 
 
 def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterable[str]) -> str:
-    r"""A `table` environment with the rules of the package booktabs.
-
-    Args:
-        caption: The caption, as plain text.
-        columns: The alignment of each column, such as "lrr".
-        header: The lines of the header, as LaTeX.
-        rows: The rows, as LaTeX without the ends of their lines.
-    """
+    r"""A `table` environment with the rules of the package booktabs; header and rows are LaTeX."""
     lines = [
         r"\begin{table}",
         r"\centering",

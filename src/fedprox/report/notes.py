@@ -71,9 +71,7 @@ def _standard_errors(runs: Sequence[Run]) -> list[str]:
 def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
     """What went otherwise than planned, a line for each method and kind.
 
-    Args:
-        runs: The runs.
-        finished: Whether the comparison ran to its end, so that a run that is shorter ended early.
+    In a comparison that ran to its end (`finished`), a run that is shorter ended early.
     """
     return [
         f"{label}: {line}"

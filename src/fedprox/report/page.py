@@ -14,15 +14,15 @@ from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import MEASURES, Measure, measure_of
+from fedprox.measures import COSTS, MEASURES, Measure, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.charts import Chart, Style, chart, ranked, styles
-from fedprox.report.compare import Groups, differences_of, ranked_methods, reading_of, sentence_of
+from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
 from fedprox.report.diagnosis import sweep_cells
 from fedprox.report.exports import csv_text, latex, latex_table
 from fedprox.report.lines import Line, curves, explained
 from fedprox.report.notes import notes_on, warnings_on
-from fedprox.report.records import records, value_of
+from fedprox.report.records import highest, records, value_of
 from fedprox.report.table import by_label, spread, table
 from fedprox.simulation.results.run import Run
 
@@ -31,9 +31,6 @@ WORST = 0.1
 
 MANY = 20
 """Length above which a list, such as each client's speed, is shortened."""
-
-COSTS = ("time", "communication", "bits_up", "total_steps", "epsilon")
-"""The measures that accuracy is drawn against, beside the round."""
 
 SHARE = Measure("", "share of the clients", percent=True)
 
@@ -129,7 +126,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     if lines:
         sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
         told = "Evaluations read a sample of the clients' rows. " * bool(sampled)
-        costs = [(cost, "test_accuracy") for cost in COSTS]
+        costs = [(cost, "test_accuracy") for cost in (*COSTS, "epsilon") if cost != "round"]
         groups = [
             _figures("Against rounds", lines, looks, _against_rounds(lines), told),
             _figures("Against cost", lines, looks, costs),
@@ -265,27 +262,25 @@ def _conclusions(archive: Archive) -> list[str]:
         # validation rows have chosen rounds and perhaps hyperparameters
         measure, lower = target.measure.replace("validation_", "test_"), target.lower_is_better
     else:
-        accurate = any(math.isfinite(run.final.test_accuracy) for run in runs)
-        tested = any(run.final.test_loss is not None for run in runs)
-        measure = "test_accuracy" if accurate else "test_loss" if tested else "train_loss"
+        finals = [run.final for run in runs]
+        names = ("test_accuracy", "test_loss", "train_loss")
+        measure = next((n for n in names if math.isfinite(highest(finals, n))), "train_loss")
         lower = None
     if math.isnan(value_of(runs[0].history[0], measure)):
         return []
     reading = reading_of(measure, runs, lower)
-    differences = differences_of(Groups([], {(): lines}), reading, None)
+    differences = differences_of({(): lines}, reading, None)
     best, *others = ranked_methods(lines, reading)
     method = lines[best][0].method
     other = next((each for each in others if lines[each][0].method != method), others[0])
-    return [sentence_of(differences, {}, best, other, reading)]
+    return [sentence_of(differences, best, other, reading)]
 
 
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
-    costs = ("round", "time", "communication", "bits_up", "total_steps")
     metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
     held_out = [name for name in metrics if not name.startswith("train_")]
-    names = [name for name in (*MEASURES, *held_out) if name not in costs]
-    return [("round", name) for name in names]
+    return [("round", name) for name in (*MEASURES, *held_out) if name not in COSTS]
 
 
 def _figures(
@@ -341,8 +336,8 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         looks,
         SHARE,
         MEASURES["test_accuracy"],
+        WORST,
     )
-    drawn = drawn._replace(mark=WORST)
     rows = [
         [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
         for label, by_seed in accuracies.items()

@@ -29,19 +29,15 @@ def settings_of(run: Run) -> dict[str, Any]:
     return settings | run.hparams
 
 
-def different(runs: Sequence[Run], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the settings in which runs differ, other than those that labels say.
-
-    Args:
-        runs: The runs.
-        settings: The settings of each.
-    """
+def apart(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The settings of each run, and the names of those in which runs differ beside their labels."""
+    settings = [settings_of(run) for run in runs]
     # the runs of any comparison differ in these, which labels say
     own = {RATE, *(name for run in runs for name in run.hparams)}
     firsts: dict[str, Mapping[str, Any]] = {}
     for run, each in zip(runs, settings, strict=True):
         firsts.setdefault(run.label, each)
-    return [
+    return settings, [
         name
         for name in dict.fromkeys(name for each in settings for name in each)
         if any(
