@@ -184,14 +184,15 @@ def run(
         place = Place(folder, force, checkpoint_every, stopping_on_signals)
         _run_study(read_study(str(file), table), place, data_dir, devices)
         return
-    loggers = loggers_of(log or (), folder, resume=resume is not None)
+    resumed = resume is not None
+    loggers = loggers_of(log or (), folder, resume=resumed)
     join = _join_function(coordinator, processes, process)
     console, experiment, resolved = _prepare(file, settings, data_dir, devices, join)
     checkpoints = Checkpoints(
         folder / CHECKPOINTS,
         every=checkpoint_every,
         interval=SHARED_INTERVAL if join is not None and checkpoint_every is None else None,
-        resume=resume is not None,
+        resume=resumed,
     )
     train_methods = partial(train, experiment, resolved, devices=devices, checkpoints=checkpoints)
     if jax.process_index():  # the first process alone writes the results
@@ -203,7 +204,7 @@ def run(
         folder,
         resolved.table,
         replace=force,
-        extend=resume is not None,
+        extend=resumed,
         client_records=resolved.evaluation.client_records,
     )
     allgather(directory.done)

@@ -114,7 +114,8 @@ def deploy(
         "--allow: only with --local; the nodes of a federation have policies of their own",
     )
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
-    loggers = loggers_of(log or (), folder, resume=resume is not None)
+    resumed = resume is not None
+    loggers = loggers_of(log or (), folder, resume=resumed)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
     require_backend()
@@ -123,11 +124,11 @@ def deploy(
     check_deployable(experiment)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
-    checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resumed)
     with ExitStack() as opened:
         # before the ledger is read, which another process may still write
         opened.enter_context(locked(folder))
-        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        ledger = read_ledger(folder) if resumed else Ledger(folder)
         names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
         wanted = len(names) or local or experiment.deployment.nodes
         network = opened.enter_context(
@@ -135,14 +136,14 @@ def deploy(
         )
         conversation = Conversation(network, patience=experiment.deployment.patience)
         joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
-        if resume is not None:
+        if resumed:
             require_same_clients(f"--resume {resume}", ledger.clients, joined.clients)
         ledger.clients = joined.clients
         deployment = resolve_deployment(experiment, joined, ledger)
         directory = RunDirectory(
             *(folder, deployment.resolved.table),
             replace=force,
-            extend=resume is not None,
+            extend=resumed,
             lock=False,
         )
         if directory.done:
@@ -153,7 +154,7 @@ def deploy(
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
         def write_ledger(_: Record) -> None:
-            if not directory.begun and resume is None:
+            if not directory.begun and not resumed:
                 ledger.write()
 
         def show(record: Record) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.measures import Measure
+from fedprox.report.exports import Table
 from fedprox.report.lines import Line, band, is_logarithmic, limits
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
@@ -34,6 +35,23 @@ class Chart(NamedTuple):
     title: str
     note: str
     data: dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Figures and tables under one heading, with sentences and a note below it.
+
+    Lines are switched on and off by their labels, `keys`, with their styles.
+    """
+
+    title: str
+    keys: dict[str, Style]
+    charts: list[Chart]
+    tables: Sequence[Table] = ()
+    note: str = ""
+    conclusions: Sequence[str] = ()
+
+
+SHARE = Measure("", "share of the clients", percent=True)
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:

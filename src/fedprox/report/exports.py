@@ -1,8 +1,9 @@
-"""Tables as files: comma-separated values and LaTeX."""
+"""Tables of the report, and their files: comma-separated values and LaTeX."""
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -56,3 +57,24 @@ def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(headers)
     writer.writerows(rows)
     return lines.getvalue()
+
+
+class Table(NamedTuple):
+    """A table of the report, and its files where these are not made of its cells."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: list[list[str]]
+    holds: Literal["numbers", "words"] = "numbers"
+    csv: str = ""
+    tex: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the buttons of the table save, by the file's ending."""
+        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
+        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
+        return {
+            "csv": self.csv or csv_text(self.headers, self.rows),
+            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
+        }

@@ -1,15 +1,18 @@
-"""The figure of a comparison: measures against rounds, or against time."""
+"""Figures of lines: of a comparison, and of a study."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from fedprox.errors import require
-from fedprox.measures import Measure, measure_of
+from fedprox.errors import require, require_one_of
+from fedprox.measures import COSTS, Measure, measure_of
+from fedprox.report.compare import Groups
 from fedprox.report.lines import FEW_DECADES, Line, band, curves, explained, is_logarithmic, limits
 from fedprox.report.records import has
-from fedprox.report.table import by_label, metrics_on_test_rows
+from fedprox.report.rows import by_label
+from fedprox.report.table import metrics_on_test_rows
 from fedprox.simulation.results.run import Run
 
 if TYPE_CHECKING:
@@ -22,6 +25,13 @@ DASHES = ("solid", "dashed", "dotted")
 
 WRAPPED = 56
 """The most characters of a line of a label."""
+
+
+PER_ROW = 4
+"""The most panels side by side."""
+
+INCHES = 0.085
+"""Width of a character in the legend."""
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
@@ -69,12 +79,12 @@ def figure(runs: Sequence[Run]) -> "Figure":
     axes = drawn.subplots(1, max(len(panels), 1), squeeze=False)[0]
     handles = {}
     for axis, (name, lines) in zip(axes, panels.items(), strict=False):
-        handles |= draw_panel(axis, measure_of(name).title, lines, looks, x, measure_of(name))
+        handles |= _draw_panel(axis, measure_of(name).title, lines, looks, x, measure_of(name))
         axis.yaxis.label.set_fontsize(8)
     labels = [fill(label, WRAPPED, subsequent_indent="  ") for label in handles]
     rows = sum(label.count("\n") + 1 for label in labels)
     drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-rows // len(axes)) + 0.2)
-    explain_lines(
+    _explain_lines(
         drawn,
         explained(groups.values()),
         dict(zip(labels, handles.values(), strict=True)),
@@ -83,12 +93,42 @@ def figure(runs: Sequence[Run]) -> "Figure":
     return drawn
 
 
+def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
+    """A panel for each group, with the mean of each method over seeds and a band."""
+    # here, since matplotlib is slow to import
+    from fedprox.report.notebook_figure import NotebookFigure
+
+    if x is not None:
+        require_one_of("along", x, COSTS)
+    seeds = [runs for methods in groups.values() for runs in methods.values()]
+    x = x or axis_of([run for runs in seeds for run in runs])
+    # a row of panels for each level of the first factors, if their number fits
+    last = len({levels[-1:] for levels in groups})
+    width = last if last <= PER_ROW else PER_ROW - 1
+    height = math.ceil(len(groups) / width)
+    inches = max(4.0 * width, 6.0)
+    drawn = NotebookFigure(figsize=(inches, 3.2 * height + 0.6), layout="constrained")
+    axes = drawn.subplots(height, width, squeeze=False).ravel()
+    names = dict.fromkeys(name for methods in groups.values() for name in methods)
+    looks = {name: {"color": f"C{i % 10}"} for i, name in enumerate(names)}
+    handles: dict[str, Any] = {}
+    for axis, (levels, methods) in zip(axes, groups.items(), strict=False):
+        title, lines = ", ".join(level for _, level in levels), curves(methods, x, measure)
+        handles |= _draw_panel(axis, title, lines, looks, x, measure_of(measure))
+    for unused in axes[len(groups) :]:
+        unused.remove()
+    longest = max(map(len, handles), default=1)
+    columns = max(1, int(inches / (0.6 + INCHES * longest)))
+    _explain_lines(drawn, explained(seeds), handles, columns)
+    return drawn
+
+
 def axis_of(runs: Sequence[Run]) -> str:
     """The measure on the horizontal axis: the time if clients have devices, else rounds."""
     return "time" if all(has(run.final, "time") for run in runs) else "round"
 
 
-def draw_panel(
+def _draw_panel(
     axis: "Axes",
     title: str,
     lines: Sequence[Line],
@@ -113,7 +153,7 @@ def draw_panel(
     return handles
 
 
-def explain_lines(drawn: "Figure", caption: str, handles: Mapping[str, Any], columns: int) -> None:
+def _explain_lines(drawn: "Figure", caption: str, handles: Mapping[str, Any], columns: int) -> None:
     """Add the legend below a figure's panels, and a caption above them."""
     if caption:
         drawn.suptitle(caption, fontsize=9)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,17 @@ from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import COSTS, MEASURES, Measure, measure_of
-from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
-from fedprox.report.charts import Chart, Style, chart, ranked, styles
+from fedprox.measures import COSTS, MEASURES, measure_of
+from fedprox.report.archive import Archive, read_archive
+from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
 from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
-from fedprox.report.diagnosis import sweep_cells
-from fedprox.report.exports import csv_text, latex, latex_table
-from fedprox.report.lines import Line, curves, explained
+from fedprox.report.diagnosis import diagnosis_groups
+from fedprox.report.exports import Table, csv_text
+from fedprox.report.lines import curves, explained
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import highest, records, value_of
-from fedprox.report.table import by_label, spread, table
+from fedprox.report.rows import by_label
+from fedprox.report.table import spread, table
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
@@ -31,43 +32,6 @@ WORST = 0.1
 
 MANY = 20
 """Length above which a list, such as each client's speed, is shortened."""
-
-SHARE = Measure("", "share of the clients", percent=True)
-
-
-class Table(NamedTuple):
-    """A table of the page, and its files where these are not made of its cells."""
-
-    caption: str
-    headers: Sequence[str]
-    rows: list[list[str]]
-    holds: Literal["numbers", "words"] = "numbers"
-    csv: str = ""
-    tex: str = ""
-
-    @property
-    def files(self) -> dict[str, str]:
-        """What the buttons of the table save, by the file's ending."""
-        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
-        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
-        return {
-            "csv": self.csv or csv_text(self.headers, self.rows),
-            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
-        }
-
-
-class Group(NamedTuple):
-    """Figures and tables under one heading, with sentences and a note below it.
-
-    Lines are switched on and off by their labels, `keys`, with their styles.
-    """
-
-    title: str
-    keys: dict[str, Style]
-    charts: list[Chart]
-    tables: Sequence[Table] = ()
-    note: str = ""
-    conclusions: Sequence[str] = ()
 
 
 class Section(NamedTuple):
@@ -141,7 +105,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
         results=_results(archive) if lines else None,
         groups=groups
         + _left_behind(archive, looks)
-        + (_diagnosis(archive.diagnosis) if archive.diagnosis else []),
+        + (diagnosis_groups(archive.diagnosis) if archive.diagnosis else []),
     )
 
 
@@ -353,53 +317,3 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     keys = {label: looks[label] for label in accuracies}
     figures = Table(caption, ["method", *SPREAD], rows)
     return [Group("Who is left behind", keys, [drawn], [figures], " ".join(filter(None, notes)))]
-
-
-def _diagnosis(diagnosis: DiagnosisFile) -> list[Group]:
-    """The findings of `fedprox diagnose`."""
-    rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
-    facts = Table("The federation", ["what", "value", "note"], rows, "words")
-    looks, charts = styles([""]), []
-    classes = "Effective number of classes: exp of the entropy of a client's labels."
-    for title, note, values, what in (
-        ("Client sizes", "Training rows of each client.", diagnosis.sizes, "training rows"),
-        ("Classes of a client", classes, diagnosis.classes, "classes"),
-    ):
-        if values:
-            line = ranked("", [values])
-            charts.append(chart(title, note, [line], looks, SHARE, Measure("", what)))
-    for name in ("dissimilarity", "gradient_variance"):
-        line = _line("", diagnosis.path.round, getattr(diagnosis.path, name))
-        if np.isfinite(line.values).any():
-            y = MEASURES[name]
-            title = f"{y.title} along the path"
-            charts.append(chart(title, y.note, [line], looks, MEASURES["round"], y))
-    federation = Group("Diagnosis: the federation", {}, charts, [facts])
-    return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
-
-
-def _line(label: str, rounds: Sequence[int], values: Sequence[float | None]) -> Line:
-    return Line(label, np.array(rounds, float), np.array([values], float))
-
-
-def _sweep(diagnosis: DiagnosisFile) -> Group:
-    """The values of mu that were tried, and the suggested one."""
-
-    def label(point: SweepPoint) -> str:
-        suggested = point.mu == diagnosis.suggested_mu
-        return f"mu = {point.mu:g}" + (" (suggested)" if suggested else "")
-
-    sweep = diagnosis.sweep
-    looks = styles(map(label, sweep))
-    lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
-    x, y = MEASURES["round"], MEASURES["train_loss"]
-    drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
-    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
-    header = ["mu", "loss, last quarter", "expected above the best at the end"]
-    tried = Table("The values of mu tried", header, rows)
-    note = "No value of mu is suggested."
-    if diagnosis.suggested_mu is not None:
-        note = f"Suggested: mu = {diagnosis.suggested_mu:g}."
-    if diagnosis.theory_mu is not None:
-        note += f" Theory requires a mu above {diagnosis.theory_mu:.3g}."
-    return Group("Diagnosis: which mu", looks, [drawn], [tried], note)

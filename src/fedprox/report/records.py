@@ -11,7 +11,7 @@ from typing import Any, NoReturn, get_type_hints
 from pydantic import ConfigDict, TypeAdapter
 
 from fedprox.measures import KINDS
-from fedprox.report.settings import apart, is_simple
+from fedprox.report.rows import apart, is_simple
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -136,16 +136,8 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """All records of some runs as flat rows, for a data frame.
 
     Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
-    method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
-    `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
-    (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
-    `validation_accuracy`), only if clients have devices (`time`) or rounds are asynchronous
-    (`staleness`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`), only with compression (`bits_up`), only with privacy (`epsilon`, `delta`), only if
-    clients have models of their own (`personal_clients`, `personal_loss`, `personal_accuracy`,
-    `personal_accuracy_worst`, `newcomer_loss`, `newcomer_accuracy`) or only with
-    `Evaluation(by_client=True)` (`client_accuracy_mean`, `client_accuracy_std`,
-    `client_accuracy_worst`, `client_accuracy_best`) are omitted if no record has them.
+    method does not have, such as mu, is NaN. Keys that exist only with some setting, such as `time`
+    with a population (see :class:`fedprox.Record`), are omitted if no record has them.
 
     If the runs are of several experiments, each simple setting in which these differ, such as
     `systems.stragglers`, is a further key at the end.

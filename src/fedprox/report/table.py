@@ -14,15 +14,12 @@ from rich.text import Text
 from fedprox.errors import require
 from fedprox.measures import MEASURES, measure_of
 from fedprox.report.records import has, highest, value_of
-from fedprox.report.settings import apart, is_simple
+from fedprox.report.rows import by_label
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""
-
-MOST_SAID = 3
-"""The most settings that the name of a row says."""
 
 
 class TextTable(Table):
@@ -52,54 +49,6 @@ def facts(rows: Iterable[Sequence[str]], style: str = "") -> TextTable:
     for row in rows:
         shown.add_row(*row)
     return shown
-
-
-def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each row or line: of one label and one experiment, one run for each seed.
-
-    If the runs are of several experiments that differ in few and simple settings, the names of the
-    rows say these settings.
-
-    >>> known = dict(method="fedavg", hparams={}, learning_rate=0.1, seed=0, label="fedavg")
-    >>> few, many = ({"systems": {"stragglers": share}} for share in (0.0, 0.5))
-    >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
-    ['fedavg · stragglers 0', 'fedavg · stragglers 0.5']
-    """
-    settings, names = apart(runs)
-    said = len(names) <= MOST_SAID and all(
-        is_simple(each.get(name)) for each in settings for name in names
-    )
-    grouped: dict[str, list[Run]] = {}
-    experiments: dict[str, dict[str, Any]] = {}
-    for run, each in zip(runs, settings, strict=True):
-        row = run.label
-        if said:
-            row = " · ".join([row, *(_said(name, each.get(name)) for name in names)])
-        known = experiments.setdefault(row, each)
-        require(
-            each == known,
-            f"runs: those of {run.label!r} are of experiments that differ in "
-            f"{', '.join(n for n in names if each.get(n) != known.get(n))}, which are no seeds "
-            "to average over; give the runs of one experiment at a time",
-        )
-        require(
-            run.seed not in [other.seed for other in grouped.setdefault(row, [])],
-            f"runs: {row!r} with seed {run.seed} is given more than once, which are no seeds to "
-            "average over; give each run once, and the runs of one experiment at a time",
-        )
-        grouped[row].append(run)
-    return grouped
-
-
-def _said(name: str, value: object) -> str:
-    """A setting in the name of a row."""
-    section, _, key = name.rpartition(".")
-    name = key if section in ("systems", "cohort", "solver") else name
-    if value is None or isinstance(value, bool):
-        text = {None: "none", True: "yes", False: "no"}[value]
-    else:
-        text = value if isinstance(value, str) else f"{value:g}"
-    return f"{name.replace('_', ' ')} {text}"
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:

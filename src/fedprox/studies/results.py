@@ -12,7 +12,7 @@ from fedprox.files.lock import NAME as LOCK
 from fedprox.files.whole import write_whole
 from fedprox.measures import measure_of
 from fedprox.report.archive import read_archive
-from fedprox.report.charts import chart, styles
+from fedprox.report.charts import Group, chart, styles
 from fedprox.report.compare import (
     Difference,
     Groups,
@@ -25,15 +25,14 @@ from fedprox.report.compare import (
     winners_of,
 )
 from fedprox.report.directory import write_figure
-from fedprox.report.exports import csv_text
-from fedprox.report.figure import axis_of
+from fedprox.report.exports import Table, csv_text
+from fedprox.report.figure import axis_of, study_figure
 from fedprox.report.lines import curves
 from fedprox.report.live import FILES, STUDY
-from fedprox.report.page import Group, Table, write_report
+from fedprox.report.page import write_report
 from fedprox.report.records import records
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
-from fedprox.studies.figure import study_figure
 from fedprox.studies.grid import METHOD
 from fedprox.studies.run import Outcome, relabelled
 from fedprox.studies.table import StudyTable, caption_of, cell_text
