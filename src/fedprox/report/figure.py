@@ -77,7 +77,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
     panels = {name: lines for name in names if (lines := curves(groups, x, name))}
     drawn = NotebookFigure(figsize=(4 * max(len(panels), 1), 3.8), layout="constrained")
     axes = drawn.subplots(1, max(len(panels), 1), squeeze=False)[0]
-    handles = {}
+    handles: dict[str, Any] = {}
     for axis, (name, lines) in zip(axes, panels.items(), strict=False):
         handles |= _draw_panel(axis, measure_of(name).title, lines, looks, x, measure_of(name))
         axis.yaxis.label.set_fontsize(8)
@@ -132,7 +132,7 @@ def _draw_panel(
     axis: "Axes",
     title: str,
     lines: Sequence[Line],
-    looks: Mapping[str, Mapping[str, str]],
+    looks: Mapping[str, Mapping[str, Any]],
     x: str,
     y: Measure,
 ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -224,7 +224,7 @@ def _plans(plan: Plan) -> Iterator[Plan]:
     for factor in LARGER:
         if factor * mean > plan.clients:
             continue
-        scaled = {
+        scaled: dict[str, Any] = {
             name: factor * value
             for name, value in (
                 ("capacity", privacy.capacity),

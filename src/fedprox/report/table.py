@@ -150,9 +150,6 @@ def _columns(
     def known(name: str) -> bool:
         return any(has(run.final, name) for run in runs)
 
-    def until(reach: Callable[[Run, Target], float | None], name: str, *forms: str) -> Any:
-        return partial(_until, target, reach, name, *forms)
-
     columns: dict[str, Callable[[Sequence[Run]], str]]
     columns = {
         measure.header: partial(_measured, name)
@@ -166,10 +163,11 @@ def _columns(
         columns[name.replace("_", " ")] = partial(_measured, name)
     if known("epsilon"):
         columns["epsilon"] = _spent
-    columns[f"rounds to {target or 'target'}"] = until(Run.rounds_to, "round", "{:.1f}", "{}")
+    goal, until = target or "target", partial(_until, target)
+    columns[f"rounds to {goal}"] = partial(until, Run.rounds_to, "round", "{:.1f}", "{}")
     if known("time"):
-        columns[f"time to {target or 'target'}"] = until(Run.time_to, "time", "{:.0f}", "{:.0f}")
-    columns["models sent"] = until(Run.models_to, "communication", "{:.1f}", "{}")
+        columns[f"time to {goal}"] = partial(until, Run.time_to, "time", "{:.0f}", "{:.0f}")
+    columns["models sent"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
     columns["seconds"] = _seconds
     return columns
 
