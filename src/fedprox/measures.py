@@ -123,11 +123,11 @@ MEASURES = {
 COSTS = tuple(name for name, measure in MEASURES.items() if measure.cost)
 """The measures against which others are drawn."""
 
-LOSSES = ("train_loss", "test_loss", "validation_loss")
-ACCURACIES = ("test_accuracy", "validation_accuracy")
-
 KINDS = ("train", "test", "validation")
 """First words of measures on rows, as in `train_loss`."""
+
+LOSSES = tuple(f"{kind}_loss" for kind in KINDS)
+ACCURACIES = tuple(f"{kind}_accuracy" for kind in KINDS if kind != "train")
 
 
 def measure_of(name: str) -> Measure:

@@ -26,7 +26,6 @@ DASHES = ("solid", "dashed", "dotted")
 WRAPPED = 56
 """The most characters of a line of a label."""
 
-
 PER_ROW = 4
 """The most panels side by side."""
 
@@ -84,12 +83,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
     labels = [fill(label, WRAPPED, subsequent_indent="  ") for label in handles]
     rows = sum(label.count("\n") + 1 for label in labels)
     drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-rows // len(axes)) + 0.2)
-    _explain_lines(
-        drawn,
-        explained(groups.values()),
-        dict(zip(labels, handles.values(), strict=True)),
-        len(axes),
-    )
+    _explain_lines(drawn, explained(groups.values()), handles, labels, len(axes))
     return drawn
 
 
@@ -119,7 +113,7 @@ def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
         unused.remove()
     longest = max(map(len, handles), default=1)
     columns = max(1, int(inches / (0.6 + INCHES * longest)))
-    _explain_lines(drawn, explained(seeds), handles, columns)
+    _explain_lines(drawn, explained(seeds), handles, list(handles), columns)
     return drawn
 
 
@@ -153,13 +147,15 @@ def _draw_panel(
     return handles
 
 
-def _explain_lines(drawn: "Figure", caption: str, handles: Mapping[str, Any], columns: int) -> None:
-    """Add the legend below a figure's panels, and a caption above them."""
+def _explain_lines(
+    drawn: "Figure", caption: str, lines: Mapping[str, Any], labels: Sequence[str], columns: int
+) -> None:
+    """Add the legend of some lines below a figure's panels, and a caption above them."""
     if caption:
         drawn.suptitle(caption, fontsize=9)
     legend = drawn.legend(
-        list(handles.values()),
-        list(handles),
+        list(lines.values()),
+        labels,
         loc="outside lower center",
         ncols=columns,
         fontsize=8,

@@ -166,37 +166,34 @@ class _Trainer:
         method, points, point = cell.method, cell.points, None
         if len(points) > 1:
             where = name if tuning.seeds is None else f"{name}@tuning"
-            runs, folders = self._groups(cell, method, tuning.seeds or seeds, where)
-            labels, label = (
-                list(dict.fromkeys(run.label for run in runs)),
-                _chosen(cell, runs, tuning),
-            )
+            runs, folders = self._train_seeds(cell, method, tuning.seeds or seeds, where)
+            labels, label = list(dict.fromkeys(r.label for r in runs)), _chosen(cell, runs, tuning)
             point = points[labels.index(label)]
             method = _fixed(cell, point)
             runs = [run for run in runs if run.label == label]
         if point is None or tuning.seeds is not None:
-            runs, folders = self._groups(cell, method, seeds, name, point)
-        for seed in more:
-            folders.append(f"{name}@seed-{seed}")
-            (run,) = self._train(cell, method, [seed], folders[-1], point)
-            runs.append(relabelled(run, runs[0].label))
-        return Outcome(cell.levels, runs, len(points), folders)
+            runs, folders = self._train_seeds(cell, method, seeds, name, point)
+        further, others = self._train_seeds(cell, method, more, name, point, apart=True)
+        runs += [relabelled(run, runs[0].label) for run in further]
+        return Outcome(cell.levels, runs, len(points), folders + others)
 
     def end(self) -> None:
         """Write the last status of a study that is stopped or fails."""
         if self._status is not None:
             self._status.end()
 
-    def _groups(
+    def _train_seeds(
         self,
         cell: Cell,
         method: Algorithm,
         seeds: Sequence[int],
         name: str,
         point: Mapping[str, float] | None = None,
+        *,
+        apart: bool = False,
     ) -> tuple[list[Run], list[str]]:
         """The runs of all seeds, in one call unless data depend on the seed, and their folders."""
-        if not cell.data_per_seed:
+        if not (apart or cell.data_per_seed):
             return self._train(cell, method, seeds, name, point), [name]
         names = {seed: f"{name}@seed-{seed}" for seed in seeds}
         trained = [self._train(cell, method, [s], n, point) for s, n in names.items()]
