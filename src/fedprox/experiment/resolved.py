@@ -13,7 +13,7 @@ from fedprox.errors import InputError, require, require_whole, shown
 from fedprox.experiment.messages import Section, Table, build, check
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.schema import SCALES, SCHEDULES, named, optimizer_keys, with_optimizers
-from fedprox.experiment.sections import PARTS, Experiment, LoraSection, SolverSection
+from fedprox.experiment.sections import ARGUMENTS, Experiment, LoraSection, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.frozen import freeze, lora
 from fedprox.messages.attack import Attack
@@ -33,9 +33,6 @@ from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
@@ -72,23 +69,15 @@ def train(
     experiment: Experiment,
     resolved: Resolved,
     callbacks: Sequence[Callback] = (),
-    devices: int | None = None,
-    checkpoints: Checkpoints | None = None,
-    progress: bool = True,
-    stop: Callable[[Record], bool] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
 ) -> list[Run]:
-    """Run a resolved experiment; see `fedprox.simulate`."""
+    """Run a resolved experiment, with further arguments of `fedprox.simulate`."""
     return simulate(
         **settings_of(experiment, resolved),
         methods=resolved.methods,
         seed=experiment.seed,
-        devices=devices,
-        checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
-        progress=progress,
-        on_progress=on_progress,
-        stop=stop,
+        **options,
     )
 
 
@@ -141,7 +130,7 @@ def resolve_with(
     federation and its `[data]` section. Initial parameters may be in the data folder.
     """
     solver, solver_table = solver_of(experiment.solver)
-    parts = {name: _part(name, getattr(experiment, name), data_dir) for name in PARTS}
+    parts = {name: _part(name, getattr(experiment, name), data_dir) for name in ARGUMENTS}
     methods = [
         method_of(table, experiment.solver, solver, f"method.{i}")
         for i, table in enumerate(experiment.method)

@@ -255,7 +255,7 @@ HEADERS = {
 }
 """How the sections of an experiment file are written."""
 
-PARTS = [
+ARGUMENTS = [
     name
     for name, field in Experiment.model_fields.items()
     if name in HEADERS and name != "solver" and hasattr(table_of(field), "makes")

@@ -138,10 +138,10 @@ Groups = Mapping[Levels, Mapping[str, Sequence[Run]]]
 """The runs of each method by its name, at each combination of the other factors' levels."""
 
 
-def at(levels: Levels) -> str:
+def in_words(levels: Levels) -> str:
     """Levels in words.
 
-    >>> at((("data", "mnist"), ("stragglers", "90 %")))
+    >>> in_words((("data", "mnist"), ("stragglers", "90 %")))
     'data mnist, stragglers 90 %'
     """
     return ", ".join(map(" ".join, levels))
@@ -227,7 +227,7 @@ def sentence_of(
         for each in differences
         if each.levels == dict(levels) and {each.method, each.other} == {best, other}
     )
-    where = f" at {at(levels)}" * bool(levels)
+    where = f" at {in_words(levels)}" * bool(levels)
     seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
     if not math.isfinite(found.difference):
         both = math.isnan(found.difference)

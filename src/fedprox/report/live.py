@@ -45,7 +45,7 @@ COSTS = ("rounds", "seconds", "bytes_down", "bytes_up")
 """What is summed for each node of a deployment."""
 
 
-class Status:
+class StatusWriter:
     """Writes statuses into a folder, and stops the training of a run or a study when asked to.
 
     Statuses are written at once, but for those that follow each other very fast. The status of a
@@ -80,7 +80,7 @@ class Status:
                 write_whole(self._folder / PROMETHEUS, prometheus(shown).encode())
 
 
-class Live(Status):
+class Live(StatusWriter):
     """Writes what is seen of a run, but nothing before its first record, and stops it if asked."""
 
     def __init__(

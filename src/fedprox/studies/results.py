@@ -18,9 +18,9 @@ from fedprox.report.compare import (
     Groups,
     Levels,
     Reading,
-    at,
     conclusions_of,
     differences_of,
+    in_words,
     reading_of,
     winners_of,
 )
@@ -360,7 +360,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
     groups, y = study._groups(), measure_of(study.measure)
     looks, x = styles(outcome.method for outcome in study.outcomes), axis_of(study.runs)
     charts = [
-        chart(at(levels) or y.title, y.note, lines, looks, measure_of(x), y)
+        chart(in_words(levels) or y.title, y.note, lines, looks, measure_of(x), y)
         for levels, methods in groups.items()
         if (lines := curves(methods, x, study.measure))
     ]

@@ -13,7 +13,7 @@ from fedprox.errors import InputError
 from fedprox.files.lock import locked
 from fedprox.report.compare import Levels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
-from fedprox.report.live import Status, clean_up, noted
+from fedprox.report.live import StatusWriter, clean_up, noted
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
@@ -156,7 +156,7 @@ class _Trainer:
     def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
-        self._status = None if place.out is None else Status(place.out)
+        self._status = None if place.out is None else StatusWriter(place.out)
 
     def outcome(
         self, cell: Cell, name: str, seeds: Sequence[int], more: Sequence[int], tuning: Tuning
