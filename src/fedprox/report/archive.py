@@ -158,18 +158,18 @@ def read_archive(path: Path) -> Archive:
         (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
     )
     experiment = _experiment(path / "experiment.toml")
-    diagnosis = _json(path / "diagnosis.json", DiagnosisFile)
+    diagnosis = read_json(path / "diagnosis.json", DiagnosisFile)
     times = read_summary(path)
     evaluated = experiment.get("evaluation", {}).get("model", "server")
     runs = _runs(path / "metrics.jsonl", times or [], evaluated)
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
-    clients = _json(path / "clients.json", list[RunClients])
+    clients = read_json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
 
 
 def read_summary(path: Path) -> list[RunTimes] | None:
     """The runs in a run directory's `summary.json`; None if that is not written yet."""
-    return _json(path / "summary.json", list[RunTimes])
+    return read_json(path / "summary.json", list[RunTimes])
 
 
 def _experiment(path: Path) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
     return list(runs.values())
 
 
-def _json(path: Path, kind: type[T]) -> T | None:
+def read_json(path: Path, kind: type[T]) -> T | None:
     """A JSON file's checked content; None if there is no such file."""
     if not path.is_file():
         return None

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 LATEX = {
@@ -44,6 +44,11 @@ def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterabl
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def csv_of(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as comma-separated values."""
+    return csv_text(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -19,7 +19,7 @@ from fedprox.report.archive import Archive, read_archive
 from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
 from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
 from fedprox.report.diagnosis import diagnosis_groups
-from fedprox.report.exports import Table, csv_text
+from fedprox.report.exports import Table, csv_of
 from fedprox.report.lines import curves, explained
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import highest, records, value_of
@@ -207,8 +207,7 @@ def _results(archive: Archive) -> Table:
     lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     finals = records([replace(run, history=[run.model_record]) for run in runs])
-    values = csv_text(list(finals[0]), [list(row.values()) for row in finals])
-    return Table(caption, [str(c.header) for c in columns], rows, csv=values)
+    return Table(caption, [str(c.header) for c in columns], rows, csv=csv_of(finals))
 
 
 def _conclusions(archive: Archive) -> list[str]:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from fedprox.errors import InputError, require, shown
 from fedprox.files.lock import NAME as LOCK
 from fedprox.files.whole import write_whole
 from fedprox.measures import measure_of
-from fedprox.report.archive import read_archive
+from fedprox.report.archive import read_archive, read_json
 from fedprox.report.charts import Group, chart, styles
 from fedprox.report.compare import (
     Difference,
@@ -25,7 +25,7 @@ from fedprox.report.compare import (
     winners_of,
 )
 from fedprox.report.directory import write_figure
-from fedprox.report.exports import Table, csv_text
+from fedprox.report.exports import Table, csv_of
 from fedprox.report.figure import axis_of, study_figure
 from fedprox.report.lines import curves
 from fedprox.report.live import FILES, STUDY
@@ -303,12 +303,10 @@ class Study:
 
 def _content(folder: Path) -> _File:
     """What the file of a study says."""
-    path = folder / NAME
-    require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
-    try:
-        return TypeAdapter(_File).validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+    content = read_json(folder / NAME, _File)
+    if content is None:
+        raise InputError(f"{folder}: no {NAME}; not the folder of a complete study")
+    return content
 
 
 def first_seeds(out: Path, seeds: list[int]) -> list[int]:
@@ -338,8 +336,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
     )
     # first, since it marks the folder as that of a study
     write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
-    table, rows = study.table(), study.records()
-    records_csv = csv_text(list(rows[0]), [list(row.values()) for row in rows])
+    table, records_csv = study.table(), csv_of(study.records())
     for name, text in {
         "records.csv": records_csv,
         "table.txt": f"{study}\n",
