@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
 from fedprox.report.paired import evidence_of, holm, interval
-from fedprox.report.records import has, value_of
+from fedprox.report.records import comparable, has, value_of
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
@@ -69,12 +69,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
             return math.nan if value is None else value
 
         return Reading(name, reached, lower=True, digits=1, missing="did not reach it")
-    final = runs[0].final
-    known = [
-        name
-        for name, value in {**final._asdict(), **final.metrics}.items()
-        if isinstance(value, int | float) and name not in ("seed", "round", "learning_rate")
-    ]
+    known = comparable(runs[0].final)
     require(
         measure in known,
         f"measure = {shown(measure)}; records have {', '.join(known)}",

@@ -31,7 +31,7 @@ from fedprox.model import Model
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import hparam_keys, json_number, metrics_line
+from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -335,17 +335,6 @@ def write_clients(
     _write_json(path / "clients.json", table)
 
 
-MEASURED = [
-    name
-    for name in Record._fields
-    if name.startswith(
-        ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
-    )
-    or name in ("gradient_variance", "dissimilarity", "gamma_mean", "gamma_max")
-]
-"""The measures of the last record in `summary.json`, as `final_NAME`."""
-
-
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
     """A run as one JSON object of `summary.json`."""
     final = metrics_line(run.final)
@@ -358,7 +347,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "rounds": run.final.round,
         "model_round": run.model_round,
         "diverged_at": run.diverged_at,
-        **{f"final_{key}": final[key] for key in (*MEASURED, *run.final.metrics) if key in final},
+        **{f"final_{key}": final[key] for key in (*AT_THE_END, *run.final.metrics) if key in final},
         **{key: final[key] for key in ("bits_up", "epsilon", "delta") if key in final},
         **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,

@@ -22,6 +22,19 @@ OPTIONAL = [
 ]
 """Keys that not all experiments have."""
 
+KEYS = Record._fields
+"""The names of what a record holds, but of the model's metrics."""
+
+AT_THE_END = [
+    name
+    for name in KEYS
+    if name.startswith(
+        ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
+    )
+    or name in ("gradient_variance", "dissimilarity", "gamma_mean", "gamma_max")
+]
+"""The measures of the last record in `summary.json`, as `final_NAME`."""
+
 HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
 
@@ -45,7 +58,7 @@ def value_of(record: Record, name: str) -> float:
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in Record._fields else others.get(name)
+    value = getattr(record, name) if name in KEYS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -55,13 +68,20 @@ def highest(history: Iterable[Record], name: str) -> float:
     return max(filter(math.isfinite, values), default=math.nan)
 
 
+def comparable(record: Record) -> list[str]:
+    """The names of a record's measures and metrics that are numbers."""
+    numbers = {**record._asdict(), **record.metrics}
+    others = ("seed", "round", "learning_rate")
+    return [n for n, v in numbers.items() if isinstance(v, int | float) and n not in others]
+
+
 def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     """Hyperparameters by their keys in the files; FedExp's epsilon is not that of privacy.
 
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in Record._fields) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in KEYS) + name: value for name, value in hparams.items()}
 
 
 def json_number(value: Any) -> Any:
@@ -117,7 +137,7 @@ def read_record(line: bytes) -> Record:
             fields["metrics"][key] = number
         elif value is not None:
             name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in Record._fields else key] = value
+            fields["hparams"][name if name in KEYS else key] = value
     return RECORD.validate_python(fields, strict=True)
 
 
