@@ -28,10 +28,9 @@ from fedprox.experiment import (
     read_experiment,
     resolve,
 )
-from fedprox.experiment.messages import HEADERS
-from fedprox.experiment.named import named
 from fedprox.experiment.resolved import solver_of
-from fedprox.experiment.sections import NAMED
+from fedprox.experiment.schema import named
+from fedprox.experiment.sections import HEADERS, NAMED
 from fedprox.models import MODELS
 from fedprox.simulation.loop import local
 from tests.test_cli import SMALL

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 import fedprox as fp
 from fedprox.diagnostics.clients import client_measures
 from fedprox.metrics import TAKEN, Metric, weighted_sums
-from fedprox.report.archive import read_record
-from fedprox.report.directory import RunDirectory, metrics_line, write_clients
+from fedprox.report.directory import RunDirectory, write_clients
+from fedprox.report.records import metrics_line, read_record
 from tests.quadratics import one_run
 
 Vector = NDArray[np.float64]

@@ -13,7 +13,7 @@ import tomli_w
 
 import fedprox as fp
 from fedprox.experiment import parse, read_experiment, resolve
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line
 from fedprox.solver import TOGETHER
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, ragged_quadratics
 

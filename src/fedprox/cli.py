@@ -20,13 +20,7 @@ from typer.core import TyperCommand
 
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
-from fedprox.commands.runs import (
-    file_and_folder,
-    print_start,
-    resume_command,
-    show_results,
-    train_into,
-)
+from fedprox.commands.runs import file_and_folder, resume_command, train_into
 from fedprox.commands.shared import (
     DataDir,
     Devices,
@@ -38,8 +32,8 @@ from fedprox.commands.shared import (
     Resume,
     Settings,
     say,
+    standard_console,
 )
-from fedprox.commands.shared import standard_console as _console
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
 from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
@@ -63,12 +57,18 @@ from fedprox.files.whole import write_whole
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.privacy.setting import check_delta, delta_warnings
-from fedprox.report.data import catalogue_table, data_figure, statistics_table
+from fedprox.report.data import (
+    catalogue_table,
+    data_figure,
+    population_figure,
+    population_words,
+    statistics_table,
+    work_seconds,
+)
 from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
-from fedprox.report.population import population_figure, population_words, work_seconds
 from fedprox.report.privacy import Plan, examples_page, privacy_page
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol
@@ -210,14 +210,11 @@ def run(
         extend=resumed,
         client_records=resolved.evaluation.client_records,
     )
-    done = resumed and directory.complete and directory.extended is None
-    allgather(done)
-    if done:
+    allgather(directory.done)
+    if directory.done:
         console.print(f"{printable(folder)} is complete; nothing to do")
         return
-    print_start(console, directory, resumed=resumed)
-    runs = train_into(directory, train_methods, resolved, checkpoints, loggers)
-    show_results(console, directory, runs, resolved.target, checkpoints)
+    train_into(console, directory, train_methods, resolved, checkpoints, loggers)
 
 
 def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: int | None) -> None:
@@ -225,7 +222,7 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
     use_cpu_devices(file.clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
     require_backend()
-    console = _console()
+    console = standard_console()
     try:
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
     except Stopped as stopped:
@@ -308,8 +305,7 @@ def diagnose(
     Bad input is reported in one line, with exit status 2.
     """
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
-    require(seeds, "seed: none given; at least one is needed")
+    require(experiment.seeds, "seed: none given; at least one is needed")
     folder = out or Path("runs") / f"{file.stem}-diagnosis"
     with RunDirectory(folder, resolved.table) as directory:
         diagnosis = run_diagnosis(
@@ -321,7 +317,7 @@ def diagnose(
             population=resolved.population,
             rounds=experiment.rounds,
             evaluation=resolved.evaluation,
-            seed=seeds[0],
+            seed=experiment.seeds[0],
             initial=resolved.initial,
         )
         directory.diagnosis(diagnosis.document())
@@ -351,8 +347,8 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
         if resolved.privacy.unit == "example":
-            seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
-            protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(seeds))
+            settings_ = settings_of(experiment, resolved)
+            protocol = Protocol(**settings_, seeds=tuple(experiment.seeds))
             page = examples_page(checked_methods(protocol, resolved.methods))
         else:
             page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
@@ -373,7 +369,7 @@ def _prepare(
     if join:
         join()
     require_backend()
-    console = Console(quiet=True) if jax.process_index() else _console()
+    console = Console(quiet=True) if jax.process_index() else standard_console()
     with Bar("loading the data"):
         resolved = resolve(experiment, data_dir)
     return console, experiment, resolved
@@ -388,7 +384,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set that `data
 @data.command("list", cls=_Command)
 def list_data(data_dir: DataDir = None) -> None:
     """List all data sets: content, papers, partitions, and where the files are."""
-    _console().print(catalogue_table(data_dir))
+    standard_console().print(catalogue_table(data_dir))
 
 
 @data.command("fetch", cls=_Command)
@@ -453,7 +449,7 @@ def describe_data(
     if name.endswith(".toml"):
         _describe_experiment(Path(name), settings, data_dir, out)
         return
-    console = _console()
+    console = standard_console()
     table: dict[str, Any] = {}
     for setting in settings or ():
         apply_setting(table, setting)
@@ -477,11 +473,9 @@ def _describe_experiment(
     name = str(table.get("name", ""))
     console.print(statistics_table(federation, name, table.get("partition", "")))
     if resolved.population is not None:
-        seed = experiment.seed[0] if isinstance(experiment.seed, list) else experiment.seed
         seconds, hours = work_seconds(
-            *(resolved.population, federation, resolved.model),
-            *(resolved.methods[0], resolved.solver, seed),
-            resolved.compression,
+            *(resolved.population, federation, resolved.model, resolved.methods[0]),
+            *(resolved.solver, experiment.seeds[0], resolved.compression),
         )
         title = f"{file}: {resolved.methods[0].name}, devices"
         drawn["population"] = population_figure(seconds, hours, title)

@@ -28,7 +28,14 @@ from fedprox.metrics import Metric
 class Measure(NamedTuple):
     """A number that records have for each evaluated round, in words and as an axis with symbols.
 
-    Neither smaller nor larger values are better if `lower_is_better` is None.
+    Attributes:
+        title: Its name in words, as a title.
+        axis: Its axis, with symbols.
+        lower_is_better: Whether smaller values are better; None if neither is.
+        note: What it is, in a sentence.
+        percent: Whether it is a fraction, shown in per cent.
+        header: Header of its column in the table of results; "" for a measure without one.
+        cost: Whether it grows with the rounds, so that other measures are drawn against it.
     """
 
     title: str
@@ -36,32 +43,46 @@ class Measure(NamedTuple):
     lower_is_better: bool | None = None
     note: str = ""
     percent: bool = False
+    header: str = ""
+    cost: bool = False
 
 
-def _accuracy(title: str, note: str, axis: str = "test accuracy") -> Measure:
-    return Measure(title, axis, lower_is_better=False, note=note, percent=True)
+def _accuracy(title: str, note: str, header: str = "", axis: str = "test accuracy") -> Measure:
+    return Measure(title, axis, lower_is_better=False, note=note, percent=True, header=header)
 
 
-def _loss(title: str, note: str, axis: str = "loss") -> Measure:
-    return Measure(title, axis, lower_is_better=True, note=note)
+def _loss(title: str, note: str) -> Measure:
+    return Measure(title, "loss", lower_is_better=True, note=note)
+
+
+def _cost(title: str, axis: str, note: str) -> Measure:
+    return Measure(title, axis, note=note, cost=True)
 
 
 MEASURES = {
-    "train_loss": _loss("training loss", "Over the training rows.", "f(w)"),
+    "train_loss": Measure(
+        "training loss",
+        "f(w)",
+        lower_is_better=True,
+        note="Over the training rows.",
+        header="train loss",
+    ),
     "validation_loss": _loss("validation loss", "Over the validation rows."),
     "test_loss": _loss("test loss", "Over the test rows."),
     "validation_accuracy": _accuracy(
         "validation accuracy",
         "Over the validation rows, which targets and the best round are read on.",
         "validation accuracy",
+        "validation accuracy",
     ),
-    "test_accuracy": _accuracy("test accuracy", "Over the test rows."),
+    "test_accuracy": _accuracy("test accuracy", "Over the test rows.", "test accuracy"),
     "client_accuracy_mean": _accuracy(
         "client accuracy, mean", "Mean test accuracy of the clients, each of which counts once."
     ),
     "client_accuracy_worst": _accuracy(
         "client accuracy, worst 10 %",
         "Mean test accuracy of the worst tenth of the clients in each round.",
+        "worst 10 %",
     ),
     "client_accuracy_best": _accuracy(
         "client accuracy, best 10 %",
@@ -70,6 +91,7 @@ MEASURES = {
     "personal_accuracy": _accuracy(
         "accuracy of own models",
         "Over the test rows of the clients that have a model of their own.",
+        "own models",
     ),
     "personal_accuracy_worst": _accuracy(
         "own models, worst 10 %",
@@ -103,27 +125,28 @@ MEASURES = {
         lower_is_better=True,
         note="Epsilon of the (epsilon, delta)-differential privacy of clients or examples.",
     ),
-    "round": Measure("round", "round"),
-    "time": Measure("time", "seconds", note="Seconds by the clients' devices so far."),
-    "bits_up": Measure(
-        "upload", "bits sent by clients", note="Bits of all messages of clients so far."
-    ),
-    "total_steps": Measure(
-        "client work", "mini-batch steps", note="Mini-batch steps of all clients so far."
-    ),
-    "communication": Measure(
+    "round": _cost("round", "round", ""),
+    "time": _cost("time", "seconds", "Seconds by the clients' devices so far."),
+    "communication": _cost(
         "communication",
         "communication (FedAvg rounds)",
-        note="Models sent and returned, in units of a FedAvg round.",
+        "Models sent and returned, in units of a FedAvg round.",
+    ),
+    "bits_up": _cost("upload", "bits sent by clients", "Bits of all messages of clients so far."),
+    "total_steps": _cost(
+        "client work", "mini-batch steps", "Mini-batch steps of all clients so far."
     ),
 }
 """The measures by their names in `metrics.jsonl`; a model's metrics are further ones."""
 
-LOSSES = ("train_loss", "test_loss", "validation_loss")
-ACCURACIES = ("test_accuracy", "validation_accuracy")
+COSTS = tuple(name for name, measure in MEASURES.items() if measure.cost)
+"""The measures against which others are drawn."""
 
 KINDS = ("train", "test", "validation")
 """First words of measures on rows, as in `train_loss`."""
+
+LOSSES = tuple(f"{kind}_loss" for kind in KINDS)
+ACCURACIES = tuple(f"{kind}_accuracy" for kind in KINDS if kind != "train")
 
 
 def measure_of(name: str) -> Measure:
@@ -137,7 +160,7 @@ def measure_of(name: str) -> Measure:
 
 
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
-    """Whether smaller values of a loss, an accuracy or a metric are better.
+    """Whether smaller values of a loss, an accuracy or one of a model's metrics are better.
 
     >>> lower_is_better("train_loss", {}), lower_is_better("test_accuracy", {})
     (True, False)
@@ -149,7 +172,7 @@ def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:
 def measures(
     metrics: Mapping[str, Metric], *, accuracy: bool, test: bool, validation: bool = False
 ) -> tuple[str, ...]:
-    """The names of all measures that records have.
+    """The names of the measures of a model on rows, some of which are for tests or validation.
 
     >>> measures({}, accuracy=True, test=True)
     ('train_loss', 'test_loss', 'test_accuracy')

@@ -23,7 +23,7 @@ from fedprox.diagnostics.diagnosis import (
 )
 from fedprox.measures import dissimilarity
 from fedprox.model import weighted_loss
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line
 from fedprox.simulation.config.protocol import initial_params
 from tests.test_cli import SMALL, fedprox, record, status
 

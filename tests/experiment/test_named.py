@@ -9,9 +9,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms import ALGORITHMS, Algorithm
-from fedprox.experiment.named import named
-from fedprox.experiment.optimizers import is_optimizer
-from fedprox.experiment.schema import keys_of
+from fedprox.experiment.schema import is_optimizer, keys_of, named
 from fedprox.solver import Solver, name_of
 
 MODULE = '''

@@ -28,18 +28,13 @@ from fedprox.files.whole import write_whole
 from fedprox.measures import MEASURES, Measure
 from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
-from fedprox.report.archive import read_archive, read_record
+from fedprox.report.archive import read_archive
 from fedprox.report.charts import chart, ranked, styles
-from fedprox.report.directory import (
-    metrics_line,
-    model_file,
-    summarise,
-    write_clients,
-    write_figure,
-)
+from fedprox.report.directory import model_file, summarise, write_clients, write_figure
 from fedprox.report.figure import figure
 from fedprox.report.lines import Line
 from fedprox.report.page import overlay, section, write_report
+from fedprox.report.records import metrics_line, read_record
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from tests import browser as driving
@@ -475,11 +470,19 @@ def drawn(lines: Sequence[Line], y: Measure = Measure("", "y")) -> charts.Chart:
     return chart("t", "n", lines, styles(line.label for line in lines), MEASURES["round"], y)
 
 
+def lines_of(shown: charts.Chart) -> list[dict[str, Any]]:
+    return list(shown.data["lines"])
+
+
 def test_a_line_is_the_mean_and_its_band_one_deviation() -> None:
     x = np.arange(3.0)
     values = np.array([[1.0, 2.0, 6.0], [3.0, 2.0, 2.0], [2.0, 2.0, 4.0]])
-    (line,) = drawn([Line("a", x, values)]).curves
-    assert line == ("a", [0, 1, 2], [2, 2, 4], [1, 2, 2], [3, 2, 6])
+    (line,) = lines_of(drawn([Line("a", x, values)]))
+    assert line["label"] == "a"
+    assert [line[key] for key in ("x", "y", "low", "high")] == [
+        *([0, 1, 2], [2, 2, 4]),
+        *([1, 2, 2], [3, 2, 6]),
+    ]
 
 
 def test_bands_are_those_of_the_table(folder: Path) -> None:
@@ -488,8 +491,7 @@ def test_bands_are_those_of_the_table(folder: Path) -> None:
     assert shown.results is not None
     assert "mean ± standard deviation over 2 seeds" in shown.results.caption
     (accuracy,) = (c for c in shown.groups[0].charts if c.title == "Test accuracy")
-    ends = (each[-1] for each in accuracy.curves[0][2:])
-    mean, low, high = (float(end or 0) for end in ends)
+    mean, low, high = (lines_of(accuracy)[0][key][-1] for key in ("y", "low", "high"))
     deviation = (high - low) / 2
     assert deviation > 0
     assert shown.results.rows[0][2] == f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
@@ -500,20 +502,20 @@ def test_bands_are_those_of_the_table(folder: Path) -> None:
 
 def test_a_band_on_a_logarithmic_axis_is_cut_off_at_the_least_value() -> None:
     shown = drawn([Line("a", np.arange(2.0), np.array([[100.0, 1.0], [100.0, 30.0]]))])
-    (line,) = shown.curves
-    assert shown.y.log
-    assert line.y == [100.0, 15.5]
-    assert (line.low, line.high) == ([100, 1], [100, 36.006])
+    (line,) = lines_of(shown)
+    assert shown.data["y"]["log"]
+    assert line["y"] == [100.0, 15.5]
+    assert (line["low"], line["high"]) == ([100, 1], [100, 36.006])
 
 
 def test_what_is_not_finite_is_a_gap() -> None:
     values = np.array([[1.0, np.inf, 2.0, 3.0], [1.0, 1.0, 2.0, 5.0]])
-    (line,) = drawn([Line("a", np.arange(4.0), values)]).curves
-    assert line.y == [1.0, None, 2.0, 4.0]
-    assert line.low == [1, None, 2, 2.5858]
-    assert line.high == [1, None, 2, 5.4142]
-    (line,) = drawn([Line("a", np.arange(4.0), values[:1])]).curves
-    assert (line.y, line.low) == ([1.0, None, 2.0, 3.0], [])
+    (line,) = lines_of(drawn([Line("a", np.arange(4.0), values)]))
+    assert line["y"] == [1.0, None, 2.0, 4.0]
+    assert line["low"] == [1, None, 2, 2.5858]
+    assert line["high"] == [1, None, 2, 5.4142]
+    (line,) = lines_of(drawn([Line("a", np.arange(4.0), values[:1])]))
+    assert (line["y"], line["low"]) == ([1.0, None, 2.0, 3.0], [])
 
 
 @pytest.mark.parametrize(
@@ -531,9 +533,9 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
     values: list[float], percent: bool, log: bool
 ) -> None:
     line = Line("a", np.arange(2.0), np.array([values]))
-    axis = drawn([line], Measure("", "y", percent=percent)).y
-    assert axis.log is log
-    assert axis.title == ("y (log scale)" if log else "y")
+    axis = drawn([line], Measure("", "y", percent=percent)).data["y"]
+    assert axis["log"] is log
+    assert axis["title"] == ("y (log scale)" if log else "y")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (3e-4, 0.2), (0.02, 4000.0), (0.5, 1e9)])
@@ -582,7 +584,7 @@ def test_clients_are_ranked() -> None:
 
 def test_more_labels_than_colours_still_look_different() -> None:
     looks = styles(str(i) for i in range(32))
-    assert len(set(looks.values())) == 32
+    assert len({(look["colour"], look["dash"]) for look in looks.values()}) == 32
 
 
 def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> None:
@@ -612,11 +614,11 @@ def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: P
     for name, runs in (("plain", [make_run()]), ("fair", [run])):
         archive = read_archive(write_run(tmp_path / name, runs))
         (against, _) = section(archive, styles(["fedavg"])).groups
-        drawn = {chart.title: chart.curves for chart in against.charts}
+        drawn = {chart.title: lines_of(chart) for chart in against.charts}
         assert set(titles) & drawn.keys() == (set(titles) if name == "fair" else set())
     for i, title in enumerate(titles):
         (line,) = drawn[title]
-        assert line.y == [0.1 * i, pytest.approx(0.1 * i + 1)]
+        assert line["y"] == [0.1 * i, pytest.approx(0.1 * i + 1)]
 
 
 def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> None:
@@ -626,7 +628,7 @@ def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> Non
     run.history = [record(round=t, **values, metrics=metrics) for t in range(2)]
     archive = read_archive(write_run(tmp_path / "run", [run]))
     against, _ = section(archive, styles(["fedavg"])).groups
-    drawn = {chart.title: chart.curves[0].y for chart in against.charts}
+    drawn = {chart.title: lines_of(chart)[0]["y"] for chart in against.charts}
     assert {"Test loss", "Validation loss", "Test f1", "Validation f1"} <= drawn.keys()
     assert drawn["Validation f1"] == [0.3, 0.3]
     assert "Train f1" not in drawn
@@ -638,7 +640,7 @@ def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     archive = read_archive(made)
     shown = section(archive, styles(r.label for r in archive.runs))
     (mu,) = (c for c in shown.groups[0].charts if c.title == "Mu in force")
-    assert mu.curves[0].y == [0.0, 0.1, 0.0]
+    assert lines_of(mu)[0]["y"] == [0.0, 0.1, 0.0]
 
 
 def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
@@ -655,7 +657,7 @@ def test_runs_of_several_directories_are_overlaid(tmp_path: Path) -> None:
     shown = overlay([read_archive(path) for path in made])
     lines = [f"{name}: {label}" for name in names for label in ("fedavg", "x")]
     assert list(shown.keys) == lines
-    assert len(set(shown.keys.values())) == len(lines)
+    assert len({tuple(look.values()) for look in shown.keys.values()}) == len(lines)
     titles = [c.title for c in shown.charts]
     assert titles == [
         "Training loss",
@@ -665,7 +667,7 @@ def test_runs_of_several_directories_are_overlaid(tmp_path: Path) -> None:
         "Inexactness gamma",
     ]
     for each in shown.charts:
-        assert [line.label for line in each.curves] == lines
+        assert [line["label"] for line in lines_of(each)] == lines
 
 
 def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -759,6 +761,21 @@ def test_a_report_says_who_won_by_paired_differences(tmp_path: Path) -> None:
     assert won("one", *first) == []
     assert won("cut", *first, *best, finished=False) == []
     assert won("unequal", *first, *best[1:]) == []
+
+
+def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> None:
+    runs = [
+        make_run(label, s, (3, last + s / 9))
+        for label, last in (("a", 2), ("b", 1))
+        for s in (0, 1)
+    ]
+    for run in runs:
+        run.history = [each._replace(test_accuracy=math.nan) for each in run.history]
+    shown = section(read_archive(write_run(tmp_path / "run", runs)), styles("ab"))
+    assert shown.conclusions == [
+        "b leads: training loss 1.0000 [1.0000, 1.0000] below a; 2 seeds are too few to say how "
+        "surely."
+    ]
 
 
 def test_tables_are_saved_as_csv_and_latex(folder: Path) -> None:

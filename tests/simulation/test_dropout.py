@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import fedprox as fp
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line
 from fedprox.simulation.compiled import layout
 from fedprox.streams import Purpose, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model

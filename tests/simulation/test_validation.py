@@ -22,8 +22,9 @@ from fedprox import Federation, InputError, Model, Rows, Target
 from fedprox.datasets import mapped, write_mapped
 from fedprox.experiment import parse, resolve
 from fedprox.model import top_1
-from fedprox.report.archive import read_archive, read_record
-from fedprox.report.directory import metrics_line, summarise
+from fedprox.report.archive import read_archive
+from fedprox.report.directory import summarise
+from fedprox.report.records import metrics_line, read_record
 from tests.quadratics import one_run
 from tests.test_cli import LOSSES, status
 

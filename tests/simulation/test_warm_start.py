@@ -12,7 +12,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.cli import main
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line
 
 FEDERATION = fp.datasets.synthetic(clients=4)
 MODEL = fp.models.logistic(FEDERATION)

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, SCHEDULES, Experiment, Key, keys, keys_of
 from fedprox.experiment.listing import rows_of
-from fedprox.experiment.messages import HEADERS, table_of
+from fedprox.experiment.messages import table_of
+from fedprox.experiment.sections import HEADERS
 
 OWN = {
     "data": "returns a `fedprox.Federation`",

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 
-from fedprox.commands.runs import file_and_folder, print_start, show_results, train_into
+from fedprox.commands.runs import file_and_folder, train_into
 from fedprox.commands.shared import (
     DataDir,
     Devices,
@@ -43,16 +44,17 @@ from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
+from fedprox.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
-from fedprox.report.network import network_line
 from fedprox.report.privacy import guarantee
+from fedprox.report.records import has, value_of
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
 from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress
 from fedprox.simulation.loop.train import Follow
-from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.record import Record, figures
 from fedprox.simulation.results.run import Run
 from fedprox.terminal.bar import Bar
 from fedprox.terminal.signals import answering
@@ -112,7 +114,8 @@ def deploy(
         "--allow: only with --local; the nodes of a federation have policies of their own",
     )
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
-    loggers = loggers_of(log or (), folder, resume=resume is not None)
+    resumed = resume is not None
+    loggers = loggers_of(log or (), folder, resume=resumed)
     defaults = {} if superlink is None else {"data": {"name": DEPLOYED}}
     experiment, console = read_experiment(file, settings or (), defaults), standard_console()
     require_backend()
@@ -121,11 +124,11 @@ def deploy(
     check_deployable(experiment)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     use_compilation_cache(cache_folder() / "xla")
-    checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resume is not None)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, checkpoint_every, resume=resumed)
     with ExitStack() as opened:
         # before the ledger is read, which another process may still write
         opened.enter_context(locked(folder))
-        ledger = Ledger(folder) if resume is None else read_ledger(folder)
+        ledger = read_ledger(folder) if resumed else Ledger(folder)
         names = list(ledger.clients) or (experiment.deployment.names if local is None else [])
         wanted = len(names) or local or experiment.deployment.nodes
         network = opened.enter_context(
@@ -133,30 +136,29 @@ def deploy(
         )
         conversation = Conversation(network, patience=experiment.deployment.patience)
         joined = join(conversation, wanted, partial(_show_joined, console, wanted), names=names)
-        if resume is not None:
+        if resumed:
             require_same_clients(f"--resume {resume}", ledger.clients, joined.clients)
         ledger.clients = joined.clients
         deployment = resolve_deployment(experiment, joined, ledger)
         directory = RunDirectory(
             *(folder, deployment.resolved.table),
             replace=force,
-            extend=resume is not None,
+            extend=resumed,
             lock=False,
         )
-        if resume is not None and directory.complete and directory.extended is None:
+        if directory.done:
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
         declared = [printable(declared_in_words(each)) for each in joined.descriptions]
         for line in (*declared, *_guarantee(deployment)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
-        print_start(console, directory, resumed=resume is not None)
 
         def write_ledger(_: Record) -> None:
-            if not directory.begun and resume is None:
+            if not directory.begun and not resumed:
                 ledger.write()
 
         def show(record: Record) -> None:
-            console.print(printable(network_line(record)), highlight=False, soft_wrap=True)
+            console.print(printable(_network_line(record)), highlight=False, soft_wrap=True)
 
         def train_methods(
             callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
@@ -165,8 +167,8 @@ def deploy(
             follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
             return run_deployment(conversation, deployment, follow)
 
-        runs = train_into(directory, train_methods, deployment.resolved, checkpoints, loggers)
-    show_results(console, directory, runs, deployment.resolved.target, checkpoints)
+        resolved = deployment.resolved
+        runs = train_into(console, directory, train_methods, resolved, checkpoints, loggers)
     if lines := without_updates(runs, conversation):
         for line in lines:
             say(line)
@@ -197,6 +199,29 @@ def _guarantee(deployment: Deployment) -> list[str]:
         return []
     (method,) = methods_of(deployment)
     return guarantee(method)
+
+
+def _network_line(record: Record) -> str:
+    """A record of a deployment in one line; with privacy it has epsilon in place of the clients.
+
+    >>> known = ("fedavg", "fedavg", {}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0, 0.1, 0.2)
+    >>> counts = (4, 0, 4, 0, 0, 70, 350, 5)
+    >>> network = {"a": {"node": "x"}, "b": {"node": "y"}}
+    >>> cost = {"seconds": 1.25, "bytes_down": 5200, "bytes_up": 5100, "nodes": 2}
+    >>> _network_line(Record(*known, *counts, network=network, **cost))
+    'fedavg, seed 0, round 5: train loss 0.5, test accuracy 90.00 %; 2 nodes, 2 clients, 1.2 s,
+     5.2 kB down, 5.1 kB up'
+    """
+    clients, nodes = len(record.network or {}), record.nodes or 0
+    used = f"{clients} client{'s' * (clients != 1)}"
+    if has(record, "epsilon"):
+        used = f"epsilon {rounded_up(value_of(record, 'epsilon'))}"
+    return (
+        f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
+        f"{nodes} node{'s' * (nodes != 1)}, {used}, "
+        f"{record.seconds or 0.0:.1f} s, {decimal(record.bytes_down or 0)} down, "
+        f"{decimal(record.bytes_up or 0)} up"
+    )
 
 
 def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:

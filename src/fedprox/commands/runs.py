@@ -12,16 +12,15 @@ import jax
 from rich.console import Console
 
 from fedprox.errors import InputError, printable, require
-from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment
+from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.report.directory import RunDirectory
-from fedprox.report.live import Live
+from fedprox.report.live import Live, clean_up
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
 from fedprox.report.table import table
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
 from fedprox.terminal.signals import answering, end_now, ended_by
 
 MACHINE_OPTIONS = (
@@ -62,44 +61,35 @@ def file_and_folder(
 
 
 def train_into(
+    console: Console,
     directory: RunDirectory,
     train_methods: Callable[..., list[Run]],
     resolved: Resolved,
     checkpoints: Checkpoints,
     callbacks: Sequence[Callback] = (),
 ) -> list[Run]:
-    """Train, given callbacks, and write each record at once and the results at the end."""
+    """Train, given callbacks, write each record at once and the results at the end, and print."""
+    _print_start(console, directory)
     with directory, answering(partial(_interrupted, directory, checkpoints)):
         live = Live(directory, checkpoints)
-        live.clean_up()
         ours = [Callback(on_record=directory.record), Callback(on_record=live.record)]
         with stopping_on_signals(checkpoints):
             try:
                 runs = train_methods([*ours, *callbacks], on_progress=live.progress)
             finally:
                 live.end()
-        live.clean_up()
+        clean_up(directory.path)
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
         measured = (resolved.federation, resolved.model) if here else ()
         write_results(directory, runs, resolved.target, *measured)
-    return runs
-
-
-def show_results(
-    console: Console,
-    directory: RunDirectory,
-    runs: Sequence[Run],
-    target: Target | None,
-    checkpoints: Checkpoints,
-) -> None:
-    """Print the table of results, the notes on it, and what was written."""
-    console.print(table(runs, target))
+    console.print(table(runs, resolved.target))
     for line in (*notes_on(runs), *warnings_on(runs)):
         console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))
     console.print(f"\n{printable(directory.path)}: metrics, summary, models, figure, report.html")
+    return runs
 
 
 def _interrupted(
@@ -126,7 +116,7 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
     changed = now.model_dump()
     for key, value in before.model_dump().items():
         further = ""
-        if key == "seed" and (more := [s for s in _seeds(now) if s not in _seeds(before)]):
+        if key == "seed" and (more := [s for s in now.seeds if s not in before.seeds]):
             further = f"; train the others on their own: {file} --set seed={more} --out FOLDER"
         require(
             key == "rounds" or value == changed[key],
@@ -141,17 +131,13 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
     )
 
 
-def _seeds(experiment: Experiment) -> list[int]:
-    return experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
-
-
-def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> None:
+def _print_start(console: Console, directory: RunDirectory) -> None:
     """Print which results a run replaces or continues, and changed versions."""
     path = printable(directory.path)
     if directory.replaced:
         line = f"{path}: --force replaces the results {printable(directory.replaced)}"
         console.print(line, soft_wrap=True)
-    if not resumed:
+    if not directory.resumes:
         return
     if directory.extended is not None:
         rounds = directory.experiment["rounds"]
@@ -159,10 +145,8 @@ def print_start(console: Console, directory: RunDirectory, *, resumed: bool) -> 
     elif not directory.checkpoints.is_dir():
         console.print(f"{path}: no checkpoint; the run starts from the beginning")
     if changed := directory.changed_versions():
-        console.print(
-            f"{path}: begun with {', '.join(changed)}; the last bits may differ",
-            soft_wrap=True,
-        )
+        line = f"{path}: begun with {', '.join(changed)}; the last bits may differ"
+        console.print(line, soft_wrap=True)
 
 
 def resume_command(directory: Path, arguments: list[str]) -> str:

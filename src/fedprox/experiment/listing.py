@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 from fedprox.algorithms import ALGORITHMS
 from fedprox.datasets import DATASETS
 from fedprox.datasets.catalogue import literals
-from fedprox.experiment.messages import HEADERS, allowed_values, table_of, type_of
+from fedprox.experiment.messages import allowed_values, table_of, type_of
 from fedprox.experiment.schema import keys_of
-from fedprox.experiment.sections import NAMED, Experiment
+from fedprox.experiment.sections import HEADERS, NAMED, Experiment
 from fedprox.models import MODELS
 
 CATALOGUES: Mapping[str, Mapping[str, Callable[..., Any]]] = {

@@ -1,9 +1,9 @@
 """Tables that are checked against schemas, and what is said of a mistake in one."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,28 +13,6 @@ from fedprox.errors import InputError, choices, require
 
 Table = dict[str, Any]
 """A table as TOML holds it."""
-
-HEADERS = {
-    name: f"[{name}]"
-    for name in (
-        *(
-            "data",
-            "model",
-            "evaluation",
-            "cohort",
-            "systems",
-            "population",
-            "asynchronous",
-            "aggregation",
-            "attack",
-            "compression",
-            "faults",
-            "privacy",
-        ),
-        *("deployment", "selection", "solver", "study", "versions"),
-    )
-} | {"method": "[[method]]"}
-"""How the sections of an experiment file are written."""
 
 KINDS: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true or false"),
@@ -53,6 +31,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    makes: ClassVar[Callable[..., Any]]
+    """What the table describes: a function whose parameters are the keys."""
+
+
+def build(value: Any) -> Any:
+    """The object that a section describes, with those of its own sections; other values stay."""
+    if not isinstance(value, Section):
+        return value
+    return type(value).makes(**{key: build(each) for key, each in value})
 
 
 S = TypeVar("S", bound=Section)
@@ -158,7 +146,7 @@ def explain(
         what = f"section {header}" if header else f"key {last!r}"
         return f"{'.'.join(path[:-1]) or 'the file'}: the {what} is missing"
     allowed = f"a section, written {header}" if header else allowed_values(annotation)
-    if header == HEADERS["method"]:
+    if header and header.startswith("[["):
         if isinstance(value, dict):
             return f"method: write {header}, with two brackets: there may be several"
         allowed = f"one section or several, each written {header}"

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import HEADERS, Table, check
-from fedprox.experiment.sections import Experiment
+from fedprox.experiment.messages import Table, check
+from fedprox.experiment.sections import HEADERS, Experiment
 from fedprox.files.toml import parse_toml, read_toml
 from fedprox.simulation.loop.described import IN_PYTHON
 
@@ -18,13 +18,10 @@ DEPLOYED = "deployment"
 def read_experiment(
     path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
 ) -> Experiment:
-    """Read an experiment file.
+    """Read an experiment file, of which `defaults` are sections that it may leave out.
 
-    Args:
-        path: The file.
-        defaults: Sections that the file may leave out.
-        settings: Changes to it, "KEY=VALUE" with a dotted key ("solver.epochs=1",
-            "method.0.mu=[0.0, 1.0]") and a value as in TOML; a bare word is a string.
+    Settings change it, "KEY=VALUE" with a dotted key ("solver.epochs=1", "method.0.mu=[0.0, 1.0]")
+    and a value as in TOML; a bare word is a string.
     """
     table = read_table(path, settings, defaults)
     require(

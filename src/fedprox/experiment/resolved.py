@@ -10,11 +10,10 @@ from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import InputError, require, require_whole, shown
-from fedprox.experiment.messages import Section, Table, check
-from fedprox.experiment.named import named, optimizer_keys, with_optimizers
-from fedprox.experiment.optimizers import SCALES, SCHEDULES
+from fedprox.experiment.messages import Section, Table, build, check
 from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.sections import Experiment, LoraSection, SolverSection
+from fedprox.experiment.schema import SCALES, SCHEDULES, named, optimizer_keys, with_optimizers
+from fedprox.experiment.sections import ARGUMENTS, Experiment, LoraSection, SolverSection
 from fedprox.federation import Federation, require_share
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
@@ -23,20 +22,16 @@ from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
-from fedprox.privacy.setting import AdaptiveClip, Privacy
+from fedprox.privacy.setting import Privacy
 from fedprox.report.saved import load_model
 from fedprox.simulation.config.asynchronous import Asynchronous
-from fedprox.simulation.config.availability import DayNight
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
+from fedprox.simulation.config.population import Population
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.config.trace import read_population
 from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
@@ -73,23 +68,15 @@ def train(
     experiment: Experiment,
     resolved: Resolved,
     callbacks: Sequence[Callback] = (),
-    devices: int | None = None,
-    checkpoints: Checkpoints | None = None,
-    progress: bool = True,
-    stop: Callable[[Record], bool] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
 ) -> list[Run]:
-    """Run a resolved experiment; see `fedprox.simulate`."""
+    """Run a resolved experiment, with further arguments of `fedprox.simulate`."""
     return simulate(
         **settings_of(experiment, resolved),
         methods=resolved.methods,
         seed=experiment.seed,
-        devices=devices,
-        checkpoints=checkpoints,
         callbacks=[described_by(resolved), *callbacks],
-        progress=progress,
-        on_progress=on_progress,
-        stop=stop,
+        **options,
     )
 
 
@@ -138,29 +125,11 @@ def resolve_with(
 ) -> Resolved:
     """Build the objects that an experiment names, on data from elsewhere.
 
-    Args:
-        experiment: The experiment.
-        load: () -> the federation, and its `[data]` section. It is called after all other sections
-            but the model's have been checked.
-        data_dir: The data folder, where initial parameters may be.
+    `load` is called after all other sections but the model's have been checked, and returns the
+    federation and its `[data]` section. Initial parameters may be in the data folder.
     """
     solver, solver_table = solver_of(experiment.solver)
-    evaluation = Evaluation(**dict(experiment.evaluation))
-    cohort = Cohort(**dict(experiment.cohort))
-    systems = _systems(dict(experiment.systems))
-    population = None
-    if experiment.population:
-        population = _population(dict(experiment.population), data_dir)
-    asynchronous = None
-    if experiment.asynchronous:
-        asynchronous = Asynchronous(**dict(experiment.asynchronous))
-    aggregation = Aggregation(**dict(experiment.aggregation))
-    attack = Attack(**dict(experiment.attack)) if experiment.attack else None
-    compression = None
-    if experiment.compression:
-        compression = Compression(**dict(experiment.compression))
-    faults = Faults(**dict(experiment.faults)) if experiment.faults else None
-    privacy = _privacy(dict(experiment.privacy)) if experiment.privacy else None
+    parts = {name: _part(name, getattr(experiment, name), data_dir) for name in ARGUMENTS}
     methods = [
         method_of(table, experiment.solver, solver, f"method.{i}")
         for i, table in enumerate(experiment.method)
@@ -173,7 +142,7 @@ def resolve_with(
     make_model, model_table = _model(experiment.model)
     federation, data_table = load()
     table = experiment.model_dump(exclude_none=True)
-    if evaluation.of(federation).clients is None:
+    if parts["evaluation"].of(federation).clients is None:
         table["evaluation"].pop("clients", None)
     table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
     table["solver"] |= solver_table
@@ -184,7 +153,7 @@ def resolve_with(
         initial, model_table = None, model_table | based_table
         table["model"] = model_table
     known = measures_of(model, federation)
-    selection = Selection(**dict(experiment.selection)).among(known)
+    selection = parts["selection"] = parts["selection"].among(known)
     if selection.measure is not None:
         table["selection"]["measure"] = selection.measure
     target = experiment.target(validated=bool(federation.validation))
@@ -194,24 +163,14 @@ def resolve_with(
             table.pop("target_metric", None)
         table[target.key] = target.setting
     return Resolved(
+        **parts,
         federation=federation,
         model=model,
         methods=[algorithm for algorithm, _ in methods],
         solver=solver,
-        evaluation=evaluation,
-        cohort=cohort,
-        systems=systems,
-        faults=faults,
         initial=initial,
         table=table,
         target=target,
-        selection=selection,
-        privacy=privacy,
-        population=population,
-        asynchronous=asynchronous,
-        aggregation=aggregation,
-        attack=attack,
-        compression=compression,
     )
 
 
@@ -231,20 +190,21 @@ def limited(
     return federation
 
 
-def _systems(settings: Table) -> Systems:
-    """The `Systems` of a `[systems]` section, with its function imported."""
-    name = settings.pop("straggler_epochs")
-    draw = import_function("systems.straggler_epochs", name, None)() if name is not None else None
-    return Systems(**settings, straggler_epochs=draw)
+def _part(name: str, section: Section | None, data_dir: Path | None) -> Any:
+    """The object that a section describes; None for a section that is left out."""
+    if section is None:
+        return None
+    settings = {key: build(value) for key, value in section}
+    if name == "population":
+        return _population(settings, data_dir)
+    if settings.get("straggler_epochs") is not None:
+        name = settings["straggler_epochs"]
+        settings["straggler_epochs"] = import_function("systems.straggler_epochs", name, None)()
+    return type(section).makes(**settings)
 
 
 def _population(settings: Table, data_dir: Path | None) -> Population:
     """The population of a `[population]` section, from its file if it names one."""
-    for name in QUANTITIES:
-        if isinstance(settings[name], Section):
-            settings[name] = LogNormal(**dict(settings[name]))
-    if settings["available"] is not None:
-        settings["available"] = DayNight(**dict(settings["available"]))
     file, period = settings.pop("file"), settings.pop("period")
     population = Population(**settings)
     require(
@@ -255,13 +215,6 @@ def _population(settings: Table, data_dir: Path | None) -> Population:
         return population
     path = existing("population.file", file, data_dir)
     return read_population(path, population, period=period)
-
-
-def _privacy(settings: Table) -> Privacy:
-    """The setting of a `[privacy]` section."""
-    adaptive = settings.pop("adaptive_clip")
-    clip = None if adaptive is None else AdaptiveClip(**dict(adaptive))
-    return Privacy(**settings, adaptive_clip=clip)
 
 
 def _initial(section: str | Section | None, model: Model, data_dir: Path | None) -> Params | None:
@@ -324,13 +277,7 @@ BASED = ("frozen", "lora")
 
 
 def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
-    """A model of which a `[model]` section trains a part, and its keys with every default.
-
-    Args:
-        section: The section.
-        model: The whole model.
-        params: Its parameters.
-    """
+    """A model of which a `[model]` section trains a part, and its keys with every default."""
     frozen, adapters = (section.get(key) for key in BASED)
     require(frozen is None or adapters is None, "model: lora freezes all else; leave frozen out")
     if frozen is not None:

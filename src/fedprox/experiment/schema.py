@@ -1,23 +1,57 @@
 """Sections as schemas: the keys of a section are the parameters of what it describes.
 
 Types and defaults come from the signature, descriptions from the docstring. Error messages, the
-help of `fedprox run` and the reference of keys are made from these schemas.
+help of `fedprox run` and the reference of keys are made from these schemas. A section may name its
+function: a data set, a model, a method, a schedule, or an optimizer among its parameters.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import numpy as np
+import optax
 from pydantic import ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from fedprox.algorithms import Algorithm
-from fedprox.errors import InputError, reason, require
-from fedprox.experiment.messages import KINDS, Section, Table
-from fedprox.experiment.optimizers import OPTIMIZERS, is_optimizer, options_key
+from fedprox.errors import SINGLE, InputError, choices, reason, require
+from fedprox.experiment.messages import KINDS, Section, Table, check, require_key
+from fedprox.model import Model
+from fedprox.solver import line_search_descent, searches_line
+from fedprox.user_code import import_function
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    name: getattr(optax, name)
+    for name in ("adagrad", "adam", "adamw", "lbfgs", "lion", "nadam", "rmsprop", "sgd", "yogi")
+} | {"line-search-descent": line_search_descent}
+"""The optimizers that an experiment file can name: optax's, and descent with a line search."""
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    name: getattr(optax, name)
+    for name in (
+        "constant_schedule",
+        "cosine_decay_schedule",
+        "cosine_onecycle_schedule",
+        "exponential_decay",
+        "linear_onecycle_schedule",
+        "linear_schedule",
+        "piecewise_constant_schedule",
+        "piecewise_interpolate_schedule",
+        "polynomial_schedule",
+        "warmup_constant_schedule",
+        "warmup_cosine_decay_schedule",
+        "warmup_exponential_decay_schedule",
+    )
+}
+"""The schedules of learning rates that an experiment file can name: optax's."""
+
+SCALES = "boundaries_and_scales"
+"""The option of optax's piecewise schedules that maps rounds to factors."""
+
 
 NOT_KEYS = ("federation", "data_dir")
 """Parameters that are not keys of a section."""
@@ -41,18 +75,11 @@ def schema_of(
     descriptions: Mapping[str, str] = MappingProxyType({}),
     more: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
 ) -> type[Section]:
-    """The schema of the table whose keys are a function's parameters.
+    """The schema of the table whose keys are a function's parameters after the `positional` first.
 
     An optimizer has two keys: its name, and a table of its options. A parameter of a type that TOML
-    lacks, such as a function, must have a default and is no key.
-
-    Args:
-        function: The function, or a dataclass.
-        positional: The number of first parameters that are no keys.
-        what: What the function is, for messages about one of the user's own.
-        types: Types of keys that differ from the parameters'.
-        descriptions: Descriptions of keys that differ from the docstring's.
-        more: Type and description of further keys, which may be left out.
+    lacks, such as a function, must have a default and is no key. `types` and `descriptions` are of
+    keys that differ from the parameters', `more` of further keys, which may be left out.
     """
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
@@ -79,10 +106,12 @@ def schema_of(
             )
     for key, (kind, description) in more.items():
         fields[key] = kind, Field(None, description=description)
-    return create_model("Keys", __base__=_Keys, **fields)
+    schema = create_model("Keys", __base__=_Keys, **fields)
+    schema.makes = function
+    return schema
 
 
-@cache
+@functools.cache
 def keys_of(function: Callable[..., Any]) -> dict[str, FieldInfo]:
     """The keys of a data set, a model or a method, as fields of a schema.
 
@@ -140,3 +169,127 @@ def descriptions_of(function: Callable[..., Any]) -> dict[str, str]:
         elif name:
             found[name] += f" {line.strip()}"
     return {key: text.strip() for key, text in found.items()}
+
+
+def is_optimizer(annotation: Any) -> bool:
+    """Whether a type is that of an optimizer: a function that returns a transformation.
+
+    >>> is_optimizer(Callable[..., optax.GradientTransformation] | None), is_optimizer(float)
+    (True, False)
+    """
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if origin in (Union, UnionType):
+        return any(map(is_optimizer, arguments))
+    if origin is not Callable:
+        return False
+    result = arguments[-1]
+    return inspect.isclass(result) and issubclass(result, optax.GradientTransformation)
+
+
+def options_key(key: str) -> str:
+    """The key of the options of the optimizer that another key names."""
+    return f"{key}_options"
+
+
+@functools.cache
+def options_schema(function: Callable[..., Any]) -> type[Section]:
+    """The schema of the options of an optimizer or a schedule that TOML can give.
+
+    >>> list(options_schema(optax.linear_schedule).model_fields)
+    ['init_value', 'end_value', 'transition_steps', 'transition_begin']
+    """
+    fields: dict[str, Any] = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key in ("learning_rate", "linesearch", "mask"):  # the last two are functions
+            continue
+        kind: Any = float
+        if key.endswith("dtype") or key == "interpolate_type":
+            kind = str  # its name, such as "bfloat16"
+        elif key == SCALES:
+            kind = dict[str, float]  # keys of TOML are strings
+        elif parameter.annotation in (bool, int):
+            kind = parameter.annotation
+        if parameter.default is parameter.empty:
+            fields[key] = kind, ...
+        else:
+            fields[key] = kind | None if parameter.default is None else kind, parameter.default
+    return create_model("Options", __base__=Section, **fields)
+
+
+def named_optimizer(name: Any, options: Any, where: str) -> Callable[..., Any]:
+    """The optimizer of a name, with its options bound."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise InputError(f"{where} = {name!r}; {choices(str(name), OPTIMIZERS)}")
+    where = options_key(where)
+    require(isinstance(options, dict), f"{where} = {options!r}; it must be a table")
+    check(options_schema(OPTIMIZERS[name]), options, where)
+    for key, value in options.items():
+        require(
+            not isinstance(value, float) or abs(value) <= SINGLE[1],
+            f"{where}.{key} = {value!r}; it must be finite in single precision",
+        )
+    bound = functools.partial(OPTIMIZERS[name], **options) if options else OPTIMIZERS[name]
+    try:
+        optimizer, one = bound(learning_rate=0.1), np.ones(1, np.float32)
+        line = {"value": one[0], "grad": one, "value_fn": lambda w: (w**2).sum() / 2}
+        with np.errstate(all="ignore"):
+            optimizer.update(one, optimizer.init(one), one, **line)
+        searches_line(bound, where)  # some numbers overflow only when they are traced
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{where} = {options}; {name} refuses them: {reason}") from None
+    return bound
+
+
+def named(
+    table: Mapping[str, Any],
+    catalogue: Mapping[str, Callable[..., Any]],
+    where: str,
+    kind: type | None,
+    *,
+    key: str = "name",
+) -> tuple[Callable[..., Any], Table]:
+    """The function that a section names, with its options bound, and the section with defaults.
+
+    The function is one of the catalogue, or one of the user's own as "package.module:function". It
+    returns an object of a kind; None for a function. Its parameters are the section's keys, with
+    their types; an optimizer is given by its name and options.
+    """
+    require_key(key, table, catalogue, where)
+    name = table[key]
+    given = {k: v for k, v in table.items() if k != key}
+    if isinstance(name, str) and ":" in name:
+        place = f"{where}.{key}"
+        function = import_function(place, name, kind)
+        positional = int(kind is Model)
+        schema = schema_of(function, positional=positional, what=f"{place} = {name!r}")
+    elif isinstance(name, str) and name in catalogue:
+        function = catalogue[name]
+        schema = (schema_of if kind else options_schema)(function)
+    else:
+        own = ', or one of your own as "package.module:function"'
+        raise InputError(f"{where}.{key} = {name!r}; {choices(str(name), catalogue)}{own}")
+    for each in optimizer_keys(schema):
+        if schema.model_fields[each].is_required():
+            require_key(each, given, OPTIMIZERS, where)
+    options = check(schema, given, where).model_dump()
+    shown = {option: value for option, value in options.items() if value is not None}
+    bound = with_optimizers(options, optimizer_keys(schema), where)
+    return functools.partial(function, **bound), {key: name, **shown}
+
+
+def optimizer_keys(schema: type[Section]) -> list[str]:
+    """The keys that name an optimizer."""
+    return [key for key, field in schema.model_fields.items() if NAME in field.metadata]
+
+
+def with_optimizers(options: Table, keys: list[str], where: str) -> Table:
+    """The options, with each optimizer's name and options replaced by the optimizer."""
+    bound = dict(options)
+    for key in keys:
+        name, of_optimizer = bound.pop(key, None), bound.pop(options_key(key), {})
+        if name is not None:
+            bound[key] = named_optimizer(name, of_optimizer, f"{where}.{key}")
+        else:
+            require(not of_optimizer, f"{where}.{options_key(key)}: give {key} beside it")
+    return bound

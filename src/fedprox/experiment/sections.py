@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedprox.experiment.messages import Of, Section, Table
+from fedprox.experiment.messages import Of, Section, Table, table_of
 from fedprox.experiment.schema import schema_of
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
@@ -65,8 +65,6 @@ class MethodKeys(Section):
 NAMED: dict[str, type[Section]] = {"data": DataKeys, "model": ModelKeys, "method": MethodKeys}
 """The sections that name a function, whose other keys are its parameters."""
 
-EvaluationSection = schema_of(Evaluation)
-CohortSection = schema_of(Cohort)
 SystemsSection = schema_of(
     Systems,
     types={"straggler_epochs": str | None},
@@ -76,11 +74,11 @@ SystemsSection = schema_of(
         "left out."
     },
 )
-NUMBER_OF_CLIENTS = float | list[float] | schema_of(LogNormal)
+QUANTITY = float | list[float] | schema_of(LogNormal)
 PopulationSection = schema_of(
     Population,
     types={
-        **dict.fromkeys(QUANTITIES, NUMBER_OF_CLIENTS | None),
+        **dict.fromkeys(QUANTITIES, QUANTITY | None),
         "available": schema_of(DayNight) | None,
     },
     descriptions={
@@ -92,13 +90,8 @@ PopulationSection = schema_of(
         "period": (float | None, "Seconds after which the times of the file begin anew."),
     },
 )
-AsynchronousSection = schema_of(Asynchronous)
-FaultsSection = schema_of(Faults)
-AggregationSection = schema_of(Aggregation)
-AttackSection = schema_of(Attack)
 CompressionSection = schema_of(Compression)
 PrivacySection = schema_of(Privacy, types={"adaptive_clip": schema_of(AdaptiveClip) | None})
-SelectionSection = schema_of(Selection)
 SolverSection = schema_of(
     Solver,
     types={"learning_rate": float | list[float] | Table},
@@ -108,8 +101,6 @@ SolverSection = schema_of(
         'of optax\'s with its arguments, or a function of your own, "package.module:function".'
     },
 )
-InitialSection = schema_of(load_model)
-TuningSection = schema_of(Tuning)
 
 
 class SecureSection(Section):
@@ -157,7 +148,7 @@ class StudySection(Section):
     """Method to which the others are compared; the best is compared to the second if left out."""
     data_per_seed: bool = False
     """Whether data are made anew for each seed of a run, which takes the place of `data.seed`."""
-    tuning: Annotated[Any, Of(TuningSection)] = None
+    tuning: Annotated[Any, Of(schema_of(Tuning))] = None
     """How hyperparameters are chosen: a table with the keys of :class:`fedprox.Tuning`, `measure`,
     `seeds` and `equal`."""
 
@@ -173,8 +164,8 @@ class TargetSection(Section):
     """Whether smaller values are better; the model's metric says so if left out."""
 
 
-class Experiment(Section):
-    """An experiment file."""
+class TopLevelKeys(Section):
+    """The keys of an experiment file that stand above all sections."""
 
     rounds: int
     """Rounds T."""
@@ -194,7 +185,7 @@ class Experiment(Section):
     stop_at_target: StopAtTarget = "never"
     """Whether the rounds of a method end early: where "all", or "any", of its sweep points have
     reached the target."""
-    initial: Annotated[Any, Of(str | InitialSection)] = None
+    initial: Annotated[Any, Of(str | schema_of(load_model))] = None
     """Parameters that every method and seed begins with: a model file, a run directory with one
     model, or a table."""
     client_rows: int | None = None
@@ -203,33 +194,48 @@ class Experiment(Section):
     validation_share: float | None = None
     """Fraction of each client's training rows that is held out for validation: targets and the best
     round are then read on these rows, and test rows are only reported."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds as a list."""
+        return self.seed if isinstance(self.seed, list) else [self.seed]
+
+    def target(self, *, validated: bool = False) -> Target | None:
+        """The target, given whether the federation has validation rows; None without one."""
+        metric = self.target_metric.model_dump() if self.target_metric else None
+        return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
+
+
+class Experiment(TopLevelKeys):
+    """An experiment file: the top-level keys and the sections, each with a line here."""
+
     data: Table
     """The data set and its options."""
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     """The model and its options."""
-    evaluation: Annotated[Any, Of(EvaluationSection)] = Field(default_factory=EvaluationSection)
+    evaluation: Annotated[Any, Of(schema_of(Evaluation))] = Field({}, validate_default=True)
     """How records are measured."""
-    cohort: Annotated[Any, Of(CohortSection)]
+    cohort: Annotated[Any, Of(schema_of(Cohort))]
     """How the clients of a round are chosen."""
-    systems: Annotated[Any, Of(SystemsSection)] = Field(default_factory=SystemsSection)
+    systems: Annotated[Any, Of(SystemsSection)] = Field({}, validate_default=True)
     """Which clients cannot finish their work."""
     population: Annotated[Any, Of(PopulationSection)] = None
     """The clients' devices; without the section a run has no clock."""
-    asynchronous: Annotated[Any, Of(AsynchronousSection)] = None
+    asynchronous: Annotated[Any, Of(schema_of(Asynchronous))] = None
     """Steps of the server without waiting for a cohort; rounds with a barrier if left out."""
-    aggregation: Annotated[Any, Of(AggregationSection)] = Field(default_factory=AggregationSection)
+    aggregation: Annotated[Any, Of(schema_of(Aggregation))] = Field({}, validate_default=True)
     """How the server makes one message of a round's."""
-    attack: Annotated[Any, Of(AttackSection)] = None
+    attack: Annotated[Any, Of(schema_of(Attack))] = None
     """Dishonest clients, in a simulation; none if the section is left out."""
     compression: Annotated[Any, Of(CompressionSection)] = None
     """Codecs of clients' messages, which travel in full if the section is left out."""
-    faults: Annotated[Any, Of(FaultsSection)] = None
+    faults: Annotated[Any, Of(schema_of(Faults))] = None
     """Screening of faulty updates; none if the section is left out."""
     privacy: Annotated[Any, Of(PrivacySection)] = None
     """Differential privacy of clients or of examples; none if the section is left out."""
     deployment: DeploymentSection = Field(default_factory=DeploymentSection)
     """How a deployment waits for its nodes; not used by a simulation."""
-    selection: Annotated[Any, Of(SelectionSection)] = Field(default_factory=SelectionSection)
+    selection: Annotated[Any, Of(schema_of(Selection))] = Field({}, validate_default=True)
     """Which model of a run is kept, and when a run without progress ends."""
     solver: Annotated[Any, Of(SolverSection)]
     """The local solver."""
@@ -241,7 +247,17 @@ class Experiment(Section):
     versions: Table = Field(default_factory=dict, exclude=True)
     """Versions that the results were made with; written by a run and not read."""
 
-    def target(self, *, validated: bool = False) -> Target | None:
-        """The target, given whether the federation has validation rows; None without one."""
-        metric = self.target_metric.model_dump() if self.target_metric else None
-        return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
+
+HEADERS = {
+    name: "[[method]]" if name == "method" else f"[{name}]"
+    for name in Experiment.model_fields
+    if name not in TopLevelKeys.model_fields
+}
+"""How the sections of an experiment file are written."""
+
+ARGUMENTS = [
+    name
+    for name, field in Experiment.model_fields.items()
+    if name in HEADERS and name != "solver" and hasattr(table_of(field), "makes")
+]
+"""The sections that describe one object each, an argument of `fedprox.simulate`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import Table, check
+from fedprox.experiment.messages import Table, build, check
 from fedprox.experiment.read import parse
 from fedprox.experiment.resolved import (
     described_by,
@@ -33,13 +33,7 @@ KEPT = 2
 
 
 class StudyFile(NamedTuple):
-    """What an experiment file with a section `[study]` describes, before any data are loaded.
-
-    Attributes:
-        section: The section.
-        tuning: How hyperparameters are chosen.
-        experiments: The levels of each cell, and its experiment, which has one method.
-    """
+    """An experiment file with `[study]`: the levels of each cell, and its experiment."""
 
     section: StudySection
     tuning: Tuning
@@ -57,19 +51,14 @@ class StudyFile(NamedTuple):
 
 
 def read_study(where: str, table: Table) -> StudyFile:
-    """Read the table of an experiment file that has a section `[study]`.
-
-    Args:
-        where: The file, for messages.
-        table: The table.
-    """
+    """Read the table of the experiment file `where`, which has a section `[study]`."""
     base = dict(table)
     given = base.pop("study")
     require(isinstance(given, dict), f"{where}: study = {given!r}; write a section [study]")
     try:
         section = check(StudySection, given, "study")
         factors = _factors(section.vary, base)
-        tuning = Tuning(**dict(section.tuning or {}))
+        tuning = build(section.tuning) or Tuning()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     experiments = list[tuple[dict[str, str], Experiment]]()
@@ -81,8 +70,8 @@ def read_study(where: str, table: Table) -> StudyFile:
         cell = f"{where}: {', '.join(names.values())}"
         experiment = parse(cell, merged)
         require(len(experiment.method) == 1, f"{cell}: several methods; a level has one")
-        seeds = experiments[0][1].seed if experiments else experiment.seed
-        require(experiment.seed == seeds, f"{cell}: seed: all levels have the same seeds")
+        seeds = experiments[0][1].seeds if experiments else experiment.seeds
+        require(experiment.seeds == seeds, f"{cell}: seed: all levels have the same seeds")
         experiments.append((names, experiment))
     return StudyFile(section, tuning, experiments)
 
@@ -95,17 +84,8 @@ def run_study_file(
     devices: int | None = None,
     progress: bool = True,
 ) -> Study:
-    """Run a study that a file describes.
-
-    Args:
-        file: The study.
-        place: Where its results are written.
-        data_dir: The data folder.
-        devices: Devices that share a round; None for all.
-        progress: Whether progress is shown on stderr.
-    """
-    section, seeds = file.section, file.experiments[0][1].seed
-    seeds = seeds if isinstance(seeds, list) else [seeds]
+    """Run a study that a file describes."""
+    section, seeds = file.section, file.experiments[0][1].seeds
     made = len({*seeds, *(file.tuning.seeds or ())}) if section.data_per_seed else 0
 
     @lru_cache(KEPT + made)
@@ -117,15 +97,8 @@ def run_study_file(
         _cell(names, experiment, section, load, data_dir, devices)
         for names, experiment in file.experiments
     ]
-    return run_study(
-        cells,
-        seeds,
-        file.tuning,
-        section.measure,
-        section.against,
-        place,
-        progress=progress,
-    )
+    tuning, measure = file.tuning, section.measure
+    return run_study(cells, seeds, tuning, measure, section.against, place, progress=progress)
 
 
 def _factors(vary: Mapping[str, Any], base: Table) -> dict[str, dict[str, Table]]:

@@ -20,11 +20,7 @@ __all__ = ["mlflow", "tensorboard", "wandb"]
 
 
 def loggers_of(names: Sequence[str], folder: Path, *, resume: bool) -> list[Callback]:
-    """The loggers that `--log` names, for a run directory; repeated names count once.
-
-    Raises:
-        InputError: If a name is unknown, or a logger's library is not installed.
-    """
+    """The loggers that `--log` names, for a run directory; repeated names count once."""
     for name in names:
         require_one_of("--log", name, tuple(LOGGERS))
     return [LOGGERS[name](folder, resume=resume) for name in dict.fromkeys(names)]

@@ -6,27 +6,20 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedprox.errors import InputError, installing, reason
 from fedprox.files.whole import write_whole
-from fedprox.report.directory import LOG_ID, metrics_line
+from fedprox.report.directory import LOG_ID
+from fedprox.report.records import metrics_line
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.user_code import call
 
-
-class OpenRun(NamedTuple):
-    """A run of a tool that is being written.
-
-    Attributes:
-        log: Writes numbers by name at a step.
-        close: Closes the run, given whether it has finished.
-    """
-
-    log: Callable[[dict[str, float], int], None]
-    close: Callable[[bool], None]
+OpenRun = tuple[Callable[[dict[str, float], int], None], Callable[[bool], None]]
+"""Two functions of a run of a tool that is being written: one writes numbers by name at a step, one
+closes it, given whether it has finished."""
 
 
 def log_each_run(
@@ -44,8 +37,8 @@ def log_each_run(
 
     def close(finished: bool) -> None:
         while opened:
-            _, run = opened.popitem()
-            call(name, run.close, finished)
+            _, (_, close_run) = opened.popitem()
+            call(name, close_run, finished)
 
     def start(runs: Sequence[Run]) -> None:
         planned.clear()
@@ -61,7 +54,8 @@ def log_each_run(
         key = (record.label, record.seed)
         if key not in opened:
             opened[key] = call(name, open_run, planned[key], _identifier(marks[0], planned[key]))
-        call(name, opened[key].log, numbers_of(record), record.round)
+        log_numbers, _ = opened[key]
+        call(name, log_numbers, numbers_of(record), record.round)
 
     def end(runs: Sequence[Run] | None) -> None:
         close(runs is not None)
@@ -71,11 +65,7 @@ def log_each_run(
 
 
 def load(name: str, *modules: str) -> Any:
-    """Import the modules that a logger needs, and return the first.
-
-    Raises:
-        InputError: If one cannot be imported. The message names the extra that installs it.
-    """
+    """Import the modules that a logger needs and return the first, or name the extra to install."""
     try:
         first, *_ = [importlib.import_module(module) for module in modules]
     except ImportError as error:

@@ -90,4 +90,4 @@ def _write(library: Any, client: Any, experiment: str, run: Run, identity: str) 
     def close(finished: bool) -> None:
         client.set_terminated(number, "FINISHED" if finished else "FAILED")
 
-    return OpenRun(log, close)
+    return log, close

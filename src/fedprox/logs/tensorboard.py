@@ -62,4 +62,4 @@ def _write(library: Any, folder: Path, run: Run) -> OpenRun:
             writer.file_writer.add_summary(end)
         writer.close()
 
-    return OpenRun(log, close)
+    return log, close

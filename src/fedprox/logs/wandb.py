@@ -57,6 +57,6 @@ def wandb(folder: str | Path, *, resume: bool = False) -> Callback:
         def close(finished: bool) -> None:
             written.finish(exit_code=0 if finished else 1)
 
-        return OpenRun(log, close)
+        return log, close
 
     return log_each_run("wandb", above / "wandb", resume, open_run)

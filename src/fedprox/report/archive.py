@@ -1,20 +1,16 @@
 """Reading a run directory back."""
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
-from fedprox.measures import KINDS
-from fedprox.report.records import HPARAM
-from fedprox.simulation.results.record import Record
+from fedprox.report.records import read_record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import KEYS, Target, target_of
 
@@ -110,16 +106,9 @@ class DiagnosisFile(_File):
 
 @dataclass(frozen=True)
 class Archive:
-    """A run directory's contents.
+    """A run directory's contents, with the experiment as in `experiment.toml`.
 
-    Attributes:
-        path: The folder.
-        experiment: The resolved experiment, as in `experiment.toml`.
-        runs: The runs with their histories; without parameters, and without seconds if the
-            comparison did not finish.
-        finished: Whether the comparison ran to its end.
-        clients: Test accuracy by client of each run; empty if it was not measured.
-        diagnosis: The diagnosis; None if there is none.
+    Runs have their histories, but no parameters, and no seconds before the comparison has finished.
     """
 
     path: Path
@@ -169,48 +158,18 @@ def read_archive(path: Path) -> Archive:
         (path / "experiment.toml").is_file(), f"{path}: no experiment.toml; not a run directory"
     )
     experiment = _experiment(path / "experiment.toml")
-    diagnosis = _json(path / "diagnosis.json", DiagnosisFile)
+    diagnosis = read_json(path / "diagnosis.json", DiagnosisFile)
     times = read_summary(path)
     evaluated = experiment.get("evaluation", {}).get("model", "server")
     runs = _runs(path / "metrics.jsonl", times or [], evaluated)
     require(runs or diagnosis, f"{path}: no evaluated rounds yet")
-    clients = _json(path / "clients.json", list[RunClients])
+    clients = read_json(path / "clients.json", list[RunClients])
     return Archive(path, experiment, runs, times is not None, clients or [], diagnosis)
 
 
 def read_summary(path: Path) -> list[RunTimes] | None:
     """The runs in a run directory's `summary.json`; None if that is not written yet."""
-    return _json(path / "summary.json", list[RunTimes])
-
-
-def read_record(line: bytes) -> Record:
-    """A line of `metrics.jsonl` as the record it was written from; null becomes NaN.
-
-    Raises:
-        ValueError: It is not such a line.
-    """
-    try:
-        table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
-    except RecursionError:
-        raise ValueError("arrays or objects within others, too deep") from None
-    if not isinstance(table, dict):
-        raise ValueError("not a JSON object")
-    fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
-    for key, value in table.items():
-        number = math.nan if value is None else value
-        if key in HINTS:
-            fields[key] = number if HINTS[key] in (float, float | None) else value
-        elif key.startswith(METRICS):
-            fields["metrics"][key] = number
-        elif value is not None:
-            name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in Record._fields else key] = value
-    return RECORD.validate_python(fields, strict=True)
-
-
-HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
-METRICS = tuple(f"{kind}_" for kind in KINDS)
-RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+    return read_json(path / "summary.json", list[RunTimes])
 
 
 def _experiment(path: Path) -> dict[str, Any]:
@@ -223,17 +182,6 @@ def _experiment(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: damaged: {_explain(error)}") from None
     return table
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if abs(number) >= 2**63:
-        raise ValueError(f"{text}: a whole number beyond 64 bits")
-    return number
 
 
 def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
@@ -264,7 +212,7 @@ def _runs(path: Path, times: Sequence[RunTimes], evaluated: str) -> list[Run]:
     return list(runs.values())
 
 
-def _json(path: Path, kind: type[T]) -> T | None:
+def read_json(path: Path, kind: type[T]) -> T | None:
     """A JSON file's checked content; None if there is no such file."""
     if not path.is_file():
         return None

@@ -6,13 +6,14 @@ either side, as in the table. A number that is not finite becomes None, a gap in
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.measures import Measure
+from fedprox.report.exports import Table
 from fedprox.report.lines import Line, band, is_logarithmic, limits
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
@@ -24,62 +25,43 @@ MOST_POINTS = 201
 """Points of a distribution's curve: steps of half a per cent of the clients."""
 
 
-class Style(NamedTuple):
-    """The appearance of a label's lines in all figures."""
-
-    colour: str
-    dash: str
-
-
-class Axis(NamedTuple):
-    """An axis: its title, whether it shows per cent, and whether it is logarithmic."""
-
-    title: str
-    percent: bool = False
-    log: bool = False
-
-
-class Curve(NamedTuple):
-    """A line of a figure, and the edges of its band, which a single seed does not have."""
-
-    label: str
-    x: list[float | None]
-    y: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
+Style = dict[str, str]
+"""The appearance of a label's lines in all figures: their colour and dash."""
 
 
 class Chart(NamedTuple):
-    """A figure of the page: a heading, a sentence, axes, lines, and a line upright at `mark`."""
+    """A figure of the page: a heading, a sentence, and what `figures.js` reads."""
 
     title: str
     note: str
-    x: Axis
-    y: Axis
-    curves: list[Curve]
-    looks: dict[str, Style]
-    mark: float | None = None
+    data: dict[str, Any]
 
-    @property
-    def data(self) -> dict[str, Any]:
-        """The figure as `figures.js` reads it."""
-        lines = [curve._asdict() | self.looks[curve.label]._asdict() for curve in self.curves]
-        return {
-            "x": self.x._asdict(),
-            "y": self.y._asdict(),
-            "lines": lines,
-            "mark": self.mark,
-        }
+
+class Group(NamedTuple):
+    """Figures and tables under one heading, with sentences and a note below it.
+
+    Lines are switched on and off by their labels, `keys`, with their styles.
+    """
+
+    title: str
+    keys: dict[str, Style]
+    charts: list[Chart]
+    tables: Sequence[Table] = ()
+    note: str = ""
+    conclusions: Sequence[str] = ()
+
+
+SHARE = Measure("", "share of the clients", percent=True)
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
     """A style for each label in order of first appearance: all colours first, then dashes.
 
     >>> looks = styles(["fedavg", "fedprox mu=1", "fedavg"])
-    >>> [style.dash for style in looks.values()]
+    >>> [style["dash"] for style in looks.values()]
     ['solid', 'solid']
     """
-    looks = itertools.cycle(Style(c, d) for d in DASHES for c in COLOURS)
+    looks = itertools.cycle({"colour": c, "dash": d} for d in DASHES for c in COLOURS)
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
 
 
@@ -87,30 +69,38 @@ def chart(
     title: str,
     note: str,
     lines: Sequence[Line],
-    looks: dict[str, Style],
+    looks: Mapping[str, Style],
     x: Measure,
     y: Measure,
+    mark: float | None = None,
 ) -> Chart:
-    """A figure of lines.
+    """A figure of lines, with a line upright at `mark`.
 
-    The vertical axis is logarithmic if its numbers span more than a factor of 20.
+    The vertical axis is logarithmic if its numbers span more than a factor of 20. Bands then end at
+    the least of them: such an axis cannot show 0.
     """
-    low, high = limits(lines)
-    log = not y.percent and is_logarithmic(low, high)
-    axis = Axis(f"{y.axis} (log scale)" if log else y.axis, y.percent, log)
-    drawn = [_curve(line, low if log else -math.inf) for line in lines]
-    heading = title[:1].upper() + title[1:]
-    return Chart(heading, note, Axis(x.axis, x.percent), axis, drawn, looks)
-
-
-def _curve(line: Line, floor: float) -> Curve:
-    """The line, and its band if there are several seeds.
-
-    The band ends at the floor: a logarithmic axis cannot show 0.
-    """
-    mean, low, high = band(line.values)
-    edges = (np.maximum(low, floor), high) if len(line.values) > 1 else (mean[:0], mean[:0])
-    return Curve(line.label, *map(numbers, (line.x, mean, *edges)))
+    least, most = limits(lines)
+    log = not y.percent and is_logarithmic(least, most)
+    drawn = []
+    for line in lines:
+        mean, low, high = band(line.values)
+        edges = {"low": np.maximum(low, least) if log else low, "high": high}
+        if len(line.values) == 1:
+            edges = dict.fromkeys(edges, mean[:0])
+        curve = {"x": line.x, "y": mean, **edges}
+        numbers_of = {name: numbers(values) for name, values in curve.items()}
+        drawn.append({"label": line.label, **numbers_of, **looks[line.label]})
+    data = {
+        "x": {"title": x.axis, "percent": x.percent, "log": False},
+        "y": {
+            "title": f"{y.axis} (log scale)" if log else y.axis,
+            "percent": y.percent,
+            "log": log,
+        },
+        "lines": drawn,
+        "mark": mark,
+    }
+    return Chart(title[:1].upper() + title[1:], note, data)
 
 
 def numbers(values: NDArray[np.float64]) -> list[float | None]:

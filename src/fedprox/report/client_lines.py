@@ -29,10 +29,6 @@ class ClientLines:
     which stays beside the new one until the end.
 
     Every new line is on disk before `add` returns, and so before the next checkpoint.
-
-    Args:
-        folder: The run directory.
-        resumed: Whether the run resumes, so that there may be lines to keep.
     """
 
     def __init__(self, folder: Path, *, resumed: bool) -> None:

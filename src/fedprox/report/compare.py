@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
 from fedprox.report.paired import evidence_of, holm, interval
-from fedprox.report.records import value_of
+from fedprox.report.records import comparable, has, value_of
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
@@ -23,14 +23,11 @@ FEWEST = 3
 
 
 class Reading(NamedTuple):
-    """A number of each run, and how it is shown.
+    """A number of each run, NaN if it has none, and how it is shown.
 
     Attributes:
-        name: What it is.
-        of: (run) -> the number; NaN if the run has none.
         lower: Whether smaller numbers are better; None if that is not known.
         scale: Factor before it is shown.
-        digits: Digits after the point.
         unit: Unit of a difference.
         missing: What a run without a number did.
     """
@@ -60,13 +57,9 @@ class Reading(NamedTuple):
 
 
 def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:
-    """How a measure of runs is read: by its name, or the time or rounds until a target.
-
-    Raises:
-        InputError: If the runs do not have the measure.
-    """
+    """How a measure of runs is read: by its name, or the time or rounds until a target."""
     if isinstance(measure, Target):
-        if all(run.final.time is not None for run in runs):
+        if all(has(run.final, "time") for run in runs):
             name, reach = f"seconds to {measure}", Run.time_to
         else:
             name, reach = f"rounds to {measure}", Run.rounds_to
@@ -76,12 +69,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
             return math.nan if value is None else value
 
         return Reading(name, reached, lower=True, digits=1, missing="did not reach it")
-    final = runs[0].final
-    known = [
-        name
-        for name, value in {**final._asdict(), **final.metrics}.items()
-        if isinstance(value, int | float) and name not in ("seed", "round", "learning_rate")
-    ]
+    known = comparable(runs[0].final)
     require(
         measure in known,
         f"measure = {shown(measure)}; records have {', '.join(known)}",
@@ -138,35 +126,26 @@ class Difference(NamedTuple):
         )
 
 
-class Groups(NamedTuple):
-    """The runs that are compared.
+Levels = tuple[tuple[str, str], ...]
+"""The level of each factor other than the method, by the factor's name; none for a comparison."""
 
-    Attributes:
-        factors: The names of the factors other than the methods; none for a single comparison.
-        runs: The runs of each method, by the levels of these factors.
+Groups = Mapping[Levels, Mapping[str, Sequence[Run]]]
+"""The runs of each method by its name, at each combination of the other factors' levels."""
+
+
+def in_words(levels: Levels) -> str:
+    """Levels in words.
+
+    >>> in_words((("data", "mnist"), ("stragglers", "90 %")))
+    'data mnist, stragglers 90 %'
     """
-
-    factors: Sequence[str]
-    runs: Mapping[tuple[str, ...], Mapping[str, Sequence[Run]]]
-
-    def at(self, levels: tuple[str, ...]) -> str:
-        """Levels of the other factors in words.
-
-        >>> Groups(["data", "stragglers"], {}).at(("mnist", "90 %"))
-        'data mnist, stragglers 90 %'
-        """
-        pairs = zip(self.factors, levels, strict=True)
-        return ", ".join(f"{factor} {level}" for factor, level in pairs)
+    return ", ".join(map(" ".join, levels))
 
 
 def differences_of(groups: Groups, reading: Reading, against: str | None) -> list[Difference]:
-    """The differences of each method to `against`, or of all pairs of methods.
-
-    Raises:
-        InputError: If no method is called so.
-    """
+    """The differences of each method to `against`, or of all pairs of methods."""
     found = []
-    for levels, methods in groups.runs.items():
+    for levels, methods in groups.items():
         if against is None:
             pairs = [(second, first) for first, second in combinations(methods, 2)]
         elif against in methods:
@@ -179,9 +158,8 @@ def differences_of(groups: Groups, reading: Reading, against: str | None) -> lis
                 of_seeds = values[method] - values[other]
                 mean = float(of_seeds.mean())
             low, high = interval(of_seeds)
-            at = dict(zip(groups.factors, levels, strict=True))
-            p = evidence_of(of_seeds).p
-            found.append(Difference(at, method, other, mean, low, high, p, len(of_seeds)))
+            p, seeds = evidence_of(of_seeds).p, len(of_seeds)
+            found.append(Difference(dict(levels), method, other, mean, low, high, p, seeds))
     corrected = holm([each.p for each in found])
     return [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
 
@@ -198,16 +176,16 @@ def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: Reading) -> li
     return sorted(means, key=means.__getitem__)
 
 
-def winners_of(groups: Groups, reading: Reading) -> set[tuple[str, ...]]:
-    """The levels, the method's last, of the best method at each combination of the others.
+def winners_of(groups: Groups, reading: Reading) -> set[tuple[Levels, str]]:
+    """The best method at each combination of the other factors' levels.
 
     There is none where the best one has a run without a number, or it is not known what is better.
     """
     winners = set()
-    for levels, methods in groups.runs.items():
+    for levels, methods in groups.items():
         best, *_ = ranked_methods(methods, reading)
         if reading.lower is not None and np.isfinite(_values(methods[best], reading)).all():
-            winners.add((*levels, best))
+            winners.add((levels, best))
     return winners
 
 
@@ -222,36 +200,29 @@ def conclusions_of(groups: Groups, reading: Reading, against: str | None) -> lis
     )
     differences = differences_of(groups, reading, against)
     sentences = []
-    for levels, methods in groups.runs.items():
-        at = dict(zip(groups.factors, levels, strict=True))
+    for levels, methods in groups.items():
         best, *others = ranked_methods(methods, reading)
         if not others:
             continue
         other = against if against is not None and best != against else others[0]
-        sentences.append(sentence_of(differences, at, best, other, reading, groups.at(levels)))
+        sentences.append(sentence_of(differences, best, other, reading, levels))
     return sentences
 
 
 def sentence_of(
     differences: Sequence[Difference],
-    levels: Mapping[str, str],
     best: str,
     other: str,
     reading: Reading,
-    where: str = "",
+    levels: Levels = (),
 ) -> str:
-    """By how much and how surely the best method leads another one."""
+    """Who won at some levels, by how much and how surely."""
     (found,) = (
         each if each.method == best else each.swapped()
         for each in differences
-        if each.levels == levels and {each.method, each.other} == {best, other}
+        if each.levels == dict(levels) and {each.method, each.other} == {best, other}
     )
-    return _sentence(found, f" at {where}" * bool(where), reading)
-
-
-def _sentence(found: Difference, where: str, reading: Reading) -> str:
-    """Who won, by how much and how surely."""
-    best, other = found.method, found.other
+    where = f" at {in_words(levels)}" * bool(levels)
     seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
     if not math.isfinite(found.difference):
         both = math.isnan(found.difference)

@@ -1,19 +1,26 @@
-"""Tables and figures of data sets: the catalogue, and a federation compared with the papers'."""
+"""Tables and figures of data and devices: the catalogue, a federation's statistics, its devices."""
 
 import math
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
+from fedprox.algorithms.base import Algorithm
 from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
 from fedprox.federation import Federation
+from fedprox.messages.compression import Compression
+from fedprox.model import Model
 from fedprox.report.figure import make_logarithmic
+from fedprox.report.table import TextTable, grid
+from fedprox.simulation.config.availability import Hours
+from fedprox.simulation.config.population import Population
+from fedprox.simulation.config.protocol import pace_of
+from fedprox.solver import Solver
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,15 +29,17 @@ if TYPE_CHECKING:
 CLIENTS_SHOWN, CLASSES_SHOWN = 60, 100
 """The most rows and columns of the picture of label mixes."""
 
+TIMES = 97
+"""Times of a period at which the clients that are on are counted."""
+
 SHARES = (0.4, 0.6, 0.8)
 """Shares of a client's labels whose classes are counted (Acar et al. 2021, Figure 3)."""
 
 
-def catalogue_table(data_dir: str | Path | None = None) -> Table:
+def catalogue_table(data_dir: str | Path | None = None) -> TextTable:
     """All data sets, a row each, with where their files are."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
-    for header in ("name", "what", "papers", "partitions", "where"):
-        shown.add_column(header, no_wrap=header == "name")
+    shown = grid(("name", "what", "papers", "partitions", "where"), left=5)
+    shown.padding, shown.columns[0].no_wrap = (0, 2, 1, 0), True
     for name, entry in CATALOGUE.items():
         columns = (entry.what, ", ".join(entry.papers), ", ".join(entry.partitions))
         shown.add_row(name, *columns, where(entry, data_dir))
@@ -62,14 +71,6 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     return "; ".join(lines) or "generated"
 
 
-class Labels(NamedTuple):
-    """Number of labels for each pair of a client and a class that it has, sorted by both."""
-
-    clients: NDArray[np.int64]
-    classes: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
 class Statistics(NamedTuple):
     """A federation's statistics as the papers report them; see `statistics`."""
 
@@ -93,8 +94,11 @@ def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
     return train + federation.test.sizes if which == "all" else train
 
 
-def labels(federation: Federation, which: Which) -> Labels:
-    """Counts of the clients' labels; empty if labels are not classes."""
+def labels(federation: Federation, which: Which) -> tuple[NDArray[np.int64], ...]:
+    """The number of labels of each pair of a client and a class, sorted: clients, classes, counts.
+
+    They are empty if labels are not classes.
+    """
     keys = []
     parts = (federation.train, federation.test) if which == "all" else (federation.train,)
     for rows in parts if federation.classes else ():
@@ -103,7 +107,7 @@ def labels(federation: Federation, which: Which) -> Labels:
         keys.append((client[:, None] * federation.classes + y)[y >= 0])
     pairs, counts = np.unique(np.concatenate(keys) if keys else [], return_counts=True)
     clients, classes = np.divmod(pairs.astype(np.int64), max(federation.classes, 1))
-    return Labels(clients, classes, counts)
+    return clients, classes, counts
 
 
 def statistics(federation: Federation, which: Which) -> Statistics:
@@ -121,7 +125,7 @@ def statistics(federation: Federation, which: Which) -> Statistics:
     (6, 3.0, 1.0, [2, 2], [2, 2])
     """
     n = sizes(federation, which)
-    classes = np.bincount(labels(federation, which).clients, minlength=len(federation))
+    classes = np.bincount(labels(federation, which)[0], minlength=len(federation))
     most = classes_for(federation, 0.8, which)
     return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), classes, most)
 
@@ -136,26 +140,24 @@ def classes_for(federation: Federation, share: float, which: Which) -> NDArray[n
     >>> [classes_for(federation, share, "train").item() for share in (0.4, 0.6, 0.8, 0.9)]
     [1, 2, 2, 3]
     """
-    pairs = labels(federation, which)
-    held = np.bincount(pairs.clients, minlength=len(federation))
+    clients, _, numbers = labels(federation, which)
+    held = np.bincount(clients, minlength=len(federation))
     needed = np.zeros(len(federation), np.int64)
-    for k, counts in enumerate(np.split(pairs.counts, np.cumsum(held)[:-1])):
+    for k, counts in enumerate(np.split(numbers, np.cumsum(held)[:-1])):
         growing = np.cumsum(-np.sort(-counts))
         # a little less, so that rounding does not ask for another row
         needed[k] = np.searchsorted(growing, share * growing[-1] - 1e-6) + 1 if len(counts) else 0
     return needed
 
 
-def statistics_table(federation: Federation, name: str, partition: str = "") -> Table:
+def statistics_table(federation: Federation, name: str, partition: str = "") -> TextTable:
     """A federation's statistics, with the papers' for the same data set and partition below.
 
     Rows are counted; if a row has several labels, the labels are counted too.
     """
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("")
-    shown.add_column("counted", no_wrap=True)
-    for header in ("clients", "samples", "mean", "stdev", "classes/client", "for 80 %"):
-        shown.add_column(header, justify="right", no_wrap=True)
+    counts = ("clients", "samples", "mean", "stdev", "classes/client", "for 80 %")
+    shown = grid(("", "counted", *counts), left=2, no_wrap=True)
+    shown.columns[0].no_wrap = False
     names: dict[Which, str] = {"all": "train and test", "train": "train"}
     if federation.train.y.ndim > 1:
         names["labels"] = "train, labels"
@@ -200,24 +202,35 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     left, middle, right = drawn.subplots(1, 3)
     n = sizes(federation, "all")
     order = np.argsort(-n, kind="stable")
-    left.stairs(n[order], np.arange(len(n) + 1) + 0.5, baseline=None, linewidth=1.5)
-    left.axhline(n.mean(), color="0.4", linestyle="--", linewidth=1)
+    _draw_ranked(left, n, float(n.mean()))
     left.set_title(f"rows of a client, {n.mean():,.1f} in the mean", fontsize=10)
     left.set_xlabel("client, largest first")
-    left.grid(alpha=0.3)
-    if n.max() > 5 * n.min():
-        make_logarithmic(left, n.min(), n.max())
-    else:
-        left.set_ylim(0, 1.15 * n.max())
     if federation.classes:
         some = order[np.unique(np.linspace(0, len(n) - 1, CLIENTS_SHOWN).astype(int))]
         _draw_labels(middle, federation, some)
         _draw_histograms(right, federation)
     else:
-        middle.text(0.5, 0.5, "labels are not classes", ha="center", va="center")
-        middle.axis("off")
+        _write_in_place(middle, "labels are not classes")
         right.axis("off")
     return drawn
+
+
+def _draw_ranked(axis: "Axes", values: NDArray[Any], middle: float) -> None:
+    """Draw a number of each client, largest first, and a line at their middle."""
+    ranked, least, most = np.sort(values)[::-1], float(values.min()), float(values.max())
+    axis.stairs(ranked, np.arange(len(values) + 1) + 0.5, baseline=None, linewidth=1.5)
+    axis.axhline(middle, color="0.4", linestyle="--", linewidth=1)
+    axis.grid(alpha=0.3)
+    if 0 < 5 * least < most:
+        make_logarithmic(axis, least, most)
+    else:
+        axis.set_ylim(0, 1.15 * max(most, 1e-9))
+
+
+def _write_in_place(axis: "Axes", words: str) -> None:
+    """Write words where nothing can be drawn."""
+    axis.text(0.5, 0.5, words, ha="center", va="center")
+    axis.axis("off")
 
 
 def _draw_histograms(axis: "Axes", federation: Federation) -> None:
@@ -241,14 +254,14 @@ def _draw_labels(axis: "Axes", federation: Federation, clients: NDArray[np.int64
     """Draw the label mix of the whole federation and, below it, a row for each of some clients."""
     from matplotlib.colors import PowerNorm
 
-    pairs, classes = labels(federation, "all"), federation.classes
-    total = np.bincount(pairs.classes, pairs.counts, minlength=classes)
+    (owners, held, numbers), classes = labels(federation, "all"), federation.classes
+    total = np.bincount(held, numbers, minlength=classes)
     columns = np.sort(np.argsort(-total, kind="stable")[:CLASSES_SHOWN])
     counts = np.zeros((1 + len(clients), classes))
     counts[0] = total
     for row, k in zip(counts[1:], clients, strict=True):
-        own = slice(*np.searchsorted(pairs.clients, [k, k + 1]))
-        row[pairs.classes[own]] = pairs.counts[own]
+        own = slice(*np.searchsorted(owners, [k, k + 1]))
+        row[held[own]] = numbers[own]
     mixes = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[:, columns]
     # the square root keeps small shares visible next to clients with a single label
     norm = PowerNorm(0.5, 0, mixes.max())
@@ -262,3 +275,69 @@ def _draw_labels(axis: "Axes", federation: Federation, clients: NDArray[np.int64
     axis.set_xlabel(f"class{few}")
     which = f"{len(clients)} of " if len(clients) < len(federation) else ""
     axis.set_title(f"labels of all and of {which}the {len(federation):,} clients", fontsize=10)
+
+
+def work_seconds(
+    population: Population,
+    federation: Federation,
+    model: Model,
+    method: Algorithm,
+    solver: Solver,
+    seed: int,
+    compression: Compression | None = None,
+) -> tuple[NDArray[np.float64], Hours | None]:
+    """Seconds of each client for a round of a method with all of its work, and when it is on."""
+    sizes, own = federation.train.sizes, method.solver(solver)
+    pace = pace_of(population, federation, model, method, own, seed, compression)
+    return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
+
+
+def share_on(hours: Hours) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times of a period, and the share of the clients that are on at each.
+
+    >>> day = Hours(np.array([0, 1, 1]), np.array([0.0]), np.array([30.0]), 120.0)
+    >>> share_on(day)[1].mean().round(3)
+    np.float64(0.129)
+    """
+    times = np.linspace(0, hours.period, TIMES)
+    clients = np.arange(len(hours.first) - 1)
+    return times, np.array([(hours.left(t, clients) > 0).mean() for t in times])
+
+
+def population_words(seconds: NDArray[np.float64], hours: Hours | None, dropout: float) -> str:
+    """A line about the clients' devices.
+
+    >>> population_words(np.array([1.0, 2.0, 40.0]), None, 0.1)
+    "a client's round: 2 s in the median, from 1 s to 40 s; always on; 10 % of them are lost"
+    """
+    middle, least, most = np.median(seconds), seconds.min(), seconds.max()
+    on = "always on"
+    if hours is not None:
+        on = f"on for {100 * share_on(hours)[1].mean():.0f} % of the time"
+    lost = f"; {100 * dropout:g} % of them are lost" if dropout else ""
+    return (
+        f"a client's round: {middle:.3g} s in the median, from {least:.3g} s to {most:.3g} s; "
+        f"{on}{lost}"
+    )
+
+
+def population_figure(seconds: NDArray[np.float64], hours: Hours | None, title: str) -> "Figure":
+    """A figure of how long clients take for a round, slowest first, and of how many are on."""
+    from matplotlib.figure import Figure  # here, since it is slow to import
+
+    drawn = Figure(figsize=(11, 4.4), layout="constrained")
+    drawn.suptitle(title, fontsize=11, parse_math=False)  # it holds a user's path
+    left, right = drawn.subplots(1, 2)
+    _draw_ranked(left, seconds, float(np.median(seconds)))
+    left.set_title(f"seconds of a client's round, {np.median(seconds):.3g} in the median")
+    left.set_xlabel("client, slowest first")
+    if hours is None:
+        _write_in_place(right, "all clients are always on")
+        return drawn
+    times, share = share_on(hours)
+    right.plot(times / 3600, 100 * share)
+    right.set_ylim(0, 105)
+    right.set_title("clients that are on, in percent")
+    right.set_xlabel("hours from the begin of the run, then repeated")
+    right.grid(alpha=0.3)
+    return drawn

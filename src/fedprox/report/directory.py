@@ -31,7 +31,7 @@ from fedprox.model import Model
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import OPTIONAL, flat, hparam_keys
+from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -66,17 +66,12 @@ class RunDirectory:
     an experiment that cannot run leaves nothing. `metrics.jsonl` grows by whole lines; every other
     file is written whole or not at all, `summary.json` last.
 
-    Args:
-        path: The folder.
-        experiment: The resolved experiment.
-        replace: Whether another experiment's results may be replaced; None for a caller that has
-            no option for it.
-        extend: Whether the run resumes, so that the folder may hold finished results of the same
-            experiment with fewer rounds, to be extended.
-        client_records: Whether `clients.jsonl` is written, from records with measures of clients.
-        lock: Whether to lock the folder; False if the caller has.
+    `replace` says whether another experiment's results may be replaced (None: the caller has no
+    option for it), `extend` whether the run resumes, perhaps with more rounds, `lock` whether the
+    folder is to be locked.
 
     Attributes:
+        resumes: Whether the run resumes.
         replaced: Description of the results that are replaced; empty if there are none.
         extended: Rounds of the results that are extended; None if none are.
     """
@@ -94,7 +89,7 @@ class RunDirectory:
         self.path, self.experiment = path, experiment
         self.replaced = ""
         self.extended: int | None = None
-        self._replace, self._extend = replace, extend
+        self._replace, self.resumes = replace, extend
         self._client_records, self._lock = client_records, lock
         self._metrics: BinaryIO | None = None
         self._clients: ClientLines | None = None
@@ -115,7 +110,7 @@ class RunDirectory:
         ours = isinstance(before.pop("versions", None), dict)
         now = tomllib.loads(tomli_w.dumps(self.experiment))
         different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-        if different == ["rounds"] and self._extend:
+        if different == ["rounds"] and self.resumes:
             self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
         elif different and self._replace:
             require(ours, f"--force: {known} was not written by fedprox; name another folder")
@@ -155,6 +150,11 @@ class RunDirectory:
     def complete(self) -> bool:
         """Whether the folder's experiment ran to its end and everything is written."""
         return (self.path / "summary.json").is_file()
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to resume: the run is complete, with all of its rounds."""
+        return self.resumes and self.complete and self.extended is None
 
     @property
     def begun(self) -> bool:
@@ -213,7 +213,7 @@ class RunDirectory:
                 path.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if self._client_records:
-            lines = ClientLines(self.path, resumed=self._extend)
+            lines = ClientLines(self.path, resumed=self.resumes)
             self._clients = self._open.enter_context(closing(lines))
         else:
             remove_lines(self.path)
@@ -330,38 +330,9 @@ def write_clients(
             "test_rows": federation.test.sizes.tolist(),
         }
         for name, values in client_measures(federation, model, run.params).items():
-            columns[name] = [_json_number(value) for value in values.tolist()]
+            columns[name] = [json_number(value) for value in values.tolist()]
         table.append(columns)
     _write_json(path / "clients.json", table)
-
-
-def metrics_line(record: Record) -> dict[str, Any]:
-    """A record as a JSON object; numbers that are not finite become null.
-
-    It has standard errors if evaluations read a sample of clients, validation measures if there are
-    validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
-
-    >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
-    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
-    >>> line["mu"], line["gamma_mean"]
-    (1.0, None)
-    """
-    return {
-        key: _json_number(value)
-        for key, value in flat(record).items()
-        if value is not None or key not in OPTIONAL
-    }
-
-
-MEASURED = [
-    name
-    for name in Record._fields
-    if name.startswith(
-        ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
-    )
-    or name in ("gradient_variance", "dissimilarity", "gamma_mean", "gamma_max")
-]
-"""The measures of the last record in `summary.json`, as `final_NAME`."""
 
 
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
@@ -376,7 +347,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "rounds": run.final.round,
         "model_round": run.model_round,
         "diverged_at": run.diverged_at,
-        **{f"final_{key}": final[key] for key in (*MEASURED, *run.final.metrics) if key in final},
+        **{f"final_{key}": final[key] for key in (*AT_THE_END, *run.final.metrics) if key in final},
         **{key: final[key] for key in ("bits_up", "epsilon", "delta") if key in final},
         **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
         "best_test_accuracy": run.best_accuracy,
@@ -401,11 +372,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "run_seconds": run.run_seconds,
         "callback_seconds": run.callback_seconds,
     }
-    return {key: _json_number(value) for key, value in shown.items()}
-
-
-def _json_number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: json_number(value) for key, value in shown.items()}
 
 
 def versions() -> dict[str, str]:

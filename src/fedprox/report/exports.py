@@ -1,8 +1,9 @@
-"""Tables as files: comma-separated values and LaTeX."""
+"""Tables of the report, and their files: comma-separated values and LaTeX."""
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -28,14 +29,7 @@ def latex(text: str) -> str:
 
 
 def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterable[str]) -> str:
-    r"""A `table` environment with the rules of the package booktabs.
-
-    Args:
-        caption: The caption, as plain text.
-        columns: The alignment of each column, such as "lrr".
-        header: The lines of the header, as LaTeX.
-        rows: The rows, as LaTeX without the ends of their lines.
-    """
+    r"""A `table` environment with the rules of the package booktabs; header and rows are LaTeX."""
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -52,6 +46,11 @@ def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterabl
     return "\n".join(lines) + "\n"
 
 
+def csv_of(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as comma-separated values."""
+    return csv_text(list(rows[0]), [list(row.values()) for row in rows])
+
+
 def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     r"""Rows as comma-separated values.
 
@@ -63,3 +62,24 @@ def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(headers)
     writer.writerows(rows)
     return lines.getvalue()
+
+
+class Table(NamedTuple):
+    """A table of the report, and its files where these are not made of its cells."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: list[list[str]]
+    holds: Literal["numbers", "words"] = "numbers"
+    csv: str = ""
+    tex: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the buttons of the table save, by the file's ending."""
+        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
+        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
+        return {
+            "csv": self.csv or csv_text(self.headers, self.rows),
+            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
+        }

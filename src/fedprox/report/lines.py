@@ -18,13 +18,7 @@ FEW_DECADES = 1000
 
 
 class Line(NamedTuple):
-    """One label's curve.
-
-    Attributes:
-        label: The label.
-        x: Shape (points,).
-        values: Shape (seeds, points).
-    """
+    """One label's curve: x of shape (points,), and values of shape (seeds, points)."""
 
     label: str
     x: NDArray[np.float64]
@@ -63,11 +57,7 @@ def curves(groups: Mapping[str, Sequence[Run]], x: str, y: str) -> list[Line]:
 def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     """Mean over seeds, and one sample standard deviation below and above it, as in the table.
 
-    Args:
-        values: Shape (seeds, points).
-
-    Returns:
-        Three arrays of shape (points,); NaN where a seed's value is not finite.
+    They have shape (points,), and are NaN where a seed's value is not finite.
 
     >>> [edge.tolist() for edge in band(np.array([[1.0, 2.0], [3.0, 2.0], [2.0, np.inf]]))]
     [[2.0, nan], [1.0, nan], [3.0, nan]]

@@ -23,6 +23,7 @@ from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
 from fedprox.report.directory import RunDirectory
 from fedprox.report.page import write_report
+from fedprox.report.records import has
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress, status
 from fedprox.simulation.results.record import Record
@@ -44,44 +45,43 @@ COSTS = ("rounds", "seconds", "bytes_down", "bytes_up")
 """What is summed for each node of a deployment."""
 
 
-class _StatusFiles:
-    """Writes statuses into a folder, at once but for those that follow each other very fast.
+class StatusWriter:
+    """Writes statuses into a folder, and stops the training of a run or a study when asked to.
 
-    Args:
-        folder: The folder.
-        clock: Seconds since 1970.
+    Statuses are written at once, but for those that follow each other very fast. The status of a
+    study has no loss, which would be that of one run: its rounds are those of all.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        clean_up(folder)  # of an earlier process
         self._folder, self._clock, self._due = folder, clock, -math.inf
-        self._waits: Mapping[str, Any] | None = None
+        self._waits: Mapping[str, Any] = {}
 
-    def write(self, status: Mapping[str, Any], *, at_once: bool = False) -> None:
-        """Write a status, unless a later one may take its place."""
+    def write(
+        self, status: Mapping[str, Any], checkpoints: Checkpoints, *, at_once: bool = False
+    ) -> None:
+        """Write a status, unless a later one may take its place, and see whether to stop."""
+        if (self._folder / STOP).exists():
+            (self._folder / STOP).unlink(missing_ok=True)
+            checkpoints.stopping = checkpoints.stopping or signal.SIGTERM
         began = self._clock()
         self._waits = {**status, "updated": began}
         if began >= self._due or at_once:
-            self.flush()
+            self.end()
             now = self._clock()
             self._due = now + min(STATUS_MOST, SPARE * (now - began))
 
-    def flush(self) -> None:
-        """Write the last status if it was not written."""
-        if self._waits is not None:
-            shown, self._waits = self._waits, None
+    def end(self) -> None:
+        """Write the last status if it was not written, of what is stopped or fails."""
+        shown, self._waits = self._waits, {}
+        if shown:
             with suppress(OSError):  # a full disk is said by what matters
                 write_whole(self._folder / STATUS, json.dumps(shown).encode() + b"\n")
                 write_whole(self._folder / PROMETHEUS, prometheus(shown).encode())
 
 
-class Live:
-    """Writes what is seen of a run, and stops it when asked to.
-
-    Args:
-        directory: The run directory; nothing is written before its first record.
-        checkpoints: The checkpoints of the run, by which it stops.
-        clock: Seconds since 1970.
-    """
+class Live(StatusWriter):
+    """Writes what is seen of a run, but nothing before its first record, and stops it if asked."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class Live:
         checkpoints: Checkpoints,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directory, self._checkpoints, self._clock = directory, checkpoints, clock
-        self._files = _StatusFiles(directory.path, clock)
+        super().__init__(directory.path, clock)
+        self._directory, self._checkpoints = directory, checkpoints
         self._began, self._page_due = clock(), clock() + PAGE_EVERY
         self._progress, self._measured = dict[str, Any](), dict[str, Any]()
         self._nodes: dict[str, dict[str, float]] = {}
@@ -101,7 +101,7 @@ class Live:
         before = self._progress.get("label"), self._progress.get("seed")
         if now.round == 0 and (now.label, now.seed) != before:
             self._measured = {}  # those of another run
-        self._progress = _noted(now)
+        self._progress = noted(now)
         self._write()
 
     def record(self, record: Record) -> None:
@@ -113,7 +113,7 @@ class Live:
             # all records of a checkpoint precede the progress, and a finished run has none
             rounds = self._directory.experiment["rounds"]
             self._measured = {}
-            self._progress = _noted(Progress(record.label, record.seed, record.round, rounds))
+            self._progress = noted(Progress(record.label, record.seed, record.round, rounds))
         if another:
             self._note_costs(record)
         known, loss = self._measured.get("loss"), _finite(record.train_loss)
@@ -122,7 +122,7 @@ class Live:
             self._measured |= {"round": record.round, "loss": loss, "test_accuracy": accuracy}
         done = max(self._progress["rounds_done"], record.round)
         self._progress["rounds_done"] = done
-        self._write(at_once=record.nodes is not None)
+        self._write(at_once=has(record, "nodes"))
         now, path = self._clock(), self._directory.path
         if now >= self._page_due and self._directory.begun:
             with suppress(Exception):  # a page that fails ends no run
@@ -138,62 +138,23 @@ class Live:
                 node[cost] += client[cost]
             node["seen"] = self._clock()
         for cost in ("seconds", "bytes_down", "bytes_up"):
-            if (value := getattr(record, cost)) is not None:
-                self._measured[cost] = self._measured.get(cost, 0) + value
+            if has(record, cost):
+                self._measured[cost] = self._measured.get(cost, 0) + getattr(record, cost)
 
     def _write(self, *, at_once: bool = False) -> None:
-        if not self._directory.begun:
-            return
-        _stop_if_asked(self._directory.path, self._checkpoints)
-        status = {"began": self._began, **self._progress, **self._measured, "nodes": self._nodes}
-        self._files.write(status, at_once=at_once)
-
-    def end(self) -> None:
-        """Write the last status of a run that is stopped or fails."""
-        self._files.flush()
-
-    def clean_up(self) -> None:
-        """Remove the files of a run that is complete, or of an earlier one."""
-        clean_up(self._directory.path)
+        if self._directory.begun:
+            status = {"began": self._began, **self._progress, **self._measured}
+            self.write(status | {"nodes": self._nodes}, self._checkpoints, at_once=at_once)
 
 
-class StudyLive:
-    """Writes how far a study is into its folder, and stops it when asked to.
-
-    Its rounds are those of all runs, so its status has no loss, which would be that of one.
-
-    Args:
-        folder: The study's folder.
-        clock: Seconds since 1970.
-    """
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder, self._files = folder, _StatusFiles(folder, clock)
-        clean_up(folder)  # of an earlier process
-
-    def progress(self, now: Progress, checkpoints: Checkpoints) -> None:
-        """Note the progress over all rounds, and stop the training of `checkpoints` if asked to."""
-        _stop_if_asked(self._folder, checkpoints)
-        self._files.write({**_noted(now), "nodes": {}})
-
-    def end(self) -> None:
-        """Write the last status of a study that is stopped or fails."""
-        self._files.flush()
-
-
-def _noted(now: Progress) -> dict[str, Any]:
+def noted(now: Progress) -> dict[str, Any]:
+    """The progress of rounds as a status has it."""
     known = {"label": now.label, "seed": now.seed, "rounds_done": now.round, "rounds": now.rounds}
     return known | {"state": status(now._replace(loss=None))}
 
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _stop_if_asked(folder: Path, checkpoints: Checkpoints) -> None:
-    if (folder / STOP).exists():
-        (folder / STOP).unlink(missing_ok=True)
-        checkpoints.stopping = checkpoints.stopping or signal.SIGTERM
 
 
 def clean_up(folder: Path) -> None:
@@ -253,11 +214,7 @@ def _escaped(label: str) -> str:
 
 
 def status_lines(folder: Path, now: float) -> list[str]:
-    """What `fedprox status` prints of a run or a study, at a time in seconds since 1970.
-
-    Raises:
-        InputError: If its folder is neither's, or its status is damaged.
-    """
+    """What `fedprox status` prints of a run or a study, at a time in seconds since 1970."""
     complete = any((folder / name).is_file() for name in ("summary.json", STUDY))
     begun = complete or any((folder / name).is_file() for name in ("experiment.toml", STATUS))
     require(begun, f"{folder}: no run directory or study, or not begun yet")
@@ -311,11 +268,7 @@ def _ago(seconds: float) -> str:
 
 
 def ask_to_stop(folder: Path) -> str:
-    """Ask the process that trains in a run directory to stop, and return who it is.
-
-    Raises:
-        InputError: If none does.
-    """
+    """Ask the process that trains in a run directory to stop, and return who it is."""
     writer = holder(folder) if (folder / STATUS).is_file() else None
     if writer is None:
         raise InputError(f"{folder}: no run is under way here")

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from fedprox.report.records import highest
-from fedprox.report.table import by_label
+from fedprox.report.records import has, highest, value_of
+from fedprox.report.rows import by_label
 from fedprox.simulation.results.run import Run
 
 EVALUATED = {
@@ -35,7 +35,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
         f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
         'privacy.unit = "example", for one run\'s models; losses, accuracies and the choice among '
         "runs are measured on clients' data and are outside the guarantee"
-        for delta in sorted({run.final.delta for run in runs if run.final.delta is not None})
+        for delta in sorted({value_of(run.final, "delta") for run in runs if _private(run)})
     ]
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
@@ -49,6 +49,11 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
     if any(run.model_record is not run.final for run in runs):
         lines.append("figures are of each run's best model; summary.json names its round")
     return lines + _standard_errors(runs)
+
+
+def _private(run: Run) -> bool:
+    """Whether a run has privacy."""
+    return has(run.final, "delta")
 
 
 def _standard_errors(runs: Sequence[Run]) -> list[str]:
@@ -71,9 +76,7 @@ def _standard_errors(runs: Sequence[Run]) -> list[str]:
 def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
     """What went otherwise than planned, a line for each method and kind.
 
-    Args:
-        runs: The runs.
-        finished: Whether the comparison ran to its end, so that a run that is shorter ended early.
+    In a comparison that ran to its end (`finished`), a run that is shorter ended early.
     """
     return [
         f"{label}: {line}"
@@ -91,7 +94,7 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
         first, last = max(risen, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
         seeds = f" in {len(risen)} of {len(group)} seeds" * (len(group) > 1)
         to = f"{last:.4g}" if math.isfinite(last) else "a number that is not finite"
-        noise = " or less noise" * any(run.final.epsilon is not None for run in group)
+        noise = " or less noise" * any(map(_private, group))
         yield (
             f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
             "is the usual remedy"
@@ -103,7 +106,7 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
         yield f"its seeds stopped after {', '.join(map(str, ends))} rounds{shown}"
     if empty := sum(run.empty_rounds for run in group):
         rounds = sum(run.final.round for run in group)
-        private = any(run.final.epsilon is not None for run in group)
+        private = any(map(_private, group))
         effect = "added nothing but noise" if private else "left the model as it was"
         yield f"no client took part in {empty} of {rounds} rounds, which {effect}"
     measured = [record for run in group for record in run.history[1:]]

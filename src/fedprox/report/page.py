@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import MEASURES, Measure, fairness, measure_of
-from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
-from fedprox.report.charts import Chart, Style, chart, ranked, styles
-from fedprox.report.compare import Groups, differences_of, ranked_methods, reading_of, sentence_of
-from fedprox.report.diagnosis import sweep_cells
-from fedprox.report.exports import csv_text, latex, latex_table
-from fedprox.report.lines import Line, curves, explained
+from fedprox.measures import COSTS, MEASURES, fairness, measure_of
+from fedprox.report.archive import Archive, read_archive
+from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
+from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
+from fedprox.report.diagnosis import diagnosis_groups
+from fedprox.report.exports import Table, csv_of
+from fedprox.report.lines import curves, explained
 from fedprox.report.notes import notes_on, warnings_on
-from fedprox.report.records import records, value_of
-from fedprox.report.table import by_label, spread, table
+from fedprox.report.records import highest, records, value_of
+from fedprox.report.rows import by_label
+from fedprox.report.table import spread, table
 from fedprox.simulation.results.run import Run
 
 WORST = 0.1
@@ -30,46 +31,6 @@ WORST = 0.1
 
 MANY = 20
 """Length above which a list, such as each client's speed, is shortened."""
-
-COSTS = ("time", "communication", "bits_up", "total_steps", "epsilon")
-"""The measures that accuracy is drawn against, beside the round."""
-
-SHARE = Measure("", "share of the clients", percent=True)
-
-
-class Table(NamedTuple):
-    """A table of the page, and its files where these are not made of its cells."""
-
-    caption: str
-    headers: Sequence[str]
-    rows: list[list[str]]
-    holds: Literal["numbers", "words"] = "numbers"
-    csv: str = ""
-    tex: str = ""
-
-    @property
-    def files(self) -> dict[str, str]:
-        """What the buttons of the table save, by the file's ending."""
-        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
-        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
-        return {
-            "csv": self.csv or csv_text(self.headers, self.rows),
-            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
-        }
-
-
-class Group(NamedTuple):
-    """Figures and tables under one heading, with sentences and a note below it.
-
-    Lines are switched on and off by their labels, `keys`, with their styles.
-    """
-
-    title: str
-    keys: dict[str, Style]
-    charts: list[Chart]
-    tables: Sequence[Table] = ()
-    note: str = ""
-    conclusions: Sequence[str] = ()
 
 
 class Section(NamedTuple):
@@ -128,7 +89,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
     if lines:
         sampled = {"clients", "rows"} & archive.experiment.get("evaluation", {}).keys()
         told = "Evaluations read a sample of the clients' rows. " * bool(sampled)
-        costs = [(cost, "test_accuracy") for cost in COSTS]
+        costs = [(cost, "test_accuracy") for cost in (*COSTS, "epsilon") if cost != "round"]
         groups = [
             _figures("Against rounds", lines, looks, _against_rounds(lines), told),
             _figures("Against cost", lines, looks, costs),
@@ -143,7 +104,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
         results=_results(archive) if lines else None,
         groups=groups
         + _left_behind(archive, looks)
-        + (_diagnosis(archive.diagnosis) if archive.diagnosis else []),
+        + (diagnosis_groups(archive.diagnosis) if archive.diagnosis else []),
     )
 
 
@@ -245,8 +206,7 @@ def _results(archive: Archive) -> Table:
     lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     finals = records([replace(run, history=[run.model_record]) for run in runs])
-    values = csv_text(list(finals[0]), [list(row.values()) for row in finals])
-    return Table(caption, [str(c.header) for c in columns], rows, csv=values)
+    return Table(caption, [str(c.header) for c in columns], rows, csv=csv_of(finals))
 
 
 def _conclusions(archive: Archive) -> list[str]:
@@ -264,27 +224,25 @@ def _conclusions(archive: Archive) -> list[str]:
         # validation rows have chosen rounds and perhaps hyperparameters
         measure, lower = target.measure.replace("validation_", "test_"), target.lower_is_better
     else:
-        accurate = any(math.isfinite(run.final.test_accuracy) for run in runs)
-        tested = any(run.final.test_loss is not None for run in runs)
-        measure = "test_accuracy" if accurate else "test_loss" if tested else "train_loss"
+        finals = [run.final for run in runs]
+        names = ("test_accuracy", "test_loss", "train_loss")
+        measure = next((n for n in names if math.isfinite(highest(finals, n))), "train_loss")
         lower = None
     if math.isnan(value_of(runs[0].history[0], measure)):
         return []
     reading = reading_of(measure, runs, lower)
-    differences = differences_of(Groups([], {(): lines}), reading, None)
+    differences = differences_of({(): lines}, reading, None)
     best, *others = ranked_methods(lines, reading)
     method = lines[best][0].method
     other = next((each for each in others if lines[each][0].method != method), others[0])
-    return [sentence_of(differences, {}, best, other, reading)]
+    return [sentence_of(differences, best, other, reading)]
 
 
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
-    costs = ("round", "time", "communication", "bits_up", "total_steps")
     metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
     held_out = [name for name in metrics if not name.startswith("train_")]
-    names = [name for name in (*MEASURES, *held_out) if name not in costs]
-    return [("round", name) for name in names]
+    return [("round", name) for name in (*MEASURES, *held_out) if name not in COSTS]
 
 
 def _figures(
@@ -340,8 +298,8 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         looks,
         SHARE,
         MEASURES["test_accuracy"],
+        WORST,
     )
-    drawn = drawn._replace(mark=WORST)
     rows = [
         [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
         for label, by_seed in accuracies.items()
@@ -357,53 +315,3 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
     keys = {label: looks[label] for label in accuracies}
     figures = Table(caption, ["method", *SPREAD], rows)
     return [Group("Who is left behind", keys, [drawn], [figures], " ".join(filter(None, notes)))]
-
-
-def _diagnosis(diagnosis: DiagnosisFile) -> list[Group]:
-    """The findings of `fedprox diagnose`."""
-    rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
-    facts = Table("The federation", ["what", "value", "note"], rows, "words")
-    looks, charts = styles([""]), []
-    classes = "Effective number of classes: exp of the entropy of a client's labels."
-    for title, note, values, what in (
-        ("Client sizes", "Training rows of each client.", diagnosis.sizes, "training rows"),
-        ("Classes of a client", classes, diagnosis.classes, "classes"),
-    ):
-        if values:
-            line = ranked("", [values])
-            charts.append(chart(title, note, [line], looks, SHARE, Measure("", what)))
-    for name in ("dissimilarity", "gradient_variance"):
-        line = _line("", diagnosis.path.round, getattr(diagnosis.path, name))
-        if np.isfinite(line.values).any():
-            y = MEASURES[name]
-            title = f"{y.title} along the path"
-            charts.append(chart(title, y.note, [line], looks, MEASURES["round"], y))
-    federation = Group("Diagnosis: the federation", {}, charts, [facts])
-    return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
-
-
-def _line(label: str, rounds: Sequence[int], values: Sequence[float | None]) -> Line:
-    return Line(label, np.array(rounds, float), np.array([values], float))
-
-
-def _sweep(diagnosis: DiagnosisFile) -> Group:
-    """The values of mu that were tried, and the suggested one."""
-
-    def label(point: SweepPoint) -> str:
-        suggested = point.mu == diagnosis.suggested_mu
-        return f"mu = {point.mu:g}" + (" (suggested)" if suggested else "")
-
-    sweep = diagnosis.sweep
-    looks = styles(map(label, sweep))
-    lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
-    x, y = MEASURES["round"], MEASURES["train_loss"]
-    drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
-    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
-    header = ["mu", "loss, last quarter", "expected above the best at the end"]
-    tried = Table("The values of mu tried", header, rows)
-    note = "No value of mu is suggested."
-    if diagnosis.suggested_mu is not None:
-        note = f"Suggested: mu = {diagnosis.suggested_mu:g}."
-    if diagnosis.theory_mu is not None:
-        note += f" Theory requires a mu above {diagnosis.theory_mu:.3g}."
-    return Group("Diagnosis: which mu", looks, [drawn], [tried], note)

@@ -6,7 +6,7 @@ how dicts, lists and tuples hold them: the paths alone do not distinguish the ke
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +32,6 @@ TYPES = {
 """The types that parameters may have, by safetensors' names."""
 
 
-class Content(NamedTuple):
-    """What a file of parameters holds.
-
-    Attributes:
-        arrays: The arrays by their names.
-        params: The arrays in the structure that was saved; None if the file has no structure.
-    """
-
-    arrays: dict[str, Array]
-    params: Params
-
-
 def names_of(params: Params) -> list[str]:
     """The name of each array of a pytree: its dotted path, with "_" appended until it is unique.
 
@@ -60,11 +48,7 @@ def names_of(params: Params) -> list[str]:
 
 
 def named_arrays(params: Params) -> dict[str, Array]:
-    """The arrays of a pytree by name.
-
-    Raises:
-        InputError: One is not of a type of `TYPES`.
-    """
+    """The arrays of a pytree by name, checked to be of the types of `TYPES`."""
     leaves = jax.tree.leaves(params)
     arrays = {n: np.asarray(a, order="C") for n, a in zip(names_of(params), leaves, strict=True)}
     for name, array in arrays.items():
@@ -89,11 +73,7 @@ def encode(params: Params) -> bytes:
 
 
 def _outline(node: Any) -> Any:
-    """A tree of names as JSON: a name, null, or an object with the kind of a container.
-
-    Raises:
-        TypeError: The tree has another kind of node.
-    """
+    """A tree of names as JSON, with an object for each container; else `TypeError`."""
     if node is None or isinstance(node, str):
         return node
     if type(node) is dict and all(type(key) in (str, int) for key in node):
@@ -103,8 +83,8 @@ def _outline(node: Any) -> Any:
     raise TypeError(f"a node of type {type(node).__name__}")
 
 
-def decode(content: bytes) -> Content:
-    """Read the content of a file of parameters.
+def decode(content: bytes) -> tuple[dict[str, Array], Params]:
+    """The arrays in a file of parameters by name, and in the structure that was saved, or None.
 
     Raises:
         TypeError: An array is not of a type of `TYPES`.
@@ -123,7 +103,7 @@ def decode(content: bytes) -> Content:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     outline = (header.get("__metadata__") or {}).get(STRUCTURE)
     if outline is None:
-        return Content(arrays, None)
+        return arrays, None
     remaining = dict(arrays)
     try:
         params = _restore(json.loads(outline), remaining)
@@ -131,7 +111,7 @@ def decode(content: bytes) -> Content:
         raise ValueError("its structure is too deep") from None
     if remaining:
         raise ValueError(f"its structure has no place for {next(iter(remaining))!r}")
-    return Content(arrays, params)
+    return arrays, params
 
 
 def _restore(node: Any, remaining: dict[str, Array]) -> Params:

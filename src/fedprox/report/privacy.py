@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fedprox.algorithms import Algorithm
@@ -21,6 +20,7 @@ from fedprox.privacy.accounting import (
     statement_of_steps,
 )
 from fedprox.privacy.setting import Privacy
+from fedprox.report.table import TextTable, facts, grid
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.epsilon import Spent, noise_of
@@ -77,39 +77,56 @@ def examples_page(methods: Sequence[Method]) -> Group:
     """As `privacy_page`, with privacy of examples."""
     parts: list[RenderableType] = []
     for method in methods:
-        protocol, noise = method.protocol, noise_of(method)
-        privacy, rounds = protocol.privacy, protocol.rounds
-        assert privacy is not None
-        assert noise is not None
-        seeds = [Spent(method, seed) for seed in protocol.seeds]
-        tenths = _tenths(rounds)
+        privacy, noise = _given(method)
+        tenths = _tenths(method.protocol.rounds)
+        seeds = [Spent(method, seed) for seed in method.protocol.seeds]
         spent = [_worst(seeds, t) for t in tenths]
         parts.append(Text(f"{method.name}: a noised sum in each local step", style="bold"))
         worst = spent[-1][0]
         if worst is None:
             parts += [Text("No client takes a step."), Text()]
             continue
-        facts = Table(box=None, pad_edge=False, show_header=False)
-        target = "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
-        facts.add_row("noise multiplier", f"{noise:.5g}", target)
         deviation = noise * privacy.clip / worst.batch if noise else 0.0
-        facts.add_row("noise in a gradient", f"{deviation:.5g}", "of the worst client")
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for header in ("rounds", "epsilon", "steps", "rows"):
-            shown.add_column(header, justify="right")
+        of_noise = [
+            ("noise multiplier", f"{noise:.5g}", _target(privacy)),
+            ("noise in a gradient", f"{deviation:.5g}", "of the worst client"),
+        ]
+        shown = grid(("rounds", "epsilon", "steps", "rows"))
         for t, (steps, epsilon) in zip(tenths, spent, strict=True):
             of = ("0", "") if steps is None else (f"{steps.taken:,}", f"{steps.rows:,}")
             shown.add_row(f"{t:,}", rounded_up(epsilon), *of)
         parts += [
-            facts,
+            facts(of_noise),
             Text(),
             Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}"),
             shown,
             Text(),
-            *map(Text, statement_of_steps(privacy, noise, worst, rounds)),
+            *map(Text, guarantee(method)),
             Text(),
         ]
     return Group(*parts[:-1])
+
+
+def guarantee(method: Method) -> list[str]:
+    """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
+    (privacy, noise), rounds = _given(method), method.protocol.rounds
+    if method.mechanism is not None:
+        return statement(method.mechanism, rounds)
+    worst, _ = _worst([Spent(method, seed) for seed in method.protocol.seeds], rounds)
+    return [] if worst is None else statement_of_steps(privacy, noise, worst, rounds)
+
+
+def _given(method: Method) -> tuple[Privacy, float]:
+    """The privacy of a method that has it, and its noise."""
+    privacy, noise = method.protocol.privacy, noise_of(method)
+    assert privacy is not None
+    assert noise is not None
+    return privacy, noise
+
+
+def _target(privacy: Privacy) -> str:
+    """Where the noise comes from."""
+    return "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
 
 
 def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Steps | None, float]:
@@ -117,47 +134,29 @@ def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Steps | None, float]:
     return max((each.worst(rounds) for each in seeds), key=lambda one: one[1])
 
 
-def guarantee(method: Method) -> list[str]:
-    """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
-    protocol, noise = method.protocol, noise_of(method)
-    privacy, rounds = protocol.privacy, protocol.rounds
-    assert privacy is not None
-    assert noise is not None
-    if method.mechanism is not None:
-        return statement(method.mechanism, rounds)
-    worst, _ = _worst([Spent(method, seed) for seed in protocol.seeds], rounds)
-    return [] if worst is None else statement_of_steps(privacy, noise, worst, rounds)
-
-
 def _tenths(rounds: int) -> list[int]:
     """Each tenth of the rounds."""
     return sorted({math.ceil(rounds * i / 10) for i in range(1, 11)})
 
 
-def _facts(plan: Plan, mechanism: Mechanism) -> Table:
+def _facts(plan: Plan, mechanism: Mechanism) -> TextTable:
     """The noise, the largest cohort, and what its limit costs."""
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(no_wrap=True, justify="right")
-    facts.add_column()
     privacy, noise = plan.privacy, mechanism.noise_multiplier
-    target = "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
-    facts.add_row("noise multiplier", f"{noise:.5g}", target)
+    rows = [("noise multiplier", f"{noise:.5g}", _target(privacy))]
+    first = ""
     if privacy.adaptive_clip is not None:
-        messages = privacy.update_noise(noise)
-        facts.add_row("of the messages", f"{messages:.5g}", "the rest hides who was clipped")
-    first = "at first" if privacy.adaptive_clip is not None else ""
-    facts.add_row("noise in the mean", f"{_in_mean(plan, mechanism):.5g}", first)
+        messages, first = privacy.update_noise(noise), "at first"
+        rows.append(("of the messages", f"{messages:.5g}", "the rest hides who was clipped"))
+    rows.append(("noise in the mean", f"{_in_mean(plan, mechanism):.5g}", first))
     if mechanism.cut:
-        facts.add_row(
-            "largest cohort", f"{mechanism.capacity:,}", f"mean {mechanism.clients_per_round:,}"
-        )
-        if noise:
-            free = mechanism._replace(capacity=None)
-            cost = [epsilons(each, [plan.rounds])[0] for each in (mechanism, free)]
-            shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
-            facts.add_row("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown)
-    return facts
+        mean = f"mean {mechanism.clients_per_round:,}"
+        rows.append(("largest cohort", f"{mechanism.capacity:,}", mean))
+    if mechanism.cut and noise:
+        free = mechanism._replace(capacity=None)
+        cost = [epsilons(each, [plan.rounds])[0] for each in (mechanism, free)]
+        shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
+        rows.append(("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown))
+    return facts(rows)
 
 
 def _in_mean(plan: Plan, mechanism: Mechanism) -> float:
@@ -166,21 +165,16 @@ def _in_mean(plan: Plan, mechanism: Mechanism) -> float:
     return noise * plan.privacy.clip / mechanism.clients_per_round if noise else 0.0
 
 
-def _by_rounds(plan: Plan, mechanism: Mechanism) -> Table:
+def _by_rounds(plan: Plan, mechanism: Mechanism) -> TextTable:
     """Epsilon after each tenth of the rounds, with each accountant."""
-    tenths = _tenths(plan.rounds)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("rounds", justify="right")
+    tenths, unlimited = _tenths(plan.rounds), mechanism._replace(capacity=None)
+    shown = grid(["rounds"])
     columns = []
     for name, each in _accountants(plan, mechanism):
-        unlimited = mechanism._replace(capacity=None)
         this = each == (mechanism if mechanism.cut else unlimited)
         shown.add_column(name, justify="right", style="bold" if this else "")
-        columns.append(
-            ["not accounted"] * len(tenths)
-            if each is None
-            else list(map(rounded_up, epsilons(each, tenths)))
-        )
+        known = [] if each is None else map(rounded_up, epsilons(each, tenths))
+        columns.append(list(known) or ["not accounted"] * len(tenths))
     for rounds, *cells in zip(tenths, *columns, strict=True):
         shown.add_row(f"{rounds:,}", *cells)
     return shown
@@ -205,12 +199,11 @@ def _accountants(plan: Plan, mechanism: Mechanism) -> Iterator[tuple[str, Mechan
     yield "rdp, no limit", mechanism._replace(accountant="rdp", capacity=None)
 
 
-def _alternatives(plan: Plan, mechanism: Mechanism) -> Table:
+def _alternatives(plan: Plan, mechanism: Mechanism) -> TextTable:
     """What larger cohorts and fewer rounds give."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"):
-        shown.add_column(header, justify="right")
-    for other in _plans(plan, mechanism):
+    headers = "clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"
+    shown = grid(headers)
+    for other in _plans(plan):
         changed = other.mechanism(mechanism.releases)
         (epsilon,) = epsilons(changed, [other.rounds])
         cells = (
@@ -224,22 +217,23 @@ def _alternatives(plan: Plan, mechanism: Mechanism) -> Table:
     return shown
 
 
-def _plans(plan: Plan, mechanism: Mechanism) -> Iterator[Plan]:
+def _plans(plan: Plan) -> Iterator[Plan]:
     """The plan, with larger cohorts, and with fewer rounds."""
     yield plan
     privacy, mean = plan.privacy, plan.cohort.clients_per_round
     for factor in LARGER:
         if factor * mean > plan.clients:
             continue
-        scaled = replace(
-            privacy,
-            capacity=None if privacy.capacity is None else factor * privacy.capacity,
-            noise_multiplier=None
-            if privacy.noise_multiplier is None
-            else factor * mechanism.noise_multiplier,
-        )
+        scaled: dict[str, Any] = {
+            name: factor * value
+            for name, value in (
+                ("capacity", privacy.capacity),
+                ("noise_multiplier", privacy.noise_multiplier),
+            )
+            if value is not None
+        }
         cohort = replace(plan.cohort, clients_per_round=factor * mean)
-        yield plan._replace(privacy=scaled, cohort=cohort)
+        yield plan._replace(privacy=replace(privacy, **scaled), cohort=cohort)
     for divisor in FEWER:
         if plan.rounds >= divisor:
             yield plan._replace(rounds=plan.rounds // divisor)

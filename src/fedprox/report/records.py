@@ -1,10 +1,17 @@
-"""Records as flat tables: one row for each, with the keys of `metrics.jsonl`."""
+"""Records by the names of their measures: values, lines of `metrics.jsonl`, and rows of tables.
 
+No other file of the report knows how a record holds what some experiments alone have.
+"""
+
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, get_type_hints
 
-from fedprox.report.settings import different, is_simple, settings_of
+from pydantic import ConfigDict, TypeAdapter
+
+from fedprox.measures import KINDS
+from fedprox.report.rows import apart, is_simple
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
@@ -15,8 +22,31 @@ OPTIONAL = [
 ]
 """Keys that not all experiments have."""
 
+KEYS = Record._fields
+"""The names of what a record holds, but of the model's metrics."""
+
+AT_THE_END = [
+    name
+    for name in KEYS
+    if name.startswith(
+        ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
+    )
+    or name in ("gradient_variance", "dissimilarity", "gamma_mean", "gamma_max")
+]
+"""The measures of the last record in `summary.json`, as `final_NAME`."""
+
 HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
+
+
+HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
+METRICS = tuple(f"{kind}_" for kind in KINDS)
+RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def has(record: Record, name: str) -> bool:
+    """Whether a record has a number that not all experiments have; it may be NaN."""
+    return getattr(record, name) is not None
 
 
 def value_of(record: Record, name: str) -> float:
@@ -28,7 +58,7 @@ def value_of(record: Record, name: str) -> float:
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in Record._fields else others.get(name)
+    value = getattr(record, name) if name in KEYS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -38,16 +68,28 @@ def highest(history: Iterable[Record], name: str) -> float:
     return max(filter(math.isfinite, values), default=math.nan)
 
 
+def comparable(record: Record) -> list[str]:
+    """The names of a record's measures and metrics that are numbers."""
+    numbers = {**record._asdict(), **record.metrics}
+    others = ("seed", "round", "learning_rate")
+    return [n for n, v in numbers.items() if isinstance(v, int | float) and n not in others]
+
+
 def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     """Hyperparameters by their keys in the files; FedExp's epsilon is not that of privacy.
 
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in Record._fields) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in KEYS) + name: value for name, value in hparams.items()}
 
 
-def flat(record: Record) -> dict[str, Any]:
+def json_number(value: Any) -> Any:
+    """A value as JSON holds it: numbers that are not finite become None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
     line = record._asdict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
@@ -56,20 +98,66 @@ def flat(record: Record) -> dict[str, Any]:
     return {**named, "mu": None, **hparam_keys(hparams), **line, **metrics}
 
 
+def metrics_line(record: Record) -> dict[str, Any]:
+    """A record as a JSON object; numbers that are not finite become null.
+
+    It has standard errors if evaluations read a sample of clients, validation measures if there are
+    validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
+
+    >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
+    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
+    >>> line["mu"], line["gamma_mean"]
+    (1.0, None)
+    """
+    return {
+        key: json_number(value)
+        for key, value in _flat(record).items()
+        if value is not None or key not in OPTIONAL
+    }
+
+
+def read_record(line: bytes) -> Record:
+    """A line of `metrics.jsonl` as the record it was written from; null becomes NaN.
+
+    Raises:
+        ValueError: It is not such a line.
+    """
+    try:
+        table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("arrays or objects within others, too deep") from None
+    if not isinstance(table, dict):
+        raise ValueError("not a JSON object")
+    fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
+    for key, value in table.items():
+        number = math.nan if value is None else value
+        if key in HINTS:
+            fields[key] = number if HINTS[key] in (float, float | None) else value
+        elif key.startswith(METRICS):
+            fields["metrics"][key] = number
+        elif value is not None:
+            name = key.removeprefix(HPARAM)
+            fields["hparams"][name if name in KEYS else key] = value
+    return RECORD.validate_python(fields, strict=True)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) >= 2**63:
+        raise ValueError(f"{text}: a whole number beyond 64 bits")
+    return number
+
+
 def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """All records of some runs as flat rows, for a data frame.
 
     Keys and their order are those of `metrics.jsonl`. All rows have the same keys: a number that a
-    method does not have, such as mu, is NaN. Keys that exist only with screening (`faulty`,
-    `faulty_clients`, `unmeasured`), only if evaluations read a sample of clients
-    (`train_loss_se`, `test_accuracy_se`), only with validation rows (`validation_loss`,
-    `validation_accuracy`), only if clients have devices (`time`) or rounds are asynchronous
-    (`staleness`), only in a deployment (`seconds`, `bytes_down`, `bytes_up`, `nodes`,
-    `network`), only with compression (`bits_up`), only with privacy (`epsilon`, `delta`), only if
-    clients have models of their own (`personal_clients`, `personal_loss`, `personal_accuracy`,
-    `personal_accuracy_worst`, `newcomer_loss`, `newcomer_accuracy`) or only with
-    `Evaluation(by_client=True)` (`client_accuracy_mean`, `client_accuracy_std`,
-    `client_accuracy_worst`, `client_accuracy_best`) are omitted if no record has them.
+    method does not have, such as mu, is NaN. Keys that exist only with some setting, such as `time`
+    with a population (see :class:`fedprox.Record`), are omitted if no record has them.
 
     If the runs are of several experiments, each simple setting in which these differ, such as
     `systems.stragglers`, is a further key at the end.
@@ -92,20 +180,20 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
         `pandas.DataFrame(fp.records(runs))` is a data frame of them.
     """
-    lines = [flat(record) for run in runs for record in run.history]
+    lines = [_flat(record) for run in runs for record in run.history]
     known = {key for line in lines for key, value in line.items() if value is not None}
     hparams = [key for run in runs for record in run.history for key in hparam_keys(record.hparams)]
     order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
     columns = [key for key in order if key in known or key not in OPTIONAL]
-    settings = [settings_of(run) for run in runs]
-    apart = [
+    settings, different = apart(runs)
+    names = [
         name
-        for name in different(runs, settings)
+        for name in different
         if name not in order and all(is_simple(each.get(name)) for each in settings)
     ]
     told = [
-        {name: _value(name, each.get(name)) for name in apart}
+        {name: _value(name, each.get(name)) for name in names}
         for run, each in zip(runs, settings, strict=True)
         for _ in run.history
     ]

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean, stdev
 from typing import Any
@@ -12,17 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedprox.errors import require
-from fedprox.measures import measure_of
-from fedprox.report.records import highest, value_of
-from fedprox.report.settings import different, is_simple, settings_of
+from fedprox.measures import MEASURES, measure_of
+from fedprox.report.records import has, highest, value_of
+from fedprox.report.rows import by_label
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""
-
-MOST_SAID = 3
-"""The most settings that the name of a row says."""
 
 
 class TextTable(Table):
@@ -36,53 +33,22 @@ class TextTable(Table):
     __repr__ = __str__
 
 
-def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each row or line: of one label and one experiment, one run for each seed.
-
-    If the runs are of several experiments that differ in few and simple settings, the names of the
-    rows say these settings.
-
-    >>> known = dict(method="fedavg", hparams={}, learning_rate=0.1, seed=0, label="fedavg")
-    >>> few, many = ({"systems": {"stragglers": share}} for share in (0.0, 0.5))
-    >>> list(by_label([Run(**known, experiment=few), Run(**known, experiment=many)]))
-    ['fedavg · stragglers 0', 'fedavg · stragglers 0.5']
-    """
-    settings = [settings_of(run) for run in runs]
-    names = different(runs, settings)
-    said = len(names) <= MOST_SAID and all(
-        is_simple(each.get(name)) for each in settings for name in names
-    )
-    grouped: dict[str, list[Run]] = {}
-    experiments: dict[str, dict[str, Any]] = {}
-    for run, each in zip(runs, settings, strict=True):
-        row = run.label
-        if said:
-            row = " · ".join([row, *(_said(name, each.get(name)) for name in names)])
-        known = experiments.setdefault(row, each)
-        require(
-            each == known,
-            f"runs: those of {run.label!r} are of experiments that differ in "
-            f"{', '.join(n for n in names if each.get(n) != known.get(n))}, which are no seeds "
-            "to average over; give the runs of one experiment at a time",
-        )
-        require(
-            run.seed not in [other.seed for other in grouped.setdefault(row, [])],
-            f"runs: {row!r} with seed {run.seed} is given more than once, which are no seeds to "
-            "average over; give each run once, and the runs of one experiment at a time",
-        )
-        grouped[row].append(run)
-    return grouped
+def grid(headers: Sequence[str | Text], *, left: int = 0, **columns: Any) -> TextTable:
+    """A table without lines, of whose columns the first ones are aligned to the left."""
+    shown = TextTable(box=None, pad_edge=False, header_style="bold")
+    for place, header in enumerate(headers):
+        shown.add_column(header, justify="left" if place < left else "right", **columns)
+    return shown
 
 
-def _said(name: str, value: object) -> str:
-    """A setting in the name of a row."""
-    section, _, key = name.rpartition(".")
-    name = key if section in ("systems", "cohort", "solver") else name
-    if value is None or isinstance(value, bool):
-        text = {None: "none", True: "yes", False: "no"}[value]
-    else:
-        text = value if isinstance(value, str) else f"{value:g}"
-    return f"{name.replace('_', ' ')} {text}"
+def facts(rows: Iterable[Sequence[str]], style: str = "") -> TextTable:
+    """A table of what was found, its value, and a note."""
+    shown = TextTable(box=None, pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True, style=style)
+    shown.add_column(no_wrap=True, justify="right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:
@@ -159,10 +125,7 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     require(runs, "runs: none given; at least one is needed")
     target = target or common_target(runs)
     columns = _columns(runs, target)
-    shown = TextTable(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("method", overflow="fold")
-    for header in columns:
-        shown.add_column(header, justify="right", overflow="fold")
+    shown = grid(["method", *columns], left=1, overflow="fold")
     for label, group in by_label(runs).items():
         cells = {header: cell(group) for header, cell in columns.items()}
         diverged = [run for run in group if run.diverged_at is not None]
@@ -178,37 +141,33 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
 OF_DIVERGED = ("best accuracy", "epsilon", "seconds")
 """The columns that a diverged run has."""
 
-MEASURED = {
-    "validation_accuracy": "validation accuracy",
-    "test_accuracy": "test accuracy",
-    "client_accuracy_worst": "worst 10 %",
-    "personal_accuracy": "own models",
-}
-"""The headers of measures that have a column if any run has them."""
-
 
 def _columns(
     runs: Sequence[Run], target: Target | None
 ) -> dict[str, Callable[[Sequence[Run]], str]]:
     """The columns: for each header, a function of the runs of a row that makes its cell."""
 
-    def has(name: str) -> bool:
-        return any(getattr(run.final, name) is not None for run in runs)
+    def known(name: str) -> bool:
+        return any(has(run.final, name) for run in runs)
 
     columns: dict[str, Callable[[Sequence[Run]], str]]
-    columns = {"train loss": partial(_measured, "train_loss")}
-    columns |= {header: partial(_measured, name) for name, header in MEASURED.items() if has(name)}
+    columns = {
+        measure.header: partial(_measured, name)
+        for name, measure in MEASURES.items()
+        if measure.header and known(name)
+    }
     columns["best accuracy"] = lambda group: spread(
         [100 * run.best_accuracy for run in group], "{:.2f}", " %"
     )
     for name in metrics_on_test_rows(runs):
         columns[name.replace("_", " ")] = partial(_measured, name)
-    if has("epsilon"):
+    if known("epsilon"):
         columns["epsilon"] = _spent
-    columns[f"rounds to {target or 'target'}"] = lambda group: _cost(group, target)[0]
-    if has("time"):
-        columns[f"time to {target or 'target'}"] = lambda group: _time(group, target)
-    columns["models sent"] = lambda group: _cost(group, target)[1]
+    goal, until = target or "target", partial(_until, target)
+    columns[f"rounds to {goal}"] = partial(until, Run.rounds_to, "round", "{:.1f}", "{}")
+    if known("time"):
+        columns[f"time to {goal}"] = partial(until, Run.time_to, "time", "{:.0f}", "{:.0f}")
+    columns["models sent"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
     columns["seconds"] = _seconds
     return columns
 
@@ -237,34 +196,26 @@ def _seconds(group: Sequence[Run]) -> str:
 
 def _spent(group: Sequence[Run]) -> str:
     """The largest epsilon of some runs."""
-    epsilons = [run.final.epsilon for run in group if run.final.epsilon is not None]
+    epsilons = [value_of(run.final, "epsilon") for run in group if has(run.final, "epsilon")]
     largest = max((math.inf if math.isnan(e) else e for e in epsilons), default=math.nan)
     return "-" if math.isnan(largest) else f"{largest:.3g}"
 
 
-def _cost(group: Sequence[Run], target: Target | None) -> tuple[str, str]:
-    """Rounds and models until the target."""
-    if target is None:
-        return "", ""
-    rounds = [run.rounds_to(target) for run in group]
-    if None in rounds:
-        missed = [run.final for run, count in zip(group, rounds, strict=True) if count is None]
-        last = max(missed, key=lambda record: record.round)
-        return f"{last.round}+", f"{last.communication}+"
-    models = [run.models_to(target) for run in group]
-    shown = [spread([n for n in counts if n is not None], "{:.1f}") for counts in (rounds, models)]
-    return shown[0], shown[1]
-
-
-def _time(group: Sequence[Run], target: Target | None) -> str:
-    """Seconds by the clients' devices until the target."""
+def _until(
+    target: Target | None,
+    reach: Callable[[Run, Target], float | None],
+    name: str,
+    form: str,
+    form_of_missed: str,
+    group: Sequence[Run],
+) -> str:
+    """A cost until the target; the whole one with a "+" where a run does not reach it."""
     if target is None:
         return ""
-    times = [run.time_to(target) for run in group]
-    missed = [run.final.time for run, time in zip(group, times, strict=True) if time is None]
-    if missed:
-        return f"{max(time or 0.0 for time in missed):.0f}+"
-    return spread([time for time in times if time is not None], "{:.0f}")
+    costs = [reach(run, target) for run in group]
+    if missed := [run.final for run, cost in zip(group, costs, strict=True) if cost is None]:
+        return form_of_missed.format(max(getattr(record, name) or 0 for record in missed)) + "+"
+    return spread([cost for cost in costs if cost is not None], form)
 
 
 def spread(values: Sequence[float], form: str, unit: str = "") -> str:

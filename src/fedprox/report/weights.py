@@ -27,6 +27,9 @@ WEIGHTS = ("kernel", "scale", "embedding", "table")
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The files of a repository: all weights, or the list of the files that have them."""
 
+TORCH, FLAX = (0, 1), (-1, -2)
+"""The axes of a kernel's outputs and inputs."""
+
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 
 MOST_LINES = 20
@@ -98,7 +101,7 @@ def load_weights(
         elif tensor is None:
             wrong.append(f"{name}: no floating-point tensor of this name")
         else:
-            value = _as_flax(name, tensor)
+            value = _moved(name, tensor, to=FLAX)
             if value.shape != leaf.shape:
                 given = f"{value.shape} in the file" + " when transposed" * (value is not tensor)
                 wrong.append(f"{name}: shape {given} where {leaf.shape} is needed")
@@ -141,7 +144,7 @@ def save_weights(path: str | Path, params: Params, *, rename: Rename | None = No
     for name, array in named_arrays(params).items():
         theirs = _named_as_torch(name)
         require(theirs not in arrays, f"{path}: two parameters would be named {theirs!r}")
-        arrays[theirs] = _as_torch(name, array)
+        arrays[theirs] = _moved(name, array, to=TORCH)
     arrays = {name: np.asarray(a, order="C") for name, a in _renamed(arrays, rename).items()}
     write_whole(path, safetensors.numpy.save(arrays, metadata={"format": "pt"}))
 
@@ -156,18 +159,11 @@ def _named_as_torch(name: str) -> str:
     return f"{begin}{dot}weight" if last in WEIGHTS else name
 
 
-def _is_kernel(name: str, array: Array) -> bool:
-    return name.rpartition(".")[2] == "kernel" and array.ndim > 1
-
-
-def _as_flax(name: str, tensor: Array) -> Array:
-    """A tensor of PyTorch in the layout of the parameter `name`."""
-    return np.moveaxis(tensor, (0, 1), (-1, -2)) if _is_kernel(name, tensor) else tensor
-
-
-def _as_torch(name: str, array: Array) -> Array:
-    """The inverse of `_as_flax`."""
-    return np.moveaxis(array, (-1, -2), (0, 1)) if _is_kernel(name, array) else array
+def _moved(name: str, array: Array, *, to: tuple[int, int]) -> Array:
+    """A kernel with its two axes of features moved: first in PyTorch, last and swapped in flax."""
+    if array.ndim < 2 or name.rpartition(".")[2] != "kernel":
+        return array
+    return np.moveaxis(array, FLAX if to == TORCH else TORCH, to)
 
 
 def _renamed(arrays: dict[str, Array], rename: Rename | None) -> dict[str, Array]:

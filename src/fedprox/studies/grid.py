@@ -173,11 +173,7 @@ def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Settings)
 
 
 def check_budgets(cells: Sequence[Cell]) -> dict[str, int]:
-    """How many combinations each method tries.
-
-    Raises:
-        InputError: If that differs between the data sets or settings of a method.
-    """
+    """How many combinations each method tries, the same at all levels of the other factors."""
     budgets: dict[str, int] = {}
     for cell in cells:
         count, method = len(cell.points), cell.levels[METHOD]

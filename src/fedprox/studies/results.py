@@ -5,30 +5,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from fedprox.errors import InputError, require, shown
 from fedprox.files.lock import NAME as LOCK
 from fedprox.files.whole import write_whole
-from fedprox.report.archive import read_archive
+from fedprox.measures import measure_of
+from fedprox.report.archive import read_archive, read_json
+from fedprox.report.charts import Group, chart, styles
 from fedprox.report.compare import (
     Difference,
     Groups,
+    Levels,
     Reading,
     conclusions_of,
     differences_of,
+    in_words,
     reading_of,
     winners_of,
 )
 from fedprox.report.directory import write_figure
-from fedprox.report.exports import csv_text
+from fedprox.report.exports import Table, csv_of
+from fedprox.report.figure import axis_of, study_figure
+from fedprox.report.lines import curves
 from fedprox.report.live import FILES, STUDY
+from fedprox.report.page import write_report
 from fedprox.report.records import records
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import Target
-from fedprox.studies.figure import study_figure
 from fedprox.studies.grid import METHOD
-from fedprox.studies.page import write_page
 from fedprox.studies.run import Outcome, relabelled
 from fedprox.studies.table import StudyTable, caption_of, cell_text
 
@@ -198,11 +203,11 @@ class Study:
             require(count, f"table: {factor!r} is in neither rows nor columns; add it to one")
             require(count == 1, f"table: {factor!r} is given twice, in rows or columns")
         found = [] if against is None else differences_of(self._groups(), reading, against)
-        places = {(*each.levels.values(), each.method): each for each in found}
+        places = {((*each.levels.items(),), each.method): each for each in found}
         winners = winners_of(self._groups(), reading) if best else set()
         cells = {}
         for outcome in self.outcomes:
-            place = (*outcome.others, outcome.method)
+            place = outcome.others, outcome.method
             row, column = (
                 tuple(outcome.levels[factor] for factor in factors)
                 for factors in (row_factors, column_factors)
@@ -226,7 +231,7 @@ class Study:
         """
         measure = measure or self.measure
         self._reading(measure, None)
-        return study_figure(self._groups().runs, measure, along)
+        return study_figure(self._groups(), measure, along)
 
     def __str__(self) -> str:
         return "\n".join([self.table().text(), "", *self._sentences()])
@@ -243,10 +248,10 @@ class Study:
         return self.conclusions() if known else []
 
     def _groups(self) -> Groups:
-        runs: dict[tuple[str, ...], dict[str, Sequence[Run]]] = {}
+        groups: dict[Levels, dict[str, Sequence[Run]]] = {}
         for outcome in self.outcomes:
-            runs.setdefault(outcome.others, {})[outcome.method] = outcome.runs
-        return Groups([factor for factor in self.factors if factor != METHOD], runs)
+            groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
+        return groups
 
     def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
         if measure in (None, self.measure) and lower is None:
@@ -298,12 +303,10 @@ class Study:
 
 def _content(folder: Path) -> _File:
     """What the file of a study says."""
-    path = folder / NAME
-    require(path.is_file(), f"{folder}: no {NAME}; not the folder of a complete study")
-    try:
-        return TypeAdapter(_File).validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise InputError(f"{path}: damaged: {error.errors()[0]['msg']}") from None
+    content = read_json(folder / NAME, _File)
+    if content is None:
+        raise InputError(f"{folder}: no {NAME}; not the folder of a complete study")
+    return content
 
 
 def first_seeds(out: Path, seeds: list[int]) -> list[int]:
@@ -333,8 +336,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
     )
     # first, since it marks the folder as that of a study
     write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
-    table, rows = study.table(), study.records()
-    records_csv = csv_text(list(rows[0]), [list(row.values()) for row in rows])
+    table, records_csv = study.table(), csv_of(study.records())
     for name, text in {
         "records.csv": records_csv,
         "table.txt": f"{study}\n",
@@ -345,8 +347,22 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
         write_whole(out / name, text.encode())
     write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
     folders = [out / folder for o in study.outcomes for folder in o.folders]
-    conclusions = study._sentences()
-    write_page(table, records_csv, conclusions, study._groups(), study.measure, folders, out)
+    shown = Table(
+        f"{table.caption} * is the best of its column.",
+        table.headers,
+        table.lines("{} *"),
+        csv=records_csv,
+        tex=table.latex(),
+    )
+    groups, y = study._groups(), measure_of(study.measure)
+    looks, x = styles(outcome.method for outcome in study.outcomes), axis_of(study.runs)
+    charts = [
+        chart(in_words(levels) or y.title, y.note, lines, looks, measure_of(x), y)
+        for levels, methods in groups.items()
+        if (lines := curves(methods, x, study.measure))
+    ]
+    summary = Group("Study", looks, charts, [shown], conclusions=study._sentences())
+    write_report(folders, out / "report.html", summary=summary)
 
 
 def check_folder(out: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError
 from fedprox.files.lock import locked
+from fedprox.report.compare import Levels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
-from fedprox.report.live import StudyLive, clean_up
+from fedprox.report.live import StatusWriter, clean_up, noted
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress, Report, showing
@@ -47,9 +48,9 @@ class Outcome(NamedTuple):
         return self.levels[METHOD]
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def others(self) -> Levels:
         """The levels of the other factors."""
-        return tuple(level for factor, level in self.levels.items() if factor != METHOD)
+        return tuple((factor, level) for factor, level in self.levels.items() if factor != METHOD)
 
 
 class Place(NamedTuple):
@@ -79,24 +80,11 @@ def train_cells(
     more: Sequence[int] = (),
     progress: bool = True,
 ) -> tuple[list[Outcome], str]:
-    """Tune and train all cells.
+    """Tune and train all cells, and say in a sentence how hyperparameters were chosen.
 
-    Args:
-        cells: The cells.
-        seeds: The seeds of all, over which hyperparameters are chosen unless `tuning` has its own.
-        tuning: How hyperparameters are chosen.
-        check: Called with each cell and its settings before anything is trained.
-        place: Where and how cells are trained.
-        more: Further seeds of all, with which only what was chosen is trained.
-        progress: Whether progress is shown on stderr.
-
-    Returns:
-        The results of each cell; and how hyperparameters were chosen, in a sentence, empty if no
-        method has several.
-
-    Raises:
-        InputError: If budgets are unequal, there is nothing to choose by, a setting is invalid, or
-            a run directory holds something else.
+    The sentence is empty if no method has several. Hyperparameters are chosen over `seeds`, unless
+    `tuning` has its own; with `more` only what was chosen is trained. `check` is called with each
+    cell and its settings before anything is trained.
     """
     budgets = check_budgets(cells)
     tuning.check_budgets(budgets)
@@ -168,7 +156,7 @@ class _Trainer:
     def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
-        self._live = None if place.out is None else StudyLive(place.out)
+        self._status = None if place.out is None else StatusWriter(place.out)
 
     def outcome(
         self, cell: Cell, name: str, seeds: Sequence[int], more: Sequence[int], tuning: Tuning
@@ -178,37 +166,34 @@ class _Trainer:
         method, points, point = cell.method, cell.points, None
         if len(points) > 1:
             where = name if tuning.seeds is None else f"{name}@tuning"
-            runs, folders = self._groups(cell, method, tuning.seeds or seeds, where)
-            labels, label = (
-                list(dict.fromkeys(run.label for run in runs)),
-                _chosen(cell, runs, tuning),
-            )
+            runs, folders = self._train_seeds(cell, method, tuning.seeds or seeds, where)
+            labels, label = list(dict.fromkeys(r.label for r in runs)), _chosen(cell, runs, tuning)
             point = points[labels.index(label)]
             method = _fixed(cell, point)
             runs = [run for run in runs if run.label == label]
         if point is None or tuning.seeds is not None:
-            runs, folders = self._groups(cell, method, seeds, name, point)
-        for seed in more:
-            folders.append(f"{name}@seed-{seed}")
-            (run,) = self._train(cell, method, [seed], folders[-1], point)
-            runs.append(relabelled(run, runs[0].label))
-        return Outcome(cell.levels, runs, len(points), folders)
+            runs, folders = self._train_seeds(cell, method, seeds, name, point)
+        further, others = self._train_seeds(cell, method, more, name, point, apart=True)
+        runs += [relabelled(run, runs[0].label) for run in further]
+        return Outcome(cell.levels, runs, len(points), folders + others)
 
     def end(self) -> None:
         """Write the last status of a study that is stopped or fails."""
-        if self._live is not None:
-            self._live.end()
+        if self._status is not None:
+            self._status.end()
 
-    def _groups(
+    def _train_seeds(
         self,
         cell: Cell,
         method: Algorithm,
         seeds: Sequence[int],
         name: str,
         point: Mapping[str, float] | None = None,
+        *,
+        apart: bool = False,
     ) -> tuple[list[Run], list[str]]:
         """The runs of all seeds, in one call unless data depend on the seed, and their folders."""
-        if not cell.data_per_seed:
+        if not (apart or cell.data_per_seed):
             return self._train(cell, method, seeds, name, point), [name]
         names = {seed: f"{name}@seed-{seed}" for seed in seeds}
         trained = [self._train(cell, method, [s], n, point) for s, n in names.items()]
@@ -234,8 +219,8 @@ class _Trainer:
             done = self._done + sum(rounds.values())
             whole = now._replace(label=label, round=done, rounds=self._rounds)
             self._report(whole)
-            if self._live is not None and checkpoints is not None:
-                self._live.progress(whole, checkpoints)
+            if self._status is not None and checkpoints is not None:
+                self._status.write({**noted(whole), "nodes": {}}, checkpoints)
 
         with ExitStack() as opened:
 
@@ -243,7 +228,7 @@ class _Trainer:
                 assert out is not None
                 experiment, force = _of_runs(runs[0].experiment, seeds, point), place.force
                 folder = RunDirectory(out / name, experiment, replace=force, extend=not force)
-                if force or not folder.complete or folder.extended is not None:
+                if not folder.done:
                     written.append(opened.enter_context(folder))
 
             def record(record: Record) -> None:

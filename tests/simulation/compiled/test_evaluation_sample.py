@@ -22,9 +22,8 @@ from fedprox.experiment import parse, resolve
 from fedprox.federation import offsets_of
 from fedprox.measures import mean_error
 from fedprox.model import cross_entropy, top_1
-from fedprox.report.archive import read_record
-from fedprox.report.directory import metrics_line
 from fedprox.report.notes import notes_on
+from fedprox.report.records import metrics_line, read_record
 from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.storage import training_data

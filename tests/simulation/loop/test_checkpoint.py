@@ -45,7 +45,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.files.arrays import write_arrays
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line
 from fedprox.simulation.config.protocol import Storage
 from fedprox.simulation.loop import snapshot
 from fedprox.simulation.loop.checkpoint import stopping_on_signals

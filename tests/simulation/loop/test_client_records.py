@@ -14,7 +14,8 @@ import optax
 import pytest
 
 import fedprox as fp
-from fedprox.report.directory import metrics_line, summarise
+from fedprox.report.directory import summarise
+from fedprox.report.records import metrics_line
 from fedprox.report.table import table
 from fedprox.simulation.config.protocol import initial_params
 from tests.variants import mostly_slow

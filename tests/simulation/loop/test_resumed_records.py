@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.report.archive import read_record
-from fedprox.report.directory import metrics_line
+from fedprox.report.records import metrics_line, read_record
 from tests.settings import BASE, CASES, FEDERATION, NOISED
 from tests.variants import mostly_slow
 

@@ -28,7 +28,7 @@ from fedprox.experiment import parse, resolve, train
 from fedprox.report.directory import summarise
 from fedprox.report.lines import curves
 from fedprox.report.notes import warnings_on
-from fedprox.report.table import by_label
+from fedprox.report.rows import by_label
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.target import target_of
 
