@@ -33,13 +33,12 @@ from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison, fingerprint
 from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import (
+    Done,
     Engine,
-    LastRound,
     Measuring,
     MethodExecution,
     RunState,
     Start,
-    Tally,
 )
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.loop.records import (
@@ -279,13 +278,14 @@ class SeedRun:
         starts = self.protocol.starts(self.method.algorithm, self.start.seed, self.start.params)
         state = self.method.initial_state(starts, self.session.engine.mesh)
         self.best = self.copy(state)
-        now = RunState(0, state, self.hparams, best=self.best)
+        begun = Done(work=no_work(self.protocol.begin_time(self.method.algorithm)))
+        now = RunState(0, state, self.hparams, since=begun, best=self.best)
         measuring = self.execution.evaluate(state)
         adapt = self.method.algorithm.adapt
         if adapt is not None:
             now = now._replace(memory=adapt.init(self.hparams, measuring()[0].train_loss))
         self.now = now
-        self._await(measuring, LastRound(no_work(self.protocol.begin_time(self.method.algorithm))))
+        self._await(measuring)
 
     def _restore(self, saved: Snapshot) -> None:
         """Restore the client state of a checkpoint.
@@ -303,7 +303,7 @@ class SeedRun:
         """Record what is known, and decide whether more rounds follow."""
         computed = self._computed()
         while len(self.pending) > self.behind or (
-            self.pending and self.pending[0].round < computed
+            self.pending and self.pending[0].now.round < computed
         ):
             self._record_next()
         if self.runs[0].history and computed > self.runs[0].final.round:
@@ -330,49 +330,42 @@ class SeedRun:
         if self.session.checkpoints is not None:
             self.session.checkpoints.begin_call()
         before, self.now = self.now, self.now._replace(state=None)  # its memory is reused
-        computed = self.execution.next(before)
+        self.now = self.execution.next(before)
         del before
-        done, state, hparams = computed.round, computed.state, self.now.hparams
-        self.now = self.now._replace(
-            round=done,
-            state=state,
-            since=self.now.since.plus(computed.tally),
-            capacity=computed.capacity,
-        )
+        done, state, hparams = self.now.round, self.now.state, self.now.hparams
         recorded = self.protocol.is_recorded(done)
         if recorded or self.adapt is not None:
             measuring = self.execution.evaluate(state)
         if recorded:
-            self._await(measuring, computed.last)
+            self._await(measuring)
         else:  # a copy, since the next call reuses the memory of the state
             leaf = jax.tree.leaves(state)[0].addressable_data(0)
             self.calls.append((done, jnp.ravel(leaf)[:1]))
         if self.adapt is not None:
             measures, cost = measuring()
             if not recorded:
-                self.now = self.now._replace(since=self.now.since.plus(cost))
+                self.now = self.now._replace(since=self.now.since + cost)
             if measures.given is not False:
                 adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
                 self.now = self.now._replace(hparams=adapted, memory=memory)
 
-    def _await(self, measuring: Measuring, last: LastRound) -> None:
+    def _await(self, measuring: Measuring) -> None:
         """Add an evaluation of the current model to the pending ones.
 
         What rounds did is counted since the last record that a longer run would have, too.
         """
         now, own = self.now, self.execution.measure_own(self.now)
         model = self.copy(now.state) if now.round else self.best
-        self.pending.append(
-            PendingEvaluation(now.round, now.hparams, measuring, last, now.since, model, own)
-        )
+        evaluated_now = now._replace(state=None, best=model)
+        self.pending.append(PendingEvaluation(evaluated_now, measuring, own))
         if now.round % self.protocol.evaluation.every == 0:
-            self.now = now._replace(since=Tally())
+            self.now = now._replace(since=Done())
 
     def _record_next(self) -> None:
         """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
-        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        spent = self.privacy.epsilon(oldest.round)
+        rate = None if solver.schedule is None else solver.factor(max(oldest.now.round - 1, 0))
+        spent = self.privacy.epsilon(oldest.now.round)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         known = list[Record]()
@@ -387,7 +380,7 @@ class SeedRun:
         with self._calling_back():
             for record in known:
                 self.session.on_record(record)
-            self.session.report(self._progress(oldest.round, self._loss))
+            self.session.report(self._progress(oldest.now.round, self._loss))
 
     def _recorded(self, now: RunState) -> RunState:
         """Wait until all evaluations are recorded, and return the state `now`."""
@@ -459,10 +452,10 @@ def _best_keeper(
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
-        if done.round % protocol.evaluation.every:
+        if done.now.round % protocol.evaluation.every:
             return models  # a longer run has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
-        return _choose(np.array(better), done.model, models)
+        return _choose(np.array(better), done.now.best, models)
 
     return keep
 
