@@ -556,7 +556,7 @@ class RemoteSeed:
             "bytes_down": sum(each.bytes_down for _, each in answers),
             "bytes_up": sum(each.bytes_up for _, each in answers),
             "nodes": frozenset(self.server.name(index) for index, _ in answers),
-            "network": clients,
+            "network": dict(clients),
         }
 
     def evaluate(self, state: State) -> Measuring:

@@ -5,16 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
-from fedprox.measures import KINDS
+from fedprox.measures import KINDS, MEASURES
 from fedprox.report.records import HPARAM
-from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.record import COLUMNS, Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.target import KEYS, Target, target_of
 
@@ -198,19 +198,19 @@ def read_record(line: bytes) -> Record:
     fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
     for key, value in table.items():
         number = math.nan if value is None else value
-        if key in HINTS:
-            fields[key] = number if HINTS[key] in (float, float | None) else value
+        if key in COLUMNS and key not in fields:
+            real = key == "learning_rate" or (key in MEASURES and MEASURES[key].kind is float)
+            fields[key] = number if real else value
         elif key.startswith(METRICS):
             fields["metrics"][key] = number
         elif value is not None:
             name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in Record._fields else key] = value
+            fields["hparams"][name if name in COLUMNS else key] = value
     return RECORD.validate_python(fields, strict=True)
 
 
-HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
 METRICS = tuple(f"{kind}_" for kind in KINDS)
-RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+RECORD = TypeAdapter(Record)
 
 
 def _experiment(path: Path) -> dict[str, Any]:

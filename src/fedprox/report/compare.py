@@ -79,7 +79,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
     final = runs[0].final
     known = [
         name
-        for name, value in {**final._asdict(), **final.metrics}.items()
+        for name, value in {**final.as_dict(), **final.metrics}.items()
         if isinstance(value, int | float) and name not in ("seed", "round", "learning_rate")
     ]
     require(

@@ -27,11 +27,12 @@ from fedprox.files.lock import NAME as LOCK
 from fedprox.files.lock import locked
 from fedprox.files.toml import read_toml
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.measures import MEASURES, OPTIONAL
 from fedprox.model import Model
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
-from fedprox.report.records import OPTIONAL, flat, hparam_keys
+from fedprox.report.records import flat, hparam_keys
 from fedprox.report.table import common_target
 from fedprox.simulation.loop.checkpoint import FIRST
 from fedprox.simulation.results.record import Record
@@ -341,8 +342,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     It has standard errors if evaluations read a sample of clients, validation measures if there are
     validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
 
-    >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
-    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
+    >>> line = metrics_line(Record("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5))
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
@@ -355,7 +355,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
 
 MEASURED = [
     name
-    for name in Record._fields
+    for name in MEASURES
     if name.startswith(
         ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
     )

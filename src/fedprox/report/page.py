@@ -14,7 +14,7 @@ from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import MEASURES, Measure, measure_of
+from fedprox.measures import DRAWN, MEASURES, Measure, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.charts import Chart, Style, chart, ranked, styles
 from fedprox.report.compare import Groups, differences_of, ranked_methods, reading_of, sentence_of
@@ -35,7 +35,7 @@ MANY = 20
 COSTS = ("time", "communication", "bits_up", "total_steps", "epsilon")
 """The measures that accuracy is drawn against, beside the round."""
 
-SHARE = Measure("", "share of the clients", percent=True)
+SHARE = Measure(axis="share of the clients", percent=True)
 
 
 class Table(NamedTuple):
@@ -281,11 +281,9 @@ def _conclusions(archive: Archive) -> list[str]:
 
 def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
-    costs = ("round", "time", "communication", "bits_up", "total_steps")
     metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
     held_out = [name for name in metrics if not name.startswith("train_")]
-    names = [name for name in (*MEASURES, *held_out) if name not in costs]
-    return [("round", name) for name in names]
+    return [("round", name) for name in (*DRAWN, *held_out)]
 
 
 def _figures(
@@ -372,13 +370,13 @@ def _diagnosis(diagnosis: DiagnosisFile) -> list[Group]:
     ):
         if values:
             line = ranked("", [values])
-            charts.append(chart(title, note, [line], looks, SHARE, Measure("", what)))
+            charts.append(chart(title, note, [line], looks, SHARE, Measure(axis=what)))
     for name in ("dissimilarity", "gradient_variance"):
         line = _line("", diagnosis.path.round, getattr(diagnosis.path, name))
         if np.isfinite(line.values).any():
             y = MEASURES[name]
             title = f"{y.title} along the path"
-            charts.append(chart(title, y.note, [line], looks, MEASURES["round"], y))
+            charts.append(chart(title, y.note, [line], looks, measure_of("round"), y))
     federation = Group("Diagnosis: the federation", {}, charts, [facts])
     return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
 
@@ -397,7 +395,7 @@ def _sweep(diagnosis: DiagnosisFile) -> Group:
     sweep = diagnosis.sweep
     looks = styles(map(label, sweep))
     lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
-    x, y = MEASURES["round"], MEASURES["train_loss"]
+    x, y = measure_of("round"), MEASURES["train_loss"]
     drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
     rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
     header = ["mu", "loss, last quarter", "expected above the best at the end"]

@@ -4,16 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedprox.measures import OPTIONAL
 from fedprox.report.settings import different, is_simple, settings_of
-from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.record import COLUMNS, Record
 from fedprox.simulation.results.run import Run
-
-OPTIONAL = [
-    name
-    for name, default in Record._field_defaults.items()
-    if default is None and not name.startswith("by_client")
-]
-"""Keys that not all experiments have."""
 
 HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
@@ -22,13 +16,13 @@ HPARAM = "hparam_"
 def value_of(record: Record, name: str) -> float:
     """A measure, a metric or a hyperparameter of a record; NaN if it has none.
 
-    >>> known = (0, 1, 2.3, 0.9, 0.5, 1.2, 0.3, 0.4, 2, 0, 2, 0, 0, 7, 7, 1)
-    >>> record = Record("fedexp", "fedexp", {"epsilon": 0.1, "mu": 1.0}, 0.1, *known)
+    >>> hparams = {"epsilon": 0.1, "mu": 1.0}
+    >>> record = Record("fedexp", "fedexp", hparams, 0.1, 0, 1, {"train_loss": 2.3})
     >>> value_of(record, "train_loss"), value_of(record, "mu"), value_of(record, "epsilon")
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in Record._fields else others.get(name)
+    value = getattr(record, name) if name in COLUMNS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -44,12 +38,12 @@ def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in Record._fields) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in COLUMNS) + name: value for name, value in hparams.items()}
 
 
 def flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
-    line = record._asdict()
+    line = record.as_dict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
     del line["by_client"], line["by_client_checksum"]  # no measures
     named = {"label": line.pop("label"), "method": line.pop("method")}
@@ -82,10 +76,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Example:
         >>> import fedprox as fp
-        >>> costs = dict(clients=2, stragglers=0, dropped=0, client_steps=7, total_steps=7)
-        >>> costs |= dict(solves=2, unsolved=0, communication=1)
-        >>> known = dict(gradient_variance=0.5, dissimilarity=1.2, gamma_mean=0.3, gamma_max=0.4)
-        >>> record = fp.Record("fedavg", "fedavg", {}, 0.1, 0, 1, 2.3, 0.9, **known, **costs)
+        >>> record = fp.Record("fedavg", "fedavg", {}, 0.1, 0, 1, {"train_loss": 2.3})
         >>> row, = fp.records([fp.Run("fedavg", {}, 0.1, 0, "fedavg", [record])])
         >>> row["label"], row["mu"], row["train_loss"]
         ('fedavg', nan, 2.3)

@@ -116,60 +116,63 @@ def records_of(
     Raises:
         InputError: If an update was faulty and `faults.policy` is "fail".
     """
-    algorithm, protocol, measures = method.algorithm, method.protocol, done.measures
-    loss, variance, dissimilarity = (
-        np.full(len(runs), math.nan) if m is None else np.asarray(m, float)
-        for m in (measures.train_loss, measures.gradient_variance, measures.dissimilarity)
-    )
-    names = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
-    held_out = {name: _mean(terms) for name, terms in measures.held_out.items()}
-    loss_error, accuracy_error = _errors(measures, counts)
-    since = done.since
-    faulty, taken, work = since.all_faulty(), since.steps_at(len(runs)), since.work
+    algorithm, protocol, since = method.algorithm, method.protocol, done.since
+    points, names = len(runs), protocol.federation.names
+    faulty, work = since.all_faulty(), since.work
     screening = method.faults
     if len(faulty) and screening is not None and screening.policy == "fail":
-        raise InputError(_faulty_message(faulty, runs, protocol.federation.names))
-    solves = _solves(since, faulty, done.now.round, len(runs))
-    by_client = counts.by_client(measures) if protocol.evaluation.by_client else None
+        raise InputError(_faulty_message(faulty, runs, names))
+    at_points: dict[str, Any] = {
+        **_losses(done.measures, counts),
+        **_solves(since, faulty, done.now.round, points),
+        **({} if screening is None else _faults(done.measures, faulty, points, names)),
+        **({} if done.own is None else _own(done.own)),
+        **(_fairness(counts.by_client(done.measures)) if protocol.evaluation.by_client else {}),
+    }
+    same = {
+        "solves": len(work.jobs.client),
+        "clients": work.clients,
+        "stragglers": work.stragglers,
+        "dropped": work.dropped,
+        "communication": algorithm.communication * done.now.round * protocol.models_a_round,
+        "time": work.time,
+        "staleness": _staleness(protocol, work),
+        "empty_rounds": since.empty,
+        **_network(since, measured=done.measures.given is not False),
+        "epsilon": epsilon,
+        "delta": None if protocol.privacy is None else protocol.privacy.delta,
+    }
+    taken, bits = since.steps_at(points), protocol.message_bits(algorithm)
+    metrics = {name: np.asarray(each) for name, each in done.measures.metrics.items()}
+    always = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.now.hparams)
     for i, run in enumerate(runs):
-        record = Record(
+        measures = same | {name: values[i] for name, values in at_points.items()}
+        measures["total_steps"] = run.client_steps + int(taken[i])
+        if bits is not None:
+            before = run.history[-1].bits_up if run.history else 0
+            measures["bits_up"] = (before or 0) + bits * since.messages
+        yield Record(
             label=run.label,
             method=run.method,
             hparams=run.hparams if adapted is None else _adapted(run.hparams, adapted, i),
-            learning_rate=run.learning_rate if scheduled is None else scheduled,
+            learning_rate=_plain(run.learning_rate if scheduled is None else scheduled),
             seed=run.seed,
             round=done.now.round,
-            train_loss=float(loss[i]),
-            test_accuracy=_at(held_out.get("test_accuracy"), i, math.nan),
-            gradient_variance=float(variance[i]),
-            dissimilarity=float(dissimilarity[i]),
-            solves=len(work.jobs.client),
-            **{name: values[i] for name, values in solves.items()},
-            clients=work.clients,
-            stragglers=work.stragglers,
-            dropped=work.dropped,
-            total_steps=run.client_steps + int(taken[i]),
-            communication=algorithm.communication * done.now.round * protocol.models_a_round,
-            bits_up=_bits_up(done, method, run),
-            time=work.time,
-            staleness=_staleness(protocol, work),
-            empty_rounds=since.empty,
-            **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
-            test_loss=_at(held_out.get("test_loss"), i, math.nan),
-            metrics=dict.fromkeys(names, math.nan)
-            | {name: float(values[i]) for name, values in measures.metrics.items()},
-            train_loss_se=_at(loss_error, i),
-            test_accuracy_se=_at(accuracy_error, i),
-            validation_loss=_at(held_out.get("validation_loss"), i),
-            validation_accuracy=_at(held_out.get("validation_accuracy"), i),
-            **_network(since, measured=measures.given is not False),
-            **({} if done.own is None else _own(done.own, i)),
-            epsilon=epsilon,
-            delta=None if protocol.privacy is None else protocol.privacy.delta,
-            **({} if by_client is None else _fairness(by_client[i])),
+            measures={n: _plain(v) for n, v in measures.items() if v is not None},
+            metrics=dict.fromkeys(always, math.nan)
+            | {name: float(values[i]) for name, values in metrics.items()},
         )
-        yield Record(*map(_plain, record))
+
+
+def _losses(measures: Measures, counts: Counts) -> dict[str, NDArray[np.float64]]:
+    """Losses, accuracies and measures of gradients, (points,), as far as they are known."""
+    found = {name: _mean(terms) for name, terms in measures.held_out.items()}
+    for name in ("train_loss", "gradient_variance", "dissimilarity"):
+        values = getattr(measures, name)
+        if values is not None:
+            found[name] = np.asarray(values, float)
+    return found | _errors(measures, counts)
 
 
 def _plain(value: Any) -> Any:
@@ -181,15 +184,6 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _bits_up(done: PendingEvaluation, method: Method, run: Run) -> int | None:
-    """Bits of all messages of a run's clients so far; None without compression."""
-    bits = method.protocol.message_bits(method.algorithm)
-    if bits is None:
-        return None
-    before = run.history[-1].bits_up if run.history else 0
-    return (before or 0) + bits * done.since.messages
-
-
 def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
     """The mean staleness of a round's updates; None but in asynchronous rounds."""
     if protocol.asynchronous is None:
@@ -197,10 +191,10 @@ def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
     return float(work.jobs.staleness.mean()) if len(work.jobs.client) else 0.0
 
 
-def _fairness(clients: tuple[Floats, Floats]) -> dict[str, Any]:
-    """The fields of a record that describe the distribution of the clients' accuracies."""
-    found = fairness(clients[1])._asdict()
-    return {f"client_accuracy_{name}": value for name, value in found.items()}
+def _fairness(clients: Sequence[tuple[Floats, Floats]]) -> dict[str, Sequence[float]]:
+    """The distribution of the clients' accuracies at each sweep point."""
+    found = [fairness(accuracy)._asdict() for _, accuracy in clients]
+    return {f"client_accuracy_{name}": [each[name] for each in found] for name in found[0]}
 
 
 def _adapted(
@@ -221,26 +215,24 @@ def _mean(terms: Mapping[str, Any]) -> NDArray[np.float64]:
         return summed / rows
 
 
-def _at(values: Any, point: int, unknown: float | None = None) -> Any:
-    """A measure at a sweep point; `unknown` if it was not measured."""
-    return unknown if values is None else float(values[point])
-
-
-def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
-    """The fields of a record that describe clients' own models."""
-    trained = measures.trained[:, point]
-    fields: dict[str, Any] = {"personal_clients": int(trained.sum())}
-    for name, clients in (("personal", trained), ("newcomer", ~trained)):
-        tested = clients & (measures.rows > 0)
-        rows, labels = measures.rows[tested], measures.labels[tested].sum()
-        loss = measures.loss[tested, point] @ rows
-        fields[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
-        correct = measures.correct[tested, point].sum()
-        fields[f"{name}_accuracy"] = correct / labels if labels else math.nan
-    with np.errstate(invalid="ignore"):
-        accuracies = np.where(trained, measures.correct[:, point] / measures.labels, math.nan)
-    fields["personal_accuracy_worst"] = fairness(accuracies).worst
-    return fields
+def _own(measures: OwnMeasures) -> dict[str, list[float]]:
+    """The measures of clients' own models at each sweep point."""
+    found = dict[str, list[float]]()
+    for point, trained in enumerate(measures.trained.T):
+        values: dict[str, Any] = {"personal_clients": int(trained.sum())}
+        for name, clients in (("personal", trained), ("newcomer", ~trained)):
+            tested = clients & (measures.rows > 0)
+            rows, labels = measures.rows[tested], measures.labels[tested].sum()
+            loss = measures.loss[tested, point] @ rows
+            values[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
+            correct = measures.correct[tested, point].sum()
+            values[f"{name}_accuracy"] = correct / labels if labels else math.nan
+        with np.errstate(invalid="ignore"):
+            shares = np.where(trained, measures.correct[:, point] / measures.labels, math.nan)
+        values["personal_accuracy_worst"] = fairness(shares).worst
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def _network(since: Done, *, measured: bool) -> dict[str, Any]:
@@ -250,13 +242,10 @@ def _network(since: Done, *, measured: bool) -> dict[str, Any]:
     return {**since.network, "nodes": len(since.network["nodes"]), "measured": measured}
 
 
-Errors = NDArray[np.float64] | None
-
-
-def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
-    """Standard errors of loss and accuracy (points,); None if all clients were read."""
+def _errors(measures: Measures, counts: Counts) -> dict[str, NDArray[np.float64]]:
+    """Standard errors of loss and accuracy, (points,); none if all clients were read."""
     if counts.clients is None or measures.by_client is None:
-        return None, None
+        return {}
     loss = np.asarray(measures.by_client.loss)
     rows = np.broadcast_to(counts.rows[:, None], loss.shape)
     if measures.unmeasured is not None:
@@ -265,22 +254,24 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
     correct = measures.by_client.correct
     met = np.zeros(loss.shape) if correct is None else np.asarray(correct)
     accuracy = met / np.maximum(counts.labels, 1)[:, None]
-    return (
-        mean_error(loss, rows, counts.clients),
-        mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),
-    )
+    return {
+        "train_loss_se": mean_error(loss, rows, counts.clients),
+        "test_accuracy_se": mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),
+    }
 
 
 def _faults(
-    done: PendingEvaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
+    measures: Measures, faulty: NDArray[np.int64], points: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of a record that describe faulty updates."""
-    clients, unmeasured = faulty[faulty[:, 1] == point, 2], done.measures.unmeasured
-    return {
-        "faulty": len(clients),
-        "faulty_clients": [names[k] for k in np.unique(clients)],
-        "unmeasured": None if unmeasured is None else int(np.asarray(unmeasured)[point]),
+    """What was faulty at each sweep point."""
+    clients = [faulty[faulty[:, 1] == point, 2] for point in range(points)]
+    found: dict[str, Any] = {
+        "faulty": [len(each) for each in clients],
+        "faulty_clients": [[names[k] for k in np.unique(each)] for each in clients],
     }
+    if measures.unmeasured is not None:
+        found["unmeasured"] = np.asarray(measures.unmeasured)
+    return found
 
 
 def _faulty_message(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:

@@ -243,7 +243,7 @@ def restored(
 
 def _without_params(run: Run) -> dict[str, Any]:
     table = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
-    return table | {"history": [record._asdict() for record in run.history]}
+    return table | {"history": [record.as_dict() for record in run.history]}
 
 
 def _arrays_of(now: RunState, method: Method) -> Any:

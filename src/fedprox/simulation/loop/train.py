@@ -373,9 +373,9 @@ class SeedRun:
             run.client_steps = record.total_steps
             if by_client is not None:
                 checksum = checksum_of(client_columns(by_client))
-                record = record._replace(by_client_checksum=checksum)
+                record = replace(record, by_client_checksum=checksum)
             run.history.append(record)
-            known.append(record._replace(by_client=by_client))
+            known.append(replace(record, by_client=by_client))
         self.best = self.keep_best(self.best, oldest)
         with self._calling_back():
             for record in known:
