@@ -145,6 +145,7 @@ def records_of(
     taken, bits = since.steps_at(points), protocol.message_bits(algorithm)
     metrics = {name: np.asarray(each) for name, each in done.measures.metrics.items()}
     always = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
+    rates = np.asarray(done.now.hparams["learning_rate"])
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.now.hparams)
     for i, run in enumerate(runs):
         measures = same | {name: values[i] for name, values in at_points.items()}
@@ -155,8 +156,8 @@ def records_of(
         yield Record(
             label=run.label,
             method=run.method,
-            hparams=run.hparams if adapted is None else _adapted(run.hparams, adapted, i),
-            learning_rate=_plain(run.learning_rate if scheduled is None else scheduled),
+            hparams=_plain(run.hparams if adapted is None else _adapted(run.hparams, adapted, i)),
+            learning_rate=_in_force(run.learning_rate, rates[i], scheduled),
             seed=run.seed,
             round=done.now.round,
             measures={n: _plain(v) for n, v in measures.items() if v is not None},
@@ -195,6 +196,13 @@ def _fairness(clients: Sequence[tuple[Floats, Floats]]) -> dict[str, Sequence[fl
     """The distribution of the clients' accuracies at each sweep point."""
     found = [fairness(accuracy)._asdict() for _, accuracy in clients]
     return {f"client_accuracy_{name}": [each[name] for each in found] for name in found[0]}
+
+
+def _in_force(initial: float, now: Any, scheduled: float | None) -> float:
+    """The learning rate of a round; the shortest decimal if a user changed it."""
+    if scheduled is not None:
+        return scheduled
+    return float(initial if real_type().type(initial) == now else str(now))
 
 
 def _adapted(

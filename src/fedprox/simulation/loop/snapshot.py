@@ -85,6 +85,28 @@ class Snapshot(NamedTuple):
         rounds = list(histories.pop())
         return not histories and rounds == sorted({0, *rounds}) and rounds[-1] <= self.now.round
 
+    def require_of(self, planned: Sequence[Run], method: Method) -> None:
+        """Raise `InputError` unless rounds of a method can begin from it."""
+        ours, theirs = (
+            (each.label, each.seed, each.hparams, each.learning_rate)
+            for each in (self.runs[0], planned[0])
+        )
+        rounds, shapes = method.protocol.rounds, _named(_shapes_of(method))
+        require(
+            ours == theirs,
+            f"start: a stage of {ours[0]}, seed {ours[1]}, learning rate {ours[3]:g}; here "
+            f"{theirs[0]}, seed {theirs[1]}, learning rate {theirs[3]:g}",
+        )
+        require(
+            [(name, np.shape(a)) for name, a in _named(_arrays_of(self.now, method))]
+            == [(name, a.shape) for name, a in shapes],
+            "start: its arrays are not those of this model, method and evaluation",
+        )
+        require(
+            self.now.round <= rounds,
+            f"start: it has {self.now.round} rounds; rounds = {rounds} must not be fewer",
+        )
+
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
