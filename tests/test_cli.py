@@ -457,9 +457,7 @@ def test_another_experiments_results_are_not_overwritten(
 
 
 def record(round_: int) -> Record:
-    return Record(
-        "m", "m", {}, 0.1, 0, round_, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, 1, 0, 1, 0, 0, 1, 1, 1
-    )
+    return Record("m", "m", {}, 0.1, 0, round_, {"train_loss": 0.5, "test_accuracy": 0.5})
 
 
 def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:

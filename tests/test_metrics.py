@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.diagnostics.clients import client_measures
+from fedprox.measures import MEASURES
 from fedprox.metrics import TAKEN, Metric, weighted_sums
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.records import metrics_line, read_record
@@ -164,7 +165,8 @@ def test_metrics_leave_every_other_number_as_it_was() -> None:
             np.testing.assert_array_equal(one.params, other.params)
             for record, without in zip(one.history, other.history, strict=True):
                 assert without.metrics == {}
-                assert repr(record._replace(metrics={})) == repr(without)  # with repr NaN is NaN
+                own = dataclasses.replace(record, metrics={})
+                assert repr(own) == repr(without)  # with repr NaN is NaN
 
 
 def test_the_test_loss_is_that_of_the_test_rows_of_any_model() -> None:
@@ -253,7 +255,7 @@ def test_files_hold_them(tmp_path: Path) -> None:
         assert line[name] == summary[f"final_{name}"] == value
     assert by_client["test_f1"][0] is None  # no test rows
     assert len(by_client["train_f1"]) == len(by_client["test_loss"]) == len(RAGGED)
-    unknown = run.final._replace(metrics={"test_f1": math.nan, "train_f1": 0.5})
+    unknown = dataclasses.replace(run.final, metrics={"test_f1": math.nan, "train_f1": 0.5})
     written = json.dumps(metrics_line(unknown), allow_nan=False).encode()
     assert repr(read_record(written)) == repr(unknown)
 
@@ -357,7 +359,7 @@ def test_metrics_need_functions() -> None:
 
 
 def test_names_that_records_use_are_taken() -> None:
-    used = [name.partition("_") for name in fp.Record._fields]
+    used = [name.partition("_") for name in MEASURES]
     assert {rest for kind, _, rest in used if kind in ("train", "test")} == set(TAKEN)
 
 

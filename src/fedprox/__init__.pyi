@@ -68,12 +68,13 @@ from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
 from fedprox.simulation.loop.progress import Progress
+from fedprox.simulation.loop.stage import Stage
 from fedprox.simulation.results.clients import ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
 from fedprox.simulation.results.target import Target
-from fedprox.simulation.simulate import simulate
+from fedprox.simulation.simulate import rounds, simulate
 from fedprox.solver import Solver, line_search_descent
 from fedprox.studies.results import Study
 from fedprox.studies.study import study
@@ -121,6 +122,7 @@ __all__ = [
     "Run",
     "Selection",
     "Solver",
+    "Stage",
     "Stopped",
     "Study",
     "StudyTable",
@@ -173,6 +175,7 @@ __all__ = [
     "qffl",
     "read_population",
     "records",
+    "rounds",
     "run",
     "save",
     "save_model",

@@ -29,118 +29,261 @@ class Measure(NamedTuple):
     """A number that records have for each evaluated round, in words and as an axis with symbols.
 
     Attributes:
+        doc: What it is, for readers of `Record`.
+        kind: Its type in a record.
+        missing: What a record without it gives. None if files have it only where it was measured.
         title: Its name in words, as a title.
         axis: Its axis, with symbols.
         lower_is_better: Whether smaller values are better; None if neither is.
-        note: What it is, in a sentence.
+        note: What it is, in a sentence below a figure.
         percent: Whether it is a fraction, shown in per cent.
         header: Header of its column in the table of results; "" for a measure without one.
-        cost: Whether it grows with the rounds, so that other measures are drawn against it.
     """
 
-    title: str
-    axis: str
+    doc: str = ""
+    kind: Any = float
+    missing: float | None = None
+    title: str = ""
+    axis: str = ""
     lower_is_better: bool | None = None
     note: str = ""
     percent: bool = False
     header: str = ""
-    cost: bool = False
+
+    def shown(
+        self,
+        title: str,
+        axis: str,
+        note: str = "",
+        *,
+        lower_is_better: bool | None = None,
+        percent: bool = False,
+        header: str = "",
+    ) -> "Measure":
+        """The measure with what figures and tables say of it."""
+        return Measure(*self[:3], title, axis, lower_is_better, note, percent, header)
+
+    def accuracy(
+        self, title: str, note: str, axis: str = "test accuracy", header: str = ""
+    ) -> "Measure":
+        """The measure with what figures and tables say of an accuracy."""
+        return self.shown(title, axis, note, lower_is_better=False, percent=True, header=header)
+
+    def loss(self, title: str, note: str, axis: str = "loss", header: str = "") -> "Measure":
+        """The measure with what figures and tables say of a loss."""
+        return self.shown(title, axis, note, lower_is_better=True, header=header)
 
 
-def _accuracy(title: str, note: str, header: str = "", axis: str = "test accuracy") -> Measure:
-    return Measure(title, axis, lower_is_better=False, note=note, percent=True, header=header)
-
-
-def _loss(title: str, note: str) -> Measure:
-    return Measure(title, "loss", lower_is_better=True, note=note)
-
-
-def _cost(title: str, axis: str, note: str) -> Measure:
-    return Measure(title, axis, note=note, cost=True)
+def _count(doc: str) -> Measure:
+    """A count that all records have."""
+    return Measure(doc, int, 0)
 
 
 MEASURES = {
     "train_loss": Measure(
-        "training loss",
-        "f(w)",
-        lower_is_better=True,
-        note="Over the training rows.",
-        header="train loss",
+        "f(w) over the training rows that evaluations read; NaN or infinity once the run has "
+        "diverged, and NaN if it was not measured, see `measured`.",
+        missing=math.nan,
+    ).loss("training loss", "Over the training rows.", "f(w)", "train loss"),
+    "test_accuracy": Measure(
+        "Accuracy over the test rows that evaluations read, each client weighted by all of its "
+        "test rows; NaN without test rows.",
+        missing=math.nan,
+    ).accuracy("test accuracy", "Over the test rows.", header="test accuracy"),
+    "gradient_variance": Measure(
+        "E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.", missing=math.nan
+    ).shown(
+        "gradient variance",
+        "E‖∇Fₖ - ∇f‖²",
+        "How far the clients' gradients are from their mean.",
     ),
-    "validation_loss": _loss("validation loss", "Over the validation rows."),
-    "test_loss": _loss("test loss", "Over the test rows."),
-    "validation_accuracy": _accuracy(
+    "dissimilarity": Measure("B(w); NaN if gradients are not measured.", missing=math.nan).shown(
+        "dissimilarity B(w)",
+        "B(w)",
+        "Root of E‖∇Fₖ‖² / ‖∇f‖², the mean being over clients: 1 if their gradients agree, "
+        "larger the more they differ (Li et al. 2020, Definition 3).",
+    ),
+    "gamma_mean": Measure(
+        "Mean gamma_k over the clients that trained in the last round and whose updates were not "
+        "faulty; NaN without such clients, or if gradients are not measured.",
+        missing=math.nan,
+    ).shown(
+        "inexactness gamma",
+        "mean gamma",
+        "Mean over the cohort: 0 is an exact local solve, 1 no progress (Definition 2).",
+        lower_is_better=True,
+    ),
+    "gamma_max": Measure("The maximum of these gamma_k, gamma^t of Corollary 9.", missing=math.nan),
+    "solves": _count("Number of local problems in the last round."),
+    "unsolved": _count(
+        "How many of these reached the solver's limit of steps before its gamma, without faulty "
+        "updates."
+    ),
+    "clients": _count("Number of clients in the last round's cohort."),
+    "stragglers": _count("How many of these could not finish."),
+    "dropped": _count("How many of these the method dropped."),
+    "client_steps": _count("Mini-batch steps taken in the last round."),
+    "total_steps": _count("Mini-batch steps taken in all rounds so far.").shown(
+        "client work", "mini-batch steps", "Mini-batch steps of all clients so far."
+    ),
+    "communication": Measure(
+        "Communication of all rounds so far, in units of one round of FedAvg.", int | float, 0
+    ).shown(
+        "communication",
+        "communication (FedAvg rounds)",
+        "Models sent and returned, in units of a FedAvg round.",
+    ),
+    "time": Measure(
+        "Seconds from the begin of the run to the end of the round, by the clients' devices; None "
+        "without a `fedprox.Population`."
+    ).shown("time", "seconds", "Seconds by the clients' devices so far."),
+    "staleness": Measure(
+        "Mean staleness of the last round's updates, see `fedprox.Asynchronous`; None in rounds "
+        "with a barrier."
+    ),
+    "empty_rounds": _count(
+        "Rounds since the previous record in which no client took part, so that the model did not "
+        "change."
+    ),
+    "faulty": Measure(
+        "Number of faulty updates since the previous record; None without screening, see "
+        "`fedprox.Faults`.",
+        int,
+    ),
+    "faulty_clients": Measure(
+        "Names of the clients that sent them, in the federation's order; None without screening.",
+        list[str],
+    ),
+    "unmeasured": Measure(
+        "Number of clients whose loss or gradient was not finite. Training loss, gradient variance "
+        "and B(w) leave these clients out. None without screening.",
+        int,
+    ),
+    "train_loss_se": Measure(
+        "Standard error of `train_loss` as an estimate from a sample of clients; None if "
+        "evaluations read all clients."
+    ),
+    "test_accuracy_se": Measure(
+        "Standard error of `test_accuracy`; None if evaluations read all clients."
+    ),
+    "test_loss": Measure(
+        "Mean loss over the test rows that evaluations read, each client weighted by all of its "
+        "test rows; NaN without test rows. With screening, the unmeasured clients are left out.",
+        missing=math.nan,
+    ).loss("test loss", "Over the test rows."),
+    "validation_loss": Measure(
+        "Mean loss over the validation rows of the clients, or of the validation set that belongs "
+        "to no client; None without validation rows."
+    ).loss("validation loss", "Over the validation rows."),
+    "validation_accuracy": Measure(
+        "Accuracy over the validation rows; NaN for a model without accuracy, None without "
+        "validation rows."
+    ).accuracy(
         "validation accuracy",
         "Over the validation rows, which targets and the best round are read on.",
         "validation accuracy",
         "validation accuracy",
     ),
-    "test_accuracy": _accuracy("test accuracy", "Over the test rows.", "test accuracy"),
-    "client_accuracy_mean": _accuracy(
-        "client accuracy, mean", "Mean test accuracy of the clients, each of which counts once."
+    "seconds": Measure(
+        "Seconds of the rounds and evaluations since the previous record, in a deployment; None in "
+        "a simulation."
     ),
-    "client_accuracy_worst": _accuracy(
-        "client accuracy, worst 10 %",
-        "Mean test accuracy of the worst tenth of the clients in each round.",
-        "worst 10 %",
+    "bytes_down": Measure("Bytes that nodes received in this time; None in a simulation.", int),
+    "bytes_up": Measure("Bytes that nodes sent in this time; None in a simulation.", int),
+    "nodes": Measure("Number of nodes that answered in this time; None in a simulation.", int),
+    "network": Measure(
+        "The clients that took part since the previous record, by name: their node and, summed "
+        'over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A node\'s '
+        "bytes are divided equally among its clients of a round. None in a simulation.",
+        dict[str, dict[str, Any]],
     ),
-    "client_accuracy_best": _accuracy(
-        "client accuracy, best 10 %",
-        "Mean test accuracy of the best tenth of the clients in each round.",
+    "measured": Measure(
+        "Whether nodes reported losses of this model; None in a simulation. They may keep their "
+        "measures to themselves, or not have answered.",
+        bool,
     ),
-    "personal_accuracy": _accuracy(
+    "bits_up": Measure(
+        "Bits of all messages of clients so far, see `fedprox.Compression`; None without it.", int
+    ).shown("upload", "bits sent by clients", "Bits of all messages of clients so far."),
+    "epsilon": Measure(
+        "Epsilon of the (epsilon, delta)-differential privacy after these rounds, see "
+        "`fedprox.Privacy`; None without privacy."
+    ).shown(
+        "privacy spent",
+        "epsilon",
+        "Epsilon of the (epsilon, delta)-differential privacy of clients or examples.",
+        lower_is_better=True,
+    ),
+    "delta": Measure("Its delta; None without privacy."),
+    "personal_clients": Measure(
+        "Clients with a model of their own, among those with test rows; None if clients have none, "
+        "as in the next five.",
+        int,
+    ),
+    "personal_loss": Measure("Mean loss of these models, each on its client's test rows."),
+    "personal_accuracy": Measure("Their accuracy.").accuracy(
         "accuracy of own models",
         "Over the test rows of the clients that have a model of their own.",
-        "own models",
+        header="own models",
     ),
-    "personal_accuracy_worst": _accuracy(
+    "personal_accuracy_worst": Measure(
+        "Mean of their clients' accuracies over the worst tenth of them."
+    ).accuracy(
         "own models, worst 10 %",
         "Mean test accuracy over the worst tenth of these clients in each round.",
     ),
-    "newcomer_accuracy": _accuracy(
+    "newcomer_loss": Measure(
+        "Mean loss over the test rows of all other clients, which have not taken part yet and have "
+        "the server's model, fine-tuned if `Evaluation.fine_tune` is set. NaN if there are none."
+    ),
+    "newcomer_accuracy": Measure("The accuracy of these.").accuracy(
         "accuracy for newcomers",
         "Over the test rows of the clients that have no model of their own yet.",
     ),
-    "gradient_variance": Measure(
-        "gradient variance",
-        "E‖∇Fₖ - ∇f‖²",
-        note="How far the clients' gradients are from their mean.",
+    "client_accuracy_mean": Measure(
+        "Mean of the clients' test accuracies, over the clients with test rows, each of which "
+        "counts once. None without `Evaluation(by_client=True)`."
+    ).accuracy(
+        "client accuracy, mean", "Mean test accuracy of the clients, each of which counts once."
     ),
-    "dissimilarity": Measure(
-        "dissimilarity B(w)",
-        "B(w)",
-        note="Root of E‖∇Fₖ‖² / ‖∇f‖², the mean being over clients: 1 if their gradients agree, "
-        "larger the more they differ (Li et al. 2020, Definition 3).",
+    "client_accuracy_std": Measure("Their standard deviation; None likewise."),
+    "client_accuracy_worst": Measure(
+        "Mean accuracy of the worst tenth of these clients; None likewise. A tenth of N clients "
+        "are N / 10, rounded up, see `fedprox.fairness`."
+    ).accuracy(
+        "client accuracy, worst 10 %",
+        "Mean test accuracy of the worst tenth of the clients in each round.",
+        header="worst 10 %",
     ),
-    "gamma_mean": Measure(
-        "inexactness gamma",
-        "mean gamma",
-        lower_is_better=True,
-        note="Mean over the cohort: 0 is an exact local solve, 1 no progress (Definition 2).",
-    ),
-    "mu": Measure("mu in force", "mu", note="The mu in force in each round."),
-    "epsilon": Measure(
-        "privacy spent",
-        "epsilon",
-        lower_is_better=True,
-        note="Epsilon of the (epsilon, delta)-differential privacy of clients or examples.",
-    ),
-    "round": _cost("round", "round", ""),
-    "time": _cost("time", "seconds", "Seconds by the clients' devices so far."),
-    "communication": _cost(
-        "communication",
-        "communication (FedAvg rounds)",
-        "Models sent and returned, in units of a FedAvg round.",
-    ),
-    "bits_up": _cost("upload", "bits sent by clients", "Bits of all messages of clients so far."),
-    "total_steps": _cost(
-        "client work", "mini-batch steps", "Mini-batch steps of all clients so far."
+    "client_accuracy_best": Measure(
+        "Mean accuracy of the best tenth of these clients; None likewise."
+    ).accuracy(
+        "client accuracy, best 10 %",
+        "Mean test accuracy of the best tenth of the clients in each round.",
     ),
 }
-"""The measures by their names in `metrics.jsonl`; a model's metrics are further ones."""
+"""The measures of records by their names, in the order of the columns of files; a model's metrics
+are further ones."""
 
-COSTS = tuple(name for name, measure in MEASURES.items() if measure.cost)
-"""The measures against which others are drawn."""
+OPTIONAL = tuple(name for name, measure in MEASURES.items() if measure.missing is None)
+"""Columns that files have only where a record has a value."""
+
+AXES = {
+    "round": Measure().shown("round", "round"),
+    "mu": Measure().shown("mu in force", "mu", "The mu in force in each round."),
+}
+"""What else figures show of records."""
+
+DRAWN = (
+    *("train_loss", "validation_loss", "test_loss", "validation_accuracy", "test_accuracy"),
+    *(f"client_accuracy_{name}" for name in ("mean", "worst", "best")),
+    *("personal_accuracy", "personal_accuracy_worst", "newcomer_accuracy"),
+    *("gradient_variance", "dissimilarity", "gamma_mean", "mu", "epsilon"),
+)
+"""The measures that a report draws against rounds, in its order, which is that of tables."""
+
+COSTS = ("round", "time", "communication", "bits_up", "total_steps")
+"""The measures that grow with the rounds, against which others are drawn."""
 
 KINDS = ("train", "test", "validation")
 """First words of measures on rows, as in `train_loss`."""
@@ -156,7 +299,8 @@ def measure_of(name: str) -> Measure:
     ('f(w)', 'test f1')
     """
     words = name.replace("_", " ")
-    return MEASURES.get(name, Measure(words, words, note="A metric of the model."))
+    known = AXES.get(name) or MEASURES.get(name, Measure())
+    return known if known.title else known.shown(words, words, "A metric of the model.")
 
 
 def lower_is_better(measure: str, metrics: Mapping[str, Metric]) -> bool:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ def test_numbers_are_the_finite_ones() -> None:
         "seed": 3,
     }
     (run,) = simulated(seed=0, rounds=1)[:1]
-    record = run.final._replace(**known, train_loss=np.inf, faulty_clients=["b"], faulty=1)
+    measures = {**run.final.measures, "train_loss": np.inf, "faulty_clients": ["b"], "faulty": 1}
+    record = replace(run.final, **known, measures=measures)
     numbers = numbers_of(record)
     assert numbers["mu"] == 0.5
     assert numbers["faulty"] == 1

@@ -25,7 +25,7 @@ from fedprox.diagnostics import clients
 from fedprox.diagnostics.clients import client_measures
 from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
-from fedprox.measures import MEASURES, Measure
+from fedprox.measures import Measure, measure_of
 from fedprox.model import cross_entropy, top_1
 from fedprox.report import charts
 from fedprox.report.archive import read_archive
@@ -58,12 +58,6 @@ EXPERIMENT = {
 
 def record(**changes: Any) -> Record:
     usual: dict[str, Any] = {
-        "label": "fedavg",
-        "method": "fedavg",
-        "hparams": {},
-        "learning_rate": 0.01,
-        "seed": 0,
-        "round": 0,
         "train_loss": 1.0,
         "test_accuracy": 0.5,
         "gradient_variance": 2.0,
@@ -79,7 +73,11 @@ def record(**changes: Any) -> Record:
         "total_steps": 0,
         "communication": 0,
     }
-    return Record(**usual | changes)
+    own: dict[str, Any] = {"label": "fedavg", "method": "fedavg", "hparams": {}, "seed": 0}
+    own |= {"learning_rate": 0.01, "round": 0, "metrics": {}, "by_client": None}
+    own |= {name: changes.pop(name) for name in own if name in changes}
+    measures = {name: value for name, value in (usual | changes).items() if value is not None}
+    return Record(**own, measures=measures)
 
 
 def make_run(label: str = "fedavg", seed: int = 0, losses: Sequence[float] = (2.0, 1.0)) -> Run:
@@ -302,7 +300,9 @@ def test_a_hyperparameter_named_as_a_measure_has_a_key_of_its_own() -> None:
     assert "epsilon" not in line
     again = read_record(json.dumps(line).encode())
     assert (again.hparams, again.epsilon) == ({"epsilon": 0.25}, None)
-    private = metrics_line(written._replace(epsilon=2.0, delta=1e-5))
+    private = metrics_line(
+        dataclasses.replace(written, measures={**written.measures, "epsilon": 2.0, "delta": 1e-5})
+    )
     assert (private["hparam_epsilon"], private["epsilon"]) == (0.25, 2.0)
     run = fp.Run("fedexp", written.hparams, 0.1, 0, "fedexp", [written])
     (row,) = fp.records([run])
@@ -466,8 +466,8 @@ def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) ->
 # What is drawn
 
 
-def drawn(lines: Sequence[Line], y: Measure = Measure("", "y")) -> charts.Chart:  # noqa: B008
-    return chart("t", "n", lines, styles(line.label for line in lines), MEASURES["round"], y)
+def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> charts.Chart:  # noqa: B008
+    return chart("t", "n", lines, styles(line.label for line in lines), measure_of("round"), y)
 
 
 def lines_of(shown: charts.Chart) -> list[dict[str, Any]]:
@@ -533,7 +533,7 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
     values: list[float], percent: bool, log: bool
 ) -> None:
     line = Line("a", np.arange(2.0), np.array([values]))
-    axis = drawn([line], Measure("", "y", percent=percent)).data["y"]
+    axis = drawn([line], Measure(axis="y", percent=percent)).data["y"]
     assert axis["log"] is log
     assert axis["title"] == ("y (log scale)" if log else "y")
 
@@ -749,7 +749,7 @@ def test_a_report_says_who_won_by_paired_differences(tmp_path: Path) -> None:
     def seeds(label: str, method: str, better: float) -> list[Run]:
         made = [make_run(label, s, (3, 2 + s / 4 - better + s * s / 50)) for s in range(3)]
         for run in made:
-            run.history = [each._replace(method=method) for each in run.history]
+            run.history = [dataclasses.replace(each, method=method) for each in run.history]
         return made
 
     first, worse, best = seeds("a", "a", 0), seeds("b x=1", "b", 0.9), seeds("b x=2", "b", 1)

@@ -326,7 +326,7 @@ def check_run(run: fp.Run, whole: dict[str, Any]) -> None:
         allowed |= {"test_accuracy", "validation_accuracy", "test_accuracy_se"}
         allowed |= {"personal_accuracy", "personal_accuracy_worst", "newcomer_accuracy"}
     for record in run.history:
-        values = {**record._asdict(), **record.metrics}
+        values = {**record.as_dict(), **record.metrics}
         none_yet = OF_OWN_MODELS if record.personal_clients == 0 else set()
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):

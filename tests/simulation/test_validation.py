@@ -307,15 +307,12 @@ def some_record() -> fp.Record:
 def with_accuracies(validation: Sequence[float | None], test: Sequence[float]) -> fp.Run:
     """A run with these accuracies."""
     record = some_record()
-    history = [
-        record._replace(
-            round=i,
-            test_accuracy=tested,
-            validation_accuracy=validated,
-            validation_loss=None if validated is None else 1.0,
-        )
-        for i, (validated, tested) in enumerate(zip(validation, test, strict=True))
-    ]
+    history = []
+    for i, (validated, tested) in enumerate(zip(validation, test, strict=True)):
+        measures = {"train_loss": 1.0, "test_accuracy": tested}
+        if validated is not None:
+            measures |= {"validation_accuracy": validated, "validation_loss": 1.0}
+        history.append(replace(record, round=i, measures=measures))
     return fp.Run("m", {}, 0.1, 0, "m", history)
 
 

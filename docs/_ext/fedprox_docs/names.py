@@ -14,7 +14,7 @@ from sphinx.util.typing import stringify_annotation
 
 import fedprox
 
-ALIASES = type(vars(fedprox.Record)["label"])
+ALIASES = type(vars(fedprox.ClientRecord)["clients"])
 """The type of a named tuple's fields, which its section `Attributes` describes."""
 
 

@@ -61,16 +61,7 @@ from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.programs import jit_once
-from fedprox.simulation.loop.execution import (
-    ClientTraffic,
-    Computed,
-    LastRound,
-    Measuring,
-    RunState,
-    Start,
-    Tally,
-    Traffic,
-)
+from fedprox.simulation.loop.execution import Done, Measuring, RunState, Start, added
 from fedprox.simulation.loop.progress import Report
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.round_work import RoundWork, drawn_works
@@ -221,14 +212,14 @@ class RemoteSeed:
             work_of=self._work,
         )
 
-    def next(self, now: RunState) -> Computed:
+    def next(self, now: RunState) -> RunState:
         """Compute one round on the nodes."""
         t, exchange = now.round, self.method.algorithm.first.exchange
         self.done = t + 1
         if self.training is not None:
             self.training.at(now)
         call = next(self.works)
-        jobs, state, traffic = call.jobs, now.state, list[Traffic]()
+        jobs, state, network = call.jobs, now.state, dict[str, Any]()
         rate = jnp.float32(self.method.solver.factor(t))
         participation = jnp.float32(jobs.participation.sum())
         hparams = round_hparams(now.hparams, rate, participation)
@@ -238,8 +229,7 @@ class RemoteSeed:
         if self.method.protocol.privacy is not None:
             self.server.deployment.ledger.release()
         if exchange is not None and (len(jobs.client) or self.adds_noise):
-            gradient, valid, cost = self._mean_gradient(t, call, state, seconds)
-            traffic.append(cost)
+            gradient, valid, network = self._mean_gradient(t, call, state, seconds)
             if valid.any():
                 noisy = self._with_noise(hparams, self.remote.gradient)
                 state = jax.vmap(exchange)(state, gradient, noisy)
@@ -247,8 +237,8 @@ class RemoteSeed:
                 jobs = jobs.take(np.zeros(0, np.int64))
         if not len(jobs.client) and not self.adds_noise:
             work = call._replace(dropped=call.clients, jobs=jobs)
-            tally = Tally((0,), 1, traffic=tuple(traffic))
-            return Computed(t + 1, now.state, LastRound(work), tally)
+            nothing = Done(1, empty=1, steps=(0,), network=network, work=work)
+            return now._replace(round=t + 1, since=now.since + nothing)
         began = time.perf_counter()
         if self.training is not None:
             answers, total = self.training.parts_of(jobs), None
@@ -260,7 +250,7 @@ class RemoteSeed:
         counts = result.counts
         self._warn_of_faults(t, jobs, result)
         self.used[jobs.client] = np.where(counts, t, self.used[jobs.client])
-        cost = self._traffic(began, jobs, result)
+        network = added(network, self._traffic(began, jobs, result))
         always = self.adds_noise or self.training is not None
         after, updated = now.state, counts.any(axis=0) | always
         if updated.any():
@@ -272,19 +262,19 @@ class RemoteSeed:
         taken = np.where(counts | result.faulty, result.steps, 0)
         worked = np.flatnonzero((taken > 0).any(axis=1))
         used = counts.any(axis=1)
-        done = call._replace(
+        work = call._replace(
             stragglers=min(call.clients, call.stragglers + self._late(jobs, result)),
             dropped=call.clients - int(used.sum()),
             jobs=jobs.take(worked)._replace(steps=taken[worked].max(axis=1, initial=0)),
         )
-        tally = Tally(
+        done = Done(
+            *(1, int(not counts.any()), sum(len(node.at) for node in result.parts)),
             (taken.sum(axis=0),),
-            int(not counts.any()),
             (partial(_faulty_rows, t, jobs.client, result.faulty),),
-            (*traffic, cost),
-            messages=sum(len(node.at) for node in result.parts),
+            network=network,
+            work=work,
         )
-        return Computed(t + 1, after, LastRound(done), tally)
+        return now._replace(round=t + 1, state=after, since=now.since + done)
 
     def _with_noise(self, hparams: HParams, like: Any) -> HParams:
         """The hyperparameters, with privacy also noise for a mean like `like`."""
@@ -345,7 +335,7 @@ class RemoteSeed:
 
     def _mean_gradient(
         self, t: int, call: RoundWork, state: State, seconds: dict[int, float]
-    ) -> tuple[Params, NDArray[np.bool_], Traffic]:
+    ) -> tuple[Params, NDArray[np.bool_], dict[str, Any]]:
         """g^t over a first cohort, at which sweep points it is valid, and what it cost.
 
         What nodes take of their seconds is subtracted.
@@ -539,19 +529,20 @@ class RemoteSeed:
         lost = self.server.nodes[index] in self.server.conversation.lost
         return stateful and lost and bool((self.used[clients] != NEW).any())
 
-    def _traffic(self, began: float, jobs: Jobs, result: Combined) -> Traffic:
+    def _traffic(self, began: float, jobs: Jobs, result: Combined) -> dict[str, Any]:
         """What a round cost, by the clients whose updates count; privacy hides who they are."""
         names, clients = self.server.protocol.federation.names, {}
         for node in [] if self.private else result.parts:
             for j in node.at.tolist():
                 if result.counts[j].any():
-                    clients[names[int(jobs.client[j])]] = ClientTraffic(
-                        self.server.name(node.node),
-                        int(result.steps[j].max()),
-                        node.answered.head.seconds,
-                        node.answered.bytes_down // len(node.at),
-                        node.answered.bytes_up // len(node.at),
-                    )
+                    clients[names[int(jobs.client[j])]] = {
+                        "node": self.server.name(node.node),
+                        "rounds": 1,
+                        "steps": int(result.steps[j].max()),
+                        "seconds": node.answered.head.seconds,
+                        "bytes_down": node.answered.bytes_down // len(node.at),
+                        "bytes_up": node.answered.bytes_up // len(node.at),
+                    }
         answered = [(each.node, each.answered) for each in result.parts]
         return self._cost(began, answered, clients)
 
@@ -559,16 +550,16 @@ class RemoteSeed:
         self,
         began: float,
         answers: Sequence[tuple[int, Answered]],
-        clients: Mapping[str, ClientTraffic] = MappingProxyType({}),
-    ) -> Traffic:
+        clients: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """What some answers of nodes cost, which were awaited since `began`."""
-        return Traffic(
-            time.perf_counter() - began,
-            sum(each.bytes_down for _, each in answers),
-            sum(each.bytes_up for _, each in answers),
-            frozenset(self.server.name(index) for index, _ in answers),
-            clients,
-        )
+        return {
+            "seconds": time.perf_counter() - began,
+            "bytes_down": sum(each.bytes_down for _, each in answers),
+            "bytes_up": sum(each.bytes_up for _, each in answers),
+            "nodes": frozenset(self.server.name(index) for index, _ in answers),
+            "network": dict(clients),
+        }
 
     def evaluate(self, state: State) -> Measuring:
         """Measure the evaluated model of a state on all nodes.
@@ -601,7 +592,7 @@ class RemoteSeed:
         asked: Mapping[int, str],
         began: float,
         secret: SecureSum | None,
-    ) -> tuple[Measures, Tally]:
+    ) -> tuple[Measures, Done]:
         """Wait for an evaluation.
 
         Nothing is measured if nodes keep their measures to themselves, or a secure sum is given up.
@@ -644,7 +635,7 @@ class RemoteSeed:
         protocol = server.protocol
         validated = protocol.federation.validation is not None
         measures = measures_of(protocol.model, nodes_sums, remote.shapes, validated=validated)
-        return measures, Tally(traffic=(self._cost(began, list(answers.items())),))
+        return measures, Done(network=self._cost(began, list(answers.items())))
 
     def _sum_of_measures(
         self, secret: SecureSum, answers: Mapping[int, Answered]

@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.clients import client_measures, losses_and_labels, lowest, models_of
+from fedprox.diagnostics.clients import client_sums, lowest, models_of
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
@@ -122,8 +121,8 @@ def newcomers(
     """
     check_model(model, federation)
     check_params("params", params, model.shapes)
-    several = [] if models is None else models_of(models)
-    for each in several:
+    several = models is not None
+    for each in models_of(models) if several else ():
         check_params("models", each, model.shapes)
     if alone is not None:
         check_params("alone", alone, model.shapes)
@@ -145,7 +144,7 @@ def newcomers(
         if several:
             ways["cluster"] = everyone
             if r:
-                nearest[i] = _nearest(model, several, x[:, :r], y[:, :r])
+                nearest[i] = _nearest(model, models, x[:, :r], y[:, :r])
                 ways["cluster"] = jax.tree.map(lambda a, i=i: np.asarray(a)[nearest[i]], models)
             ways["cluster, fine-tuned"] = descend(ways["cluster"], r, 0.0)
         if alone is not None:
@@ -253,36 +252,21 @@ def _descended(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _nearest(
-    model: Model, models: list[Params], x: NDArray[Any], y: NDArray[Any]
-) -> NDArray[np.int64]:
+def _nearest(model: Model, models: Params, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.int64]:
     """The model with the lowest loss on each client's rows, (clients,)."""
     clients, count = x.shape[:2]
     offsets = np.arange(clients + 1) * count
     rows = Rows(x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), offsets)
-    federation = Federation(rows, rows, 0, tuple(map(str, range(clients))))
-    each = (client_measures(federation, model, params)["test_loss"] for params in models)
-    return lowest(np.stack(list(each)))
+    return lowest(client_sums(model, models, rows, np.arange(clients), own=False)[0].T)
 
 
 def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
     """The summed loss and the labels met of each client's model on its test rows, (clients,)."""
-
-    @jax.jit
-    def sums(base: Any, models: Params, x: Any, y: Any, inside: Any) -> Any:
-        whole = with_base(model, base)
-
-        def one(params: Params, x: Any, y: Any, inside: Any) -> Any:
-            found = losses_and_labels(whole, whole.apply(params, x), y)
-            return jax.tree.map(lambda a: jnp.where(inside, a, 0).sum(), found)
-
-        return jax.vmap(one)(models, x, y, inside)
-
-    longest = int(test.sizes.max())
     parts = []
     for block in _blocks(models):
-        own = jax.tree.map(lambda a, block=block: a[block], models)
-        rows = test.padded(np.arange(len(test.sizes))[block], 0, longest)
-        parts.append(sums(model.base, own, *rows))
-    found = jax.tree.map(lambda *a: np.concatenate(a).astype(np.float64), *parts)
-    return found["loss"], found.get("correct", np.full(len(test.sizes), np.nan))
+        own = jax.tree.map(lambda a, block=block: a[block][:, None], models)
+        clients = np.arange(len(test.sizes))[block]
+        sums = client_sums(model, own, test, clients, own=True)
+        parts.append([np.asarray(each, np.float64)[:, 0] for each in sums])
+    loss, met = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return loss, met

@@ -8,7 +8,7 @@ from rich.console import Group as Page
 from rich.text import Text
 
 from fedprox.diagnostics.diagnosis import Diagnosis
-from fedprox.measures import MEASURES, Measure
+from fedprox.measures import MEASURES, Measure, measure_of
 from fedprox.report.archive import DiagnosisFile, SweepPoint
 from fedprox.report.charts import SHARE, Group, chart, ranked, styles
 from fedprox.report.exports import Table
@@ -66,7 +66,7 @@ def diagnosis_groups(diagnosis: DiagnosisFile) -> list[Group]:
         if np.isfinite(line.values).any():
             y = MEASURES[name]
             title = f"{y.title} along the path"
-            charts.append(chart(title, y.note, [line], looks, MEASURES["round"], y))
+            charts.append(chart(title, y.note, [line], looks, measure_of("round"), y))
     federation = Group("Diagnosis: the federation", {}, charts, [found])
     return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
 
@@ -85,7 +85,7 @@ def _sweep(diagnosis: DiagnosisFile) -> Group:
     sweep = diagnosis.sweep
     looks = styles(map(label, sweep))
     lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
-    x, y = MEASURES["round"], MEASURES["train_loss"]
+    x, y = measure_of("round"), MEASURES["train_loss"]
     drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
     rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
     header = ["mu", "loss, last quarter", "expected above the best at the end"]

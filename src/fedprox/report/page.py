@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
-from fedprox.measures import COSTS, MEASURES, fairness, measure_of
+from fedprox.measures import COSTS, DRAWN, MEASURES, fairness, measure_of
 from fedprox.report.archive import Archive, read_archive
 from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
 from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
@@ -242,7 +242,7 @@ def _against_rounds(lines: dict[str, list[Run]]) -> list[tuple[str, str]]:
     runs = [run for group in lines.values() for run in group]
     metrics = dict.fromkeys(name for run in runs for name in run.final.metrics)
     held_out = [name for name in metrics if not name.startswith("train_")]
-    return [("round", name) for name in (*MEASURES, *held_out) if name not in COSTS]
+    return [("round", name) for name in (*DRAWN, *held_out)]
 
 
 def _figures(

@@ -6,28 +6,18 @@ No other file of the report knows how a record holds what some experiments alone
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from fedprox.measures import KINDS
+from fedprox.measures import KINDS, MEASURES, OPTIONAL
 from fedprox.report.rows import apart, is_simple
-from fedprox.simulation.results.record import Record
+from fedprox.simulation.results.record import COLUMNS, Record
 from fedprox.simulation.results.run import Run
-
-OPTIONAL = [
-    name
-    for name, default in Record._field_defaults.items()
-    if default is None and not name.startswith("by_client")
-]
-"""Keys that not all experiments have."""
-
-KEYS = Record._fields
-"""The names of what a record holds, but of the model's metrics."""
 
 AT_THE_END = [
     name
-    for name in KEYS
+    for name in MEASURES
     if name.startswith(
         ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
     )
@@ -39,9 +29,8 @@ HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
 
 
-HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
 METRICS = tuple(f"{kind}_" for kind in KINDS)
-RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+RECORD = TypeAdapter(Record)
 
 
 def has(record: Record, name: str) -> bool:
@@ -52,13 +41,13 @@ def has(record: Record, name: str) -> bool:
 def value_of(record: Record, name: str) -> float:
     """A measure, a metric or a hyperparameter of a record; NaN if it has none.
 
-    >>> known = (0, 1, 2.3, 0.9, 0.5, 1.2, 0.3, 0.4, 2, 0, 2, 0, 0, 7, 7, 1)
-    >>> record = Record("fedexp", "fedexp", {"epsilon": 0.1, "mu": 1.0}, 0.1, *known)
+    >>> hparams = {"epsilon": 0.1, "mu": 1.0}
+    >>> record = Record("fedexp", "fedexp", hparams, 0.1, 0, 1, {"train_loss": 2.3})
     >>> value_of(record, "train_loss"), value_of(record, "mu"), value_of(record, "epsilon")
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in KEYS else others.get(name)
+    value = getattr(record, name) if name in COLUMNS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -70,7 +59,7 @@ def highest(history: Iterable[Record], name: str) -> float:
 
 def comparable(record: Record) -> list[str]:
     """The names of a record's measures and metrics that are numbers."""
-    numbers = {**record._asdict(), **record.metrics}
+    numbers = {**record.as_dict(), **record.metrics}
     others = ("seed", "round", "learning_rate")
     return [n for n, v in numbers.items() if isinstance(v, int | float) and n not in others]
 
@@ -81,7 +70,7 @@ def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in KEYS) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in COLUMNS) + name: value for name, value in hparams.items()}
 
 
 def json_number(value: Any) -> Any:
@@ -91,7 +80,7 @@ def json_number(value: Any) -> Any:
 
 def _flat(record: Record) -> dict[str, Any]:
     """A record as a dict with the keys of `metrics.jsonl`; None for missing values."""
-    line = record._asdict()
+    line = record.as_dict()
     hparams, metrics = line.pop("hparams"), line.pop("metrics")
     del line["by_client"], line["by_client_checksum"]  # no measures
     named = {"label": line.pop("label"), "method": line.pop("method")}
@@ -104,8 +93,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     It has standard errors if evaluations read a sample of clients, validation measures if there are
     validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
 
-    >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
-    >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
+    >>> line = metrics_line(Record("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5))
     >>> line["mu"], line["gamma_mean"]
     (1.0, None)
     """
@@ -131,13 +119,14 @@ def read_record(line: bytes) -> Record:
     fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
     for key, value in table.items():
         number = math.nan if value is None else value
-        if key in HINTS:
-            fields[key] = number if HINTS[key] in (float, float | None) else value
+        if key in COLUMNS and key not in fields:
+            real = key == "learning_rate" or (key in MEASURES and MEASURES[key].kind is float)
+            fields[key] = number if real else value
         elif key.startswith(METRICS):
             fields["metrics"][key] = number
         elif value is not None:
             name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in KEYS else key] = value
+            fields["hparams"][name if name in COLUMNS else key] = value
     return RECORD.validate_python(fields, strict=True)
 
 
@@ -170,10 +159,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Example:
         >>> import fedprox as fp
-        >>> costs = dict(clients=2, stragglers=0, dropped=0, client_steps=7, total_steps=7)
-        >>> costs |= dict(solves=2, unsolved=0, communication=1)
-        >>> known = dict(gradient_variance=0.5, dissimilarity=1.2, gamma_mean=0.3, gamma_max=0.4)
-        >>> record = fp.Record("fedavg", "fedavg", {}, 0.1, 0, 1, 2.3, 0.9, **known, **costs)
+        >>> record = fp.Record("fedavg", "fedavg", {}, 0.1, 0, 1, {"train_loss": 2.3})
         >>> row, = fp.records([fp.Run("fedavg", {}, 0.1, 0, "fedavg", [record])])
         >>> row["label"], row["mu"], row["train_loss"]
         ('fedavg', nan, 2.3)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedprox.errors import require
-from fedprox.measures import MEASURES, measure_of
+from fedprox.measures import DRAWN, measure_of
 from fedprox.report.records import has, highest, value_of
 from fedprox.report.rows import by_label
 from fedprox.simulation.results.run import Run
@@ -152,9 +152,9 @@ def _columns(
 
     columns: dict[str, Callable[[Sequence[Run]], str]]
     columns = {
-        measure.header: partial(_measured, name)
-        for name, measure in MEASURES.items()
-        if measure.header and known(name)
+        measure_of(name).header: partial(_measured, name)
+        for name in DRAWN
+        if measure_of(name).header and known(name)
     }
     columns["best accuracy"] = lambda group: spread(
         [100 * run.best_accuracy for run in group], "{:.2f}", " %"

@@ -1,6 +1,10 @@
 """The entry point `simulate`, and the checks of its arguments."""
 
-from collections.abc import Callable, Sequence
+import atexit
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require, shown
+from fedprox.errors import naming_arguments, require, shown
 from fedprox.federation import Federation
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression
@@ -30,7 +34,8 @@ from fedprox.simulation.loop.callbacks import Callback, check_callbacks
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.local import Devices
 from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.loop.train import Follow, train
+from fedprox.simulation.loop.stage import Stage
+from fedprox.simulation.loop.train import Follow, new_runs, training
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 from fedprox.simulation.results.selection import Selection
@@ -162,15 +167,14 @@ def simulate(
         >>> [record.round for record in runs[0].history]
         [0, 1, 2]
     """
-    use_default_compilation_cache()
-    require(
-        checkpoints is None or isinstance(checkpoints, Checkpoints),
-        f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
-    )
-    check_callbacks(callbacks)
-    require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
-    prepared = prepare(
+    runs = list[Run]()
+    for _ in _training(
         methods,
+        runs,
+        checkpoints=checkpoints,
+        callbacks=callbacks,
+        on_progress=on_progress,
+        progress=progress,
         seed=seed,
         devices=devices,
         federation=federation,
@@ -193,12 +197,132 @@ def simulate(
         compression=compression,
         stop=stop,
         initial=initial,
+    ):
+        pass
+    return runs
+
+
+def rounds(
+    federation: Federation,
+    model: Model,
+    method: Algorithm,
+    *,
+    start: Stage | None = None,
+    **settings: Any,
+) -> Iterator[Stage]:
+    """Train one method in a loop of your own.
+
+    This is the loop of :func:`fedprox.simulate`, with the same results. It stands still after each
+    evaluation, also that of the initial model, and yields what it has by then: the record, the
+    parameters, the server's state and what the clients did. Leave it at any time, and the run ends
+    there. Give the rounds that follow another learning rate by setting `stage.learning_rate`.
+
+    Each evaluation is awaited before the next rounds begin, so `simulate` is faster where
+    evaluations take long. `Evaluation(every=10)` yields after every tenth round.
+
+    Args:
+        federation: The clients and their data.
+        model: The model to train.
+        method: The algorithm, with one value for each hyperparameter.
+        start: A stage of an earlier loop with the same method and seed, after which this one goes
+            on. It then has the same bits as one that was never left. For a method with client
+            state it must be the last stage of its loop. None begins with the initial model.
+        settings: The other arguments of :func:`fedprox.simulate`; `seed` is one seed.
+
+    Returns:
+        An iterator over the stages of the run.
+
+    Raises:
+        InputError: As in :func:`fedprox.simulate`, if there is more than one method, seed or sweep
+            point, or if `start` is a stage of another run.
+
+    Example:
+        A learning rate that is halved when the loss grows:
+
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> loss = float("inf")
+        >>> for stage in fp.rounds(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedprox(mu=0.1),
+        ...     solver=fp.Solver(learning_rate=0.1, batch_size=10, epochs=2),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=5,
+        ... ):
+        ...     if stage.record.train_loss > loss:
+        ...         stage.learning_rate /= 2
+        ...     loss = stage.record.train_loss
+        >>> stage.record.round, stage.run.params == stage.params
+        (5, True)
+    """
+    arguments = naming_arguments(_arguments, "rounds")(federation, model, method, **settings)
+    require(
+        isinstance(method, Algorithm),
+        f"rounds: method = {shown(method)}; it must be one algorithm, such as fedprox.fedavg()",
     )
+    require(
+        start is None or isinstance(start, Stage),
+        f"rounds: start = {shown(start)}; it must be a stage that fedprox.rounds yielded, or None",
+    )
+    found: Any = _training(**arguments, runs=[], owned=True, start=start)
+    OPEN.add(found)
+    return found
+
+
+OPEN = weakref.WeakSet[Iterator[Stage]]()
+"""Loops of users that have not ended."""
+
+
+@atexit.register
+def _close_loops() -> None:
+    """Leave loops before Python removes the modules that they need."""
+    for loop in list(OPEN):
+        loop.close()  # type: ignore[attr-defined]
+
+
+@functools.wraps(simulate)
+def _arguments(*given: Any, **settings: Any) -> dict[str, Any]:
+    """The arguments of `simulate`, with its defaults."""
+    bound = inspect.signature(simulate).bind(*given, **settings)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _training(
+    methods: Algorithm | Sequence[Algorithm],
+    runs: list[Run],
+    *,
+    checkpoints: Checkpoints | None,
+    callbacks: Sequence[Callback],
+    on_progress: Callable[[Progress], None] | None,
+    progress: bool,
+    owned: bool = False,
+    start: Stage | None = None,
+    **settings: Any,
+) -> Iterator[Stage | None]:
+    """The loop of a comparison whose arguments are checked."""
+    use_default_compilation_cache()
+    require(
+        checkpoints is None or isinstance(checkpoints, Checkpoints),
+        f"checkpoints = {shown(checkpoints)}; it must be a fedprox.Checkpoints or None",
+    )
+    check_callbacks(callbacks)
+    require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
+    prepared = prepare(methods, **settings)
+    protocol, compared = prepared.protocol, prepared.methods
+    for what, several in (("seeds", protocol.seeds), ("sweep points", compared[0].points)):
+        require(
+            not owned or len(several) == 1, f"rounds: {len(several)} {what}; a loop has one run"
+        )
     if jax.process_index() == 0:
-        warn_of(prepared.protocol)
-    engine = Devices(prepared.mesh, prepared.protocol, checkpoints)
+        warn_of(protocol)
+    engine = Devices(prepared.mesh, protocol, checkpoints)
     follow = Follow(checkpoints, callbacks, on_progress, progress)
-    return train(prepared.protocol, prepared.methods, engine, follow)
+    begun = None if start is None else start.snapshot()
+    if begun is not None:
+        begun.require_of(new_runs(compared[0], protocol.seeds[0]), compared[0])
+    return training(protocol, compared, engine, follow, runs, owned=owned, start=begun)
 
 
 class Prepared(NamedTuple):

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,7 +263,7 @@ class _Trainer:
 
 def relabelled(run: Run, label: str) -> Run:
     """A run with the label of the other seeds: that of one trained alone is shorter."""
-    run.label, run.history = label, [record._replace(label=label) for record in run.history]
+    run.label, run.history = label, [replace(record, label=label) for record in run.history]
     return run
 
 

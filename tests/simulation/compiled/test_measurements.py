@@ -1,6 +1,7 @@
 """Gradient variance, B(w) and gamma."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -172,7 +173,10 @@ def test_gamma_is_of_the_evaluated_round_only() -> None:
 def run_with(accuracies: list[float], every: int = 1) -> Run:
     run = Run("m", {}, 0.1, 0, "m")
     run.history = [
-        Record("m", "m", {}, 0.1, 0, every * i, 0.0, a, 0.0, 1.0, 0.0, 0.0, 1, 0, 1, 0, 0, 1, i, i)
+        Record(
+            *("m", "m", {}, 0.1, 0, every * i),
+            {"train_loss": 0.0, "test_accuracy": a, "total_steps": i, "communication": i},
+        )
         for i, a in enumerate(accuracies)
     ]
     return run
@@ -183,6 +187,7 @@ def test_the_common_target_is_a_whole_per_cent_that_every_sound_run_reaches(best
     runs = [run_with([0.1, best]), run_with([0.1, best + 0.004])]
     assert common_target(runs) == Target("test_accuracy", best)
     diverged = run_with([0.1, 0.12])
-    diverged.history[1] = diverged.history[1]._replace(train_loss=np.inf)
+    ruined = {**diverged.history[1].measures, "train_loss": np.inf}
+    diverged.history[1] = replace(diverged.history[1], measures=ruined)
     assert common_target([*runs, diverged]) == Target("test_accuracy", best)
     assert common_target([run_with([np.nan, np.nan])]) is None

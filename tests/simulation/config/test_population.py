@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,7 +221,8 @@ def test_records_tell_the_time_and_targets_are_read_by_it() -> None:
     assert [record.time for record in without.history] == [None, None]
     assert without.time_to(target) is None
     # a clock changes nothing but the time
-    assert str(without.final._replace(time=3.0)._asdict()) == str(run.history[1]._asdict())
+    timed = replace(without.final, measures={**without.final.measures, "time": 3.0})
+    assert str(timed.as_dict()) == str(run.history[1].as_dict())
 
 
 # -------------------------------------------------------- over-selection, losses, availability

@@ -26,7 +26,7 @@ def numbers(run: fp.Run) -> dict[str, Any]:
     """All numbers that a run found, by name."""
     found: dict[str, Any] = {f"params {i}": a for i, a in enumerate(jax.tree.leaves(run.params))}
     for record in run.history:
-        for name, value in record._asdict().items():
+        for name, value in record.as_dict().items():
             if isinstance(value, int | float):
                 found[f"{name} after round {record.round}"] = value
     return found

@@ -389,7 +389,7 @@ def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
     assert rounds == sorted(rounds)
     assert set(rounds) >= {2, 4, 6, 8, 12, 14, 16, 18, 20, 24}  # 12 is known before 10 is told
     assert all(step.loss is not None and np.isfinite(step.loss) for step in steps[3:])
-    assert steps[3].loss <= run.history[0].train_loss  # type: ignore[operator]
+    assert steps[3].loss <= run.history[0].train_loss
 
 
 def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:

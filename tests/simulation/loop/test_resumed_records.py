@@ -85,5 +85,5 @@ def test_values_and_types_are_those_of_an_uninterrupted_run(name: str, tmp_path:
     same(once, resumed)
     for record in once[0].history:
         line = json.dumps(metrics_line(record)).encode()
-        read = read_record(line)._replace(by_client_checksum=record.by_client_checksum)
+        read = dataclasses.replace(read_record(line), by_client_checksum=record.by_client_checksum)
         same(record, read)

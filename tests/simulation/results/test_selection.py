@@ -100,9 +100,8 @@ def test_higher_is_better_of_a_metric_that_says_so() -> None:
 
 @given(st.lists(st.sampled_from([math.nan, 0.0, 1.0, 2.0, 3.0]), min_size=1), st.booleans())
 def test_the_first_of_the_best_counts(values: Sequence[float], lower: bool) -> None:
-    zeros: dict[str, Any] = dict.fromkeys(Record._fields, 0) | {"metrics": {}}
     history = [
-        Record(**zeros | {"round": 3 * i, "train_loss": value}) for i, value in enumerate(values)
+        Record("m", "m", {}, 0.1, 0, 3 * i, {"train_loss": value}) for i, value in enumerate(values)
     ]
     best = Best("train_loss", lower_is_better=lower, history=history)
     known = [value for value in values if not math.isnan(value)]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,28 +42,14 @@ def run_with(
 ) -> Run:
     """A run with these accuracies, whose loss is 1 - accuracy."""
     run = Run("m", {}, 0.1, seed, label)
-    zeros: dict[str, Any] = dict.fromkeys(Record._fields, 0) | {
-        "label": label,
-        "method": "m",
-        "hparams": {},
-        "metrics": {},
-        "validation_loss": None,
-        "validation_accuracy": None,
-        "personal_accuracy": None,
-        "client_accuracy_worst": None,
-        "epsilon": None,
-        "delta": None,
-        "time": None,
-    }
     run.history = [
         Record(
-            **zeros
-            | {
-                "round": every * i,
+            *(label, "m", {}, 0.1, seed, every * i),
+            {
                 "train_loss": 1 - accuracy,
                 "test_accuracy": accuracy,
                 "communication": sends * every * i,
-            }
+            },
         )
         for i, accuracy in enumerate(accuracies)
     ]
@@ -105,7 +92,7 @@ def test_a_loss_that_rises_is_warned_of() -> None:
         "m: training loss rose from 0.5 to 10 in 1 of 2 seeds; a smaller learning rate is the "
         "usual remedy"
     ]
-    lost.history[-1] = lost.final._replace(train_loss=math.nan)
+    lost.history[-1] = replace(lost.final, measures={**lost.final.measures, "train_loss": math.nan})
     (line,) = warnings_on([lost])
     assert line.startswith("m: training loss rose from 0.5 to a number that is not finite; ")
 

@@ -18,12 +18,13 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 from numpy.typing import NDArray
 
+from fedprox.diagnostics.clients import row_sums
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.messages.faults import scaled, sound
-from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
-from fedprox.model import Model, Params, labels_met, losses_of, with_base
+from fedprox.metrics import Terms, value_of
+from fedprox.model import Model, Params, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, put, run_segments, total, where_lanes
@@ -266,32 +267,6 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
         sums.unmeasured,
         sums.by_client,
     )
-
-
-def row_sums(
-    model: Model, params: Params, x: jax.Array, y: jax.Array, inside: jax.Array, *, counted: bool
-) -> tuple[jax.Array, tuple[jax.Array | None, dict[str, Terms]]]:
-    """Sums of one model over some rows: loss, and (correct labels, metrics' terms).
-
-    Args:
-        model: The model.
-        params: Its parameters.
-        x: Features.
-        y: Labels.
-        inside: 1 for rows that count, else 0.
-        counted: Whether correct labels are counted; there are none for a model without accuracy.
-    """
-    outputs = model.apply(params, x)
-    by_row = losses_of(model, outputs, y), terms_of(model.metrics, outputs, y)
-    loss, terms = weighted_sums(by_row, inside)
-    if not counted:
-        return loss, (None, terms)
-    correct = jnp.int32(0)
-    if model.correct is not None:
-        met = labels_met(model, outputs, y)
-        counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
-        correct = jnp.sum(counts, dtype=jnp.int32)
-    return loss, (correct, terms)
 
 
 class Found(NamedTuple):

@@ -4,10 +4,9 @@
 nodes.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -22,87 +21,56 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.loop.progress import Report
 from fedprox.simulation.planning.batch_plan import Capacity
-from fedprox.simulation.planning.round_work import RoundWork
-
-Faulty = Callable[[], NDArray[np.int64]]
-"""Waits for a call of the rounds' program, and returns its faulty updates, rows of (round, point,
-client)."""
+from fedprox.simulation.planning.round_work import RoundWork, no_work
 
 
-class ClientTraffic(NamedTuple):
-    """What a client did in a round of a deployment.
+@dataclass(frozen=True)
+class Done:
+    """What rounds and evaluations did. `done + more` is what both did.
 
-    Attributes:
-        node: Name of its node.
-        steps: Mini-batch steps that it took.
-        seconds: Seconds in which its node computed the round.
-        bytes_down: Its part of the bytes that its node received, divided equally among the node's
-            clients of the round.
-        bytes_up: Its part of the bytes that its node sent.
-    """
-
-    node: str
-    steps: int
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-
-
-class Traffic(NamedTuple):
-    """What a round or an evaluation cost on a network.
+    Numbers may not be known yet: some are arrays that devices still compute.
 
     Attributes:
-        seconds: Seconds from the first request to the last answer.
-        bytes_down: Bytes sent to nodes.
-        bytes_up: Bytes received from nodes.
-        nodes: Names of the nodes that answered.
-        clients: The clients whose updates were used, by name.
-    """
-
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-    nodes: frozenset[str]
-    clients: Mapping[str, ClientTraffic] = MappingProxyType({})
-
-
-class Trained(NamedTuple):
-    """Jobs of some rounds, or sums over jobs.
-
-    Attributes:
-        client: Index of each job's client, int64 (jobs,).
-        rounds: Rounds that the job adds to the client's rounds, int64 (jobs,).
-        steps: Mini-batch steps, an array of shape (jobs,), or (slots, points) with at least as many
-            slots as jobs.
-    """
-
-    client: NDArray[np.int64]
-    rounds: NDArray[np.int64]
-    steps: Any
-
-
-class Tally(NamedTuple):
-    """What some rounds did; their numbers may not be known yet.
-
-    Attributes:
-        steps: Steps of all clients, a number or an array (points,) for each call.
+        rounds: Number of rounds.
         empty: Number of rounds in which no client took part.
-        faulty: Faulty updates, one item for each call; empty without screening.
-        traffic: What rounds and evaluations cost on a network; empty without one.
-        trained: The jobs, one item for each call; empty without client records.
         messages: Number of messages of clients.
+        steps: Steps of all clients, a number or an array (points,) for each call.
+        faulty: A function for each call that waits for its faulty updates, rows of (round, point,
+            client); empty without screening.
+        clients: Client (jobs,), rounds (jobs,) and steps, (jobs,) or (slots, points), that the jobs
+            of each call add; empty without client records.
+        network: What it cost on a network, by the names of `Record`; `nodes` are their names. Empty
+            without one.
+        work: The last round, as it was done.
+        gamma: gamma_k of its jobs (slots, points); None if not measured.
+        taken: Steps of its jobs (slots, points); None if clients take the planned steps.
     """
 
-    steps: tuple[Any, ...] = ()
+    rounds: int = 0
     empty: int = 0
-    faulty: tuple[Faulty, ...] = ()
-    traffic: tuple[Traffic, ...] = ()
-    trained: tuple[Trained, ...] = ()
     messages: int = 0
+    steps: tuple[Any, ...] = ()
+    faulty: tuple[Callable[[], NDArray[np.int64]], ...] = ()
+    clients: tuple[tuple[Any, Any, Any], ...] = ()
+    network: Mapping[str, Any] = field(default_factory=dict)
+    work: RoundWork = field(default_factory=no_work)
+    gamma: jax.Array | None = None
+    taken: Any = None
 
-    def plus(self, more: "Tally") -> "Tally":
-        """What these rounds and others did."""
-        return Tally(*map(operator.add, self, more))
+    def __add__(self, more: "Done") -> "Done":
+        last = more if more.rounds else self
+        return Done(
+            rounds=self.rounds + more.rounds,
+            empty=self.empty + more.empty,
+            messages=self.messages + more.messages,
+            steps=self.steps + more.steps,
+            faulty=self.faulty + more.faulty,
+            clients=self.clients + more.clients,
+            network=added(self.network, more.network),
+            work=last.work,
+            gamma=last.gamma,
+            taken=last.taken,
+        )
 
     def steps_at(self, points: int) -> NDArray[np.int64]:
         """Wait for the steps, (points,)."""
@@ -113,22 +81,43 @@ class Tally(NamedTuple):
         none = np.zeros((0, 3), np.int64)
         return np.concatenate([none, *(wait() for wait in self.faulty)])
 
-    def participation(self, clients: int, points: int) -> "Participation":
-        """Wait for the steps of each client of the federation."""
-        return participation(self.trained, clients, points)
+    def by_client(self, clients: int, points: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Wait for the rounds (clients,) and the steps (clients, points) of each client.
+
+        >>> jobs = np.array([2, 0, 2]), np.array([1, 1, 0]), np.array([5, 1, 2])
+        >>> rounds, steps = (Done(clients=(jobs,)) + Done(clients=(jobs,))).by_client(3, 1)
+        >>> rounds.tolist(), steps[:, 0].tolist()
+        ([2, 0, 2], [2, 0, 14])
+        """
+        rounds, steps = np.zeros(clients, np.int64), np.zeros((clients, points), np.int64)
+        for client, took_part, taken in self.clients:
+            each = np.asarray(taken)[: len(client)]
+            np.add.at(rounds, client, took_part)
+            np.add.at(steps, client, each if each.ndim == 2 else each[:, None])
+        return rounds, steps
+
+
+def added(one: Any, other: Any) -> Any:
+    """The sum of two numbers, sets or tables of them; of two names the first.
+
+    >>> added({"a": 1}, {"a": 2, "b": {"node": "x", "steps": 3}})
+    {'a': 3, 'b': {'node': 'x', 'steps': 3}}
+    """
+    if isinstance(one, Mapping):
+        both = {**one, **other}
+        return {
+            key: added(one[key], other[key]) if {key} <= one.keys() & other.keys() else value
+            for key, value in both.items()
+        }
+    if isinstance(one, frozenset):
+        return one | other
+    return one if isinstance(one, str) else one + other
 
 
 def faulty_updates(
     first: int, work: Sequence[RoundWork], slots: int, faulty: Any
 ) -> NDArray[np.int64]:
-    """The faulty updates of some rounds, rows of (round, point, client).
-
-    Args:
-        first: The first of the rounds.
-        work: The work of each round.
-        slots: Slots of a round's jobs, which those of the first cohort follow.
-        faulty: The flags from `After.faulty`.
-    """
+    """The faulty updates by the flags of `After.faulty`, rows of (round, point, client)."""
     flags, updates = np.asarray(faulty), [np.zeros((0, 3), np.int64)]
     for r, each in enumerate(work):
         for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):
@@ -138,95 +127,24 @@ def faulty_updates(
     return np.concatenate(updates)
 
 
-class Participation(NamedTuple):
-    """What each client of the federation did in some rounds.
-
-    Attributes:
-        rounds: Rounds in which the client trained, int64 (clients,).
-        steps: Its mini-batch steps in them, int64 (clients, points).
-    """
-
-    rounds: NDArray[np.int64]
-    steps: NDArray[np.int64]
-
-    def again(self) -> Trained:
-        """These sums, to be added to those of later rounds."""
-        return Trained(np.arange(len(self.rounds)), self.rounds, self.steps)
-
-
-def trained(work: Sequence[RoundWork], steps: Any) -> Trained:
-    """The jobs of the rounds of one call.
-
-    Args:
-        work: The work of each round.
-        steps: Steps of the jobs (slots, points), if there is one round whose clients do not take
-            the planned steps; else None.
-    """
+def by_job(work: Sequence[RoundWork], steps: Any) -> tuple[Any, Any, Any]:
+    """The jobs of some rounds for `Done.clients`; `steps` are those of one round or None."""
     assert steps is None or len(work) == 1
     jobs = [each.jobs for each in work]
     first = [np.zeros(len(each.client), np.int64) for each in jobs]
     for each, is_first in zip(jobs, first, strict=True):
         # a client that was drawn twice has two jobs in one round
         is_first[np.unique(each.client, return_index=True)[1]] = 1
-    return Trained(
+    return (
         np.concatenate([each.client for each in jobs]),
         np.concatenate(first),
         np.concatenate([each.steps for each in jobs]) if steps is None else steps,
     )
 
 
-def participation(parts: Sequence[Trained], clients: int, points: int) -> Participation:
-    """The sums over some jobs, once their steps are known.
-
-    >>> jobs = Trained(np.array([2, 0, 2]), np.array([1, 1, 0]), np.array([5, 1, 2]))
-    >>> nobody = Trained(*np.zeros((3, 0), np.int64))
-    >>> found = participation([jobs, nobody, jobs], clients=3, points=1)
-    >>> found.rounds.tolist(), found.steps[:, 0].tolist()
-    ([2, 0, 2], [2, 0, 14])
-    """
-    rounds, steps = np.zeros(clients, np.int64), np.zeros((clients, points), np.int64)
-    for part in parts:
-        taken = np.asarray(part.steps)[: len(part.client)]
-        np.add.at(rounds, part.client, part.rounds)
-        np.add.at(steps, part.client, taken if taken.ndim == 2 else taken[:, None])
-    return Participation(rounds, steps)
-
-
-Measuring = Callable[[], tuple[Measures, Tally]]
+Measuring = Callable[[], tuple[Measures, Done]]
 """Waits for an evaluation, and returns the measures and what they cost on a network; each call
 returns the same."""
-
-
-class LastRound(NamedTuple):
-    """The last round of a call.
-
-    Attributes:
-        work: Its work, as it was done.
-        gamma: gamma_k of its jobs (slots, points); None if not measured.
-        steps: Steps of its jobs (slots, points); None if clients take the planned steps.
-    """
-
-    work: RoundWork
-    gamma: jax.Array | None = None
-    steps: Any = None
-
-
-class Computed(NamedTuple):
-    """The results of one call of rounds.
-
-    Attributes:
-        round: Number of rounds done.
-        state: The server's state.
-        last: The last round.
-        tally: What the rounds did.
-        capacity: Capacity of the call; None if shapes are not fixed.
-    """
-
-    round: int
-    state: State
-    last: LastRound
-    tally: Tally
-    capacity: Capacity | None = None
 
 
 class RunState(NamedTuple):
@@ -248,7 +166,7 @@ class RunState(NamedTuple):
     state: State
     hparams: Mapping[str, Any]
     memory: Any = None
-    since: Tally = Tally()
+    since: Done = Done()
     capacity: Capacity | None = None
     best: Params | None = None
 
@@ -265,8 +183,11 @@ class SeedExecution(Protocol):
     repeated: Sequence[range]
     measured: Measures | None
 
-    def next(self, now: RunState) -> Computed:
-        """Compute the next rounds in one call. It may reuse the memory of `now.state`."""
+    def next(self, now: RunState) -> RunState:
+        """The state after the next rounds, which one call computes.
+
+        It may reuse the memory of `now.state`.
+        """
 
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure the evaluated model of a state."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,14 +24,12 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.execution import (
-    Computed,
-    LastRound,
+    Done,
     Measuring,
     RunState,
     Start,
-    Tally,
+    by_job,
     faulty_updates,
-    trained,
 )
 from fedprox.simulation.loop.own_models import OwnMeasures, OwnModels
 from fedprox.simulation.loop.planner import PLANS_AHEAD, Call, Planner, chunks
@@ -162,7 +161,7 @@ class LocalSeed:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
         self.measured: Measures | None = None
 
-    def next(self, now: RunState) -> Computed:
+    def next(self, now: RunState) -> RunState:
         """Start the rounds of the next call, which reuses the memory of the state."""
         call, method = next(self.planned), self.local.method
         programs = self.local.programs(call.layout)
@@ -173,20 +172,27 @@ class LocalSeed:
         gamma = None
         if programs.inexactness is not None and method.protocol.is_recorded(call.done):
             gamma = self._gamma(programs.inexactness, call, after, now)
-        steps: Any = sum(int(each.jobs.steps.sum()) for each in call.work)
-        tally = Tally(
-            (steps if after.steps is None else after.steps,),
-            sum(not len(each.jobs.client) for each in call.work),
-            messages=sum(len(each.jobs.client) for each in call.work),
+        counts = [len(each.jobs.client) for each in call.work]
+        planned: Any = sum(int(each.jobs.steps.sum()) for each in call.work)
+        done = Done(
+            *(len(counts), counts.count(0), sum(counts)),
+            (planned if after.steps is None else after.steps,),
+            work=call.work[-1],
+            gamma=gamma,
+            taken=after.local.steps,
         )
         if after.faulty is not None:
             slots = call.layout.room.slots
             wait = partial(faulty_updates, call.first, call.work, slots, after.faulty)
-            tally = tally._replace(faulty=(wait,))
+            done = replace(done, faulty=(wait,))
         if method.protocol.evaluation.client_records and not method.algorithm.pooled:
-            tally = tally._replace(trained=(trained(call.work, after.local.steps),))
-        last = LastRound(call.work[-1], gamma, after.local.steps)
-        return Computed(call.done, after.state, last, tally, call.layout.room)
+            done = replace(done, clients=(by_job(call.work, after.local.steps),))
+        return now._replace(
+            round=call.done,
+            state=after.state,
+            since=now.since + done,
+            capacity=call.layout.room,
+        )
 
     def _run_program(self, programs: Programs, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
@@ -218,7 +224,7 @@ class LocalSeed:
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure a state."""
         self.measured = self.local.evaluate(state)
-        begun = self.measured, Tally()
+        begun = self.measured, Done()
         return lambda: begun
 
     def measure_own(self, now: RunState) -> OwnMeasures | None:

@@ -1,22 +1,19 @@
 """The evaluation of clients' own models: those that they keep, and those after fine-tuning."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.stages import Wrapped
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ClientContext, HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
-from fedprox.federation import Rows
-from fedprox.model import Model, Params, weighted_loss, with_base
+from fedprox.diagnostics.clients import TOGETHER, client_sums
+from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import known
-from fedprox.simulation.compiled.evaluation import row_sums
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.node_part import part_program
 from fedprox.simulation.compiled.round import Inputs, Server
@@ -31,9 +28,6 @@ from fedprox.simulation.storage.training_data import Data, rows_spec, training_r
 
 BLOCK = 64
 """Clients whose models are measured together."""
-
-BLOCK_ROWS = 2**15
-"""Most rows that are measured together, unless one client has more."""
 
 
 class OwnMeasures(NamedTuple):
@@ -97,7 +91,8 @@ class OwnModels:
             at, own = self._models(block, state, params, hparams, store, seed, done)
             rows = np.array([self.at[k] if k >= 0 else -1 for k in at.tolist()])
             here = rows >= 0
-            summed, met = (np.asarray(a)[here] for a in self._tested(own.model, rows))
+            sums = client_sums(model, own.model, self.test, rows, own=True)
+            summed, met = (each[here] for each in sums)
             loss[rows[here]] = summed / self.test.sizes[rows[here], None]
             correct[rows[here]] = met
             trained[rows[here]] = np.asarray(own.trained)[here]
@@ -110,7 +105,7 @@ class OwnModels:
         first = 0
         while first < len(clients):
             most = bucket(int(self.test.sizes[self.at[int(clients[first])]]))
-            count = max(1, min(BLOCK, BLOCK_ROWS // most))
+            count = max(1, min(BLOCK, TOGETHER // most))
             yield clients[first : first + count]
             first += count
 
@@ -154,78 +149,17 @@ class OwnModels:
         assert algorithm.first.probe is not None
         assert algorithm.server.received is not None
         train = protocol.federation.train
-        losses = losses_of_clients(
-            protocol.model, jax.vmap(algorithm.first.probe)(state), train, at
-        )
-        size = np.where(at >= 0, train.sizes[at], 0) / train.sizes.mean()
-        sizes = np.broadcast_to(size[:, None].astype(real_type()), losses.shape[:2])
-        context = ClientContext(None, None, relative_size=sizes, probed=losses)  # type: ignore[arg-type]
+        probed = jax.vmap(algorithm.first.probe)(state)  # leaves (points, models, ...)
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), probed)
+        sums, _ = client_sums(protocol.model, flat, train, at, own=False)
+        sizes = np.where(at >= 0, train.sizes[at], 0)
+        means = sums / np.maximum(sizes, 1).astype(sums.dtype)[:, None]
+        losses = means.reshape(len(at), len(self.method.points), -1)
+        size = sizes / train.sizes.mean()
+        relative = np.broadcast_to(size[:, None].astype(real_type()), losses.shape[:2])
+        context = ClientContext(None, None, relative_size=relative, probed=losses)  # type: ignore[arg-type]
         received: Params = jax.vmap(jax.vmap(algorithm.server.received), (None, 0))(state, context)
         return received
-
-    def _tested(self, models: Params, rows: NDArray[np.int64]) -> tuple[jax.Array, jax.Array]:
-        """Losses and correct labels of the models at some places on their clients' test rows.
-
-        They are sums over the rows of the client in `rows`, -1 for none, shape (places, points).
-        """
-        sizes = np.where(rows >= 0, self.test.sizes[rows], 0)
-        x, y, inside = self.test.padded(rows, 0, bucket(int(sizes.max(initial=1))))
-        model = self.method.protocol.model
-        arguments = (model.base, models, x, y, inside.astype(real_type()))
-        request = Request(lambda: tests_program(model), arguments, ("own models", model))
-        with jax.default_matmul_precision("highest"):  # as in evaluations
-            loss, correct = compiled(request)(*arguments)
-        return loss, correct
-
-
-def losses_of_clients(
-    model: Model, models: Params, rows: Rows, clients: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """F_k of some models, shape (clients, points, models).
-
-    Args:
-        model: The model.
-        models: Their parameters, leaves (points, models, ...).
-        rows: All clients' rows.
-        clients: The clients, -1 for none, whose losses are 0.
-    """
-    sizes = np.where(clients >= 0, rows.sizes[clients], 0)
-    longest = int(sizes.max(initial=1))
-    count = min(bucket(longest), max(1, BLOCK_ROWS // len(clients)))
-    sums: Any = 0.0
-    for first in range(0, longest, count):
-        x, y, inside = rows.padded(clients, first, count)
-        arguments = (model.base, models, x, y, inside.astype(real_type()))
-        request = Request(lambda: probe_program(model), arguments, ("probe", model))
-        with jax.default_matmul_precision("highest"):  # as in evaluations
-            sums = sums + np.asarray(compiled(request)(*arguments))
-    return sums / np.maximum(sizes, 1).astype(sums.dtype)[:, None, None]
-
-
-def probe_program(model: Model) -> Wrapped:
-    """(base, models, x, y, weights) -> sums of losses (places, points, models)."""
-
-    def probe(base: Any, models: Params, *rows: Any) -> Any:
-        one = partial(weighted_loss, with_base(model, base))
-        of_models = jax.vmap(jax.vmap(one, (0, None, None, None)), (0, None, None, None))
-        return jax.vmap(of_models, (None, 0, 0, 0))(models, *rows)
-
-    return jax.jit(probe)
-
-
-def tests_program(model: Model) -> Wrapped:
-    """(base, models, x, y, weights) -> sums of losses and of correct labels (places, points)."""
-
-    def tests(base: Any, *arguments: Any) -> Any:
-        whole = with_base(model, base)
-
-        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
-            loss, (correct, _) = row_sums(whole, params, x, y, inside, counted=True)
-            return loss, correct
-
-        return jax.vmap(jax.vmap(summed, (0, None, None, None)))(*arguments)
-
-    return jax.jit(tests)
 
 
 class FineTuning:

@@ -10,41 +10,35 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError
 from fedprox.measures import fairness, mean_error
-from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import LastRound, Measuring, Tally, Traffic
+from fedprox.simulation.loop.execution import Done, Measuring, RunState
 from fedprox.simulation.loop.own_models import OwnMeasures
 from fedprox.simulation.planning.round_work import RoundWork
-from fedprox.simulation.results.clients import ClientMeasures, ClientRecord
+from fedprox.simulation.results.clients import ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
+
+Floats = NDArray[np.float64]
 
 NAMED = 5
 """Most faulty clients that an error names."""
 
 
 class PendingEvaluation(NamedTuple):
-    """An evaluation that may still be running, and the rounds before it.
+    """An evaluation that may still be running.
 
     Attributes:
-        round: Number of rounds done.
-        hparams: The hyperparameters of the last round.
+        now: The evaluated state, without its arrays; `best` is the model itself if models are
+            compared.
         measuring: Waits for the evaluation.
-        last: The last round.
-        before: What rounds did since the previous record.
-        model: The evaluated model, leaves (points, ...); None if only the last model is kept.
         own: The measures of clients' own models; None without any.
     """
 
-    round: int
-    hparams: Mapping[str, Any]
+    now: RunState
     measuring: Measuring
-    last: LastRound
-    before: Tally
-    model: Params | None
     own: OwnMeasures | None
 
     @property
@@ -53,9 +47,9 @@ class PendingEvaluation(NamedTuple):
         return self.measuring()[0]
 
     @property
-    def since(self) -> Tally:
+    def since(self) -> Done:
         """Wait for what rounds and the evaluation did since the previous record."""
-        return self.before.plus(self.measuring()[1])
+        return self.now.since + self.measuring()[1]
 
 
 class Counts(NamedTuple):
@@ -88,8 +82,8 @@ class Counts(NamedTuple):
             sampled.test.sizes / np.maximum(read.sizes, 1),
         )
 
-    def by_client(self, measures: Measures) -> list[ClientMeasures]:
-        """The measures of each client, for each sweep point."""
+    def by_client(self, measures: Measures) -> list[tuple[Floats, Floats]]:
+        """Loss and accuracy of each client, (clients,), for each sweep point."""
         assert measures.by_client is not None
         labels, known = self.labels[:, None], self.labels[:, None] > 0
         loss = np.asarray(measures.by_client.loss, np.float64)
@@ -97,7 +91,7 @@ class Counts(NamedTuple):
         if measures.by_client.correct is not None:
             correct = np.asarray(measures.by_client.correct)
             accuracy = np.where(known, correct / np.maximum(labels, 1), math.nan)
-        return [ClientMeasures(*columns) for columns in zip(loss.T, accuracy.T, strict=True)]
+        return list(zip(loss.T, accuracy.T, strict=True))
 
 
 def records_of(
@@ -121,63 +115,64 @@ def records_of(
     Raises:
         InputError: If an update was faulty and `faults.policy` is "fail".
     """
-    algorithm, protocol, measures = method.algorithm, method.protocol, done.measures
-    loss, variance, dissimilarity = (
-        np.full(len(runs), math.nan) if m is None else np.asarray(m, float)
-        for m in (measures.train_loss, measures.gradient_variance, measures.dissimilarity)
-    )
-    names = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
-    held_out = {name: _mean(terms) for name, terms in measures.held_out.items()}
-    loss_error, accuracy_error = _errors(measures, counts)
-    faulty, taken = done.since.all_faulty(), done.since.steps_at(len(runs))
-    work = done.last.work
+    algorithm, protocol, since = method.algorithm, method.protocol, done.since
+    points, names = len(runs), protocol.federation.names
+    faulty, work = since.all_faulty(), since.work
     screening = method.faults
     if len(faulty) and screening is not None and screening.policy == "fail":
-        raise InputError(_faulty_message(faulty, runs, protocol.federation.names))
-    solves = Solves.of(done, faulty, len(runs))
-    by_client = counts.by_client(measures) if protocol.evaluation.by_client else None
-    adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.hparams)
+        raise InputError(_faulty_message(faulty, runs, names))
+    at_points: dict[str, Any] = {
+        **_losses(done.measures, counts),
+        **_solves(since, faulty, done.now.round, points),
+        **({} if screening is None else _faults(done.measures, faulty, points, names)),
+        **({} if done.own is None else _own(done.own)),
+        **(_fairness(counts.by_client(done.measures)) if protocol.evaluation.by_client else {}),
+    }
+    same = {
+        "solves": len(work.jobs.client),
+        "clients": work.clients,
+        "stragglers": work.stragglers,
+        "dropped": work.dropped,
+        "communication": algorithm.communication * done.now.round * protocol.models_a_round,
+        "time": work.time,
+        "staleness": _staleness(protocol, work),
+        "empty_rounds": since.empty,
+        **_network(since, measured=done.measures.given is not False),
+        "epsilon": epsilon,
+        "delta": None if protocol.privacy is None else protocol.privacy.delta,
+    }
+    taken, bits = since.steps_at(points), protocol.message_bits(algorithm)
+    metrics = {name: np.asarray(each) for name, each in done.measures.metrics.items()}
+    always = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
+    rates = np.asarray(done.now.hparams["learning_rate"])
+    adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.now.hparams)
     for i, run in enumerate(runs):
-        record = Record(
+        measures = same | {name: values[i] for name, values in at_points.items()}
+        measures["total_steps"] = run.client_steps + int(taken[i])
+        if bits is not None:
+            before = run.history[-1].bits_up if run.history else 0
+            measures["bits_up"] = (before or 0) + bits * since.messages
+        yield Record(
             label=run.label,
             method=run.method,
-            hparams=run.hparams if adapted is None else _adapted(run.hparams, adapted, i),
-            learning_rate=run.learning_rate if scheduled is None else scheduled,
+            hparams=_plain(run.hparams if adapted is None else _adapted(run.hparams, adapted, i)),
+            learning_rate=_in_force(run.learning_rate, rates[i], scheduled),
             seed=run.seed,
-            round=done.round,
-            train_loss=float(loss[i]),
-            test_accuracy=_at(held_out.get("test_accuracy"), i, math.nan),
-            gradient_variance=float(variance[i]),
-            dissimilarity=float(dissimilarity[i]),
-            gamma_mean=float(solves.gamma_mean[i]),
-            gamma_max=float(solves.gamma_max[i]),
-            solves=len(work.jobs.client),
-            unsolved=int(solves.unsolved[i]),
-            clients=work.clients,
-            stragglers=work.stragglers,
-            dropped=work.dropped,
-            client_steps=int(solves.steps[i]),
-            total_steps=run.client_steps + int(taken[i]),
-            communication=algorithm.communication * done.round * protocol.models_a_round,
-            bits_up=_bits_up(done, method, run),
-            time=work.time,
-            staleness=_staleness(protocol, work),
-            empty_rounds=done.since.empty,
-            **({} if screening is None else _faults(done, faulty, i, protocol.federation.names)),
-            test_loss=_at(held_out.get("test_loss"), i, math.nan),
-            metrics=dict.fromkeys(names, math.nan)
-            | {name: float(values[i]) for name, values in measures.metrics.items()},
-            train_loss_se=_at(loss_error, i),
-            test_accuracy_se=_at(accuracy_error, i),
-            validation_loss=_at(held_out.get("validation_loss"), i),
-            validation_accuracy=_at(held_out.get("validation_accuracy"), i),
-            **_network(done.since.traffic, measured=measures.given is not False),
-            **({} if done.own is None else _own(done.own, i)),
-            epsilon=epsilon,
-            delta=None if protocol.privacy is None else protocol.privacy.delta,
-            **({} if by_client is None else _fairness(by_client[i])),
+            round=done.now.round,
+            measures={n: _plain(v) for n, v in measures.items() if v is not None},
+            metrics=dict.fromkeys(always, math.nan)
+            | {name: float(values[i]) for name, values in metrics.items()},
         )
-        yield Record(*map(_plain, record))
+
+
+def _losses(measures: Measures, counts: Counts) -> dict[str, NDArray[np.float64]]:
+    """Losses, accuracies and measures of gradients, (points,), as far as they are known."""
+    found = {name: _mean(terms) for name, terms in measures.held_out.items()}
+    for name in ("train_loss", "gradient_variance", "dissimilarity"):
+        values = getattr(measures, name)
+        if values is not None:
+            found[name] = np.asarray(values, float)
+    return found | _errors(measures, counts)
 
 
 def _plain(value: Any) -> Any:
@@ -189,15 +184,6 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _bits_up(done: PendingEvaluation, method: Method, run: Run) -> int | None:
-    """Bits of all messages of a run's clients so far; None without compression."""
-    bits = method.protocol.message_bits(method.algorithm)
-    if bits is None:
-        return None
-    before = run.history[-1].bits_up if run.history else 0
-    return (before or 0) + bits * done.since.messages
-
-
 def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
     """The mean staleness of a round's updates; None but in asynchronous rounds."""
     if protocol.asynchronous is None:
@@ -205,10 +191,17 @@ def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
     return float(work.jobs.staleness.mean()) if len(work.jobs.client) else 0.0
 
 
-def _fairness(clients: ClientMeasures) -> dict[str, Any]:
-    """The fields of a record that describe the distribution of the clients' accuracies."""
-    found = fairness(clients.accuracy)._asdict()
-    return {f"client_accuracy_{name}": value for name, value in found.items()}
+def _fairness(clients: Sequence[tuple[Floats, Floats]]) -> dict[str, Sequence[float]]:
+    """The distribution of the clients' accuracies at each sweep point."""
+    found = [fairness(accuracy)._asdict() for _, accuracy in clients]
+    return {f"client_accuracy_{name}": [each[name] for each in found] for name in found[0]}
+
+
+def _in_force(initial: float, now: Any, scheduled: float | None) -> float:
+    """The learning rate of a round; the shortest decimal if a user changed it."""
+    if scheduled is not None:
+        return scheduled
+    return float(initial if real_type().type(initial) == now else str(now))
 
 
 def _adapted(
@@ -229,55 +222,37 @@ def _mean(terms: Mapping[str, Any]) -> NDArray[np.float64]:
         return summed / rows
 
 
-def _at(values: Any, point: int, unknown: float | None = None) -> Any:
-    """A measure at a sweep point; `unknown` if it was not measured."""
-    return unknown if values is None else float(values[point])
+def _own(measures: OwnMeasures) -> dict[str, list[float]]:
+    """The measures of clients' own models at each sweep point."""
+    found = dict[str, list[float]]()
+    for point, trained in enumerate(measures.trained.T):
+        values: dict[str, Any] = {"personal_clients": int(trained.sum())}
+        for name, clients in (("personal", trained), ("newcomer", ~trained)):
+            tested = clients & (measures.rows > 0)
+            rows, labels = measures.rows[tested], measures.labels[tested].sum()
+            loss = measures.loss[tested, point] @ rows
+            values[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
+            correct = measures.correct[tested, point].sum()
+            values[f"{name}_accuracy"] = correct / labels if labels else math.nan
+        with np.errstate(invalid="ignore"):
+            shares = np.where(trained, measures.correct[:, point] / measures.labels, math.nan)
+        values["personal_accuracy_worst"] = fairness(shares).worst
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
-def _own(measures: OwnMeasures, point: int) -> dict[str, Any]:
-    """The fields of a record that describe clients' own models."""
-    trained = measures.trained[:, point]
-    fields: dict[str, Any] = {"personal_clients": int(trained.sum())}
-    for name, clients in (("personal", trained), ("newcomer", ~trained)):
-        tested = clients & (measures.rows > 0)
-        rows, labels = measures.rows[tested], measures.labels[tested].sum()
-        loss = measures.loss[tested, point] @ rows
-        fields[f"{name}_loss"] = loss / rows.sum() if len(rows) else math.nan
-        correct = measures.correct[tested, point].sum()
-        fields[f"{name}_accuracy"] = correct / labels if labels else math.nan
-    with np.errstate(invalid="ignore"):
-        accuracies = np.where(trained, measures.correct[:, point] / measures.labels, math.nan)
-    fields["personal_accuracy_worst"] = fairness(accuracies).worst
-    return fields
-
-
-def _network(traffic: Sequence[Traffic], *, measured: bool) -> dict[str, Any]:
+def _network(since: Done, *, measured: bool) -> dict[str, Any]:
     """The fields of a record that describe the network; none for a simulation."""
-    if not traffic:
+    if not since.network:
         return {}
-    clients: dict[str, dict[str, Any]] = {}
-    for name, each in ((name, each) for part in traffic for name, each in part.clients.items()):
-        total = clients.setdefault(name, {"node": each.node, "rounds": 0})
-        total["rounds"] += 1
-        for key in ("steps", "seconds", "bytes_down", "bytes_up"):
-            total[key] = total.get(key, 0) + getattr(each, key)
-    return {
-        "seconds": sum(part.seconds for part in traffic),
-        "bytes_down": sum(part.bytes_down for part in traffic),
-        "bytes_up": sum(part.bytes_up for part in traffic),
-        "nodes": len(frozenset().union(*(part.nodes for part in traffic))),
-        "network": clients,
-        "measured": measured,
-    }
+    return {**since.network, "nodes": len(since.network["nodes"]), "measured": measured}
 
 
-Errors = NDArray[np.float64] | None
-
-
-def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
-    """Standard errors of loss and accuracy (points,); None if all clients were read."""
+def _errors(measures: Measures, counts: Counts) -> dict[str, NDArray[np.float64]]:
+    """Standard errors of loss and accuracy, (points,); none if all clients were read."""
     if counts.clients is None or measures.by_client is None:
-        return None, None
+        return {}
     loss = np.asarray(measures.by_client.loss)
     rows = np.broadcast_to(counts.rows[:, None], loss.shape)
     if measures.unmeasured is not None:
@@ -286,22 +261,24 @@ def _errors(measures: Measures, counts: Counts) -> tuple[Errors, Errors]:
     correct = measures.by_client.correct
     met = np.zeros(loss.shape) if correct is None else np.asarray(correct)
     accuracy = met / np.maximum(counts.labels, 1)[:, None]
-    return (
-        mean_error(loss, rows, counts.clients),
-        mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),
-    )
+    return {
+        "train_loss_se": mean_error(loss, rows, counts.clients),
+        "test_accuracy_se": mean_error(accuracy, counts.stand_for * counts.labels, counts.clients),
+    }
 
 
 def _faults(
-    done: PendingEvaluation, faulty: NDArray[np.int64], point: int, names: Sequence[str]
+    measures: Measures, faulty: NDArray[np.int64], points: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of a record that describe faulty updates."""
-    clients, unmeasured = faulty[faulty[:, 1] == point, 2], done.measures.unmeasured
-    return {
-        "faulty": len(clients),
-        "faulty_clients": [names[k] for k in np.unique(clients)],
-        "unmeasured": None if unmeasured is None else int(np.asarray(unmeasured)[point]),
+    """What was faulty at each sweep point."""
+    clients = [faulty[faulty[:, 1] == point, 2] for point in range(points)]
+    found: dict[str, Any] = {
+        "faulty": [len(each) for each in clients],
+        "faulty_clients": [[names[k] for k in np.unique(each)] for each in clients],
     }
+    if measures.unmeasured is not None:
+        found["unmeasured"] = np.asarray(measures.unmeasured)
+    return found
 
 
 def _faulty_message(faulty: NDArray[np.int64], runs: Sequence[Run], names: Sequence[str]) -> str:
@@ -329,54 +306,35 @@ def best_loss(runs: Sequence[Run]) -> float | None:
     return min(filter(math.isfinite, known), default=math.nan) if known else None
 
 
-class Solves(NamedTuple):
-    """Statistics of a round's local problems, arrays of shape (points,).
-
-    Attributes:
-        gamma_mean: As in `Record`.
-        gamma_max: As in `Record`.
-        unsolved: As in `Record`.
-        steps: Mini-batch steps of all clients.
-    """
-
-    gamma_mean: NDArray[np.float64]
-    gamma_max: NDArray[np.float64]
-    unsolved: NDArray[np.int64]
-    steps: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, done: PendingEvaluation, faulty: NDArray[np.int64], points: int) -> "Solves":
-        """Wait for an evaluation's gammas and steps.
-
-        Args:
-            done: The evaluation.
-            faulty: Faulty updates since the previous evaluation.
-            points: Number of sweep points.
-        """
-        jobs, last = done.last.work.jobs, done.last
-        count = len(jobs.client)
-        steps = np.full(points, int(jobs.steps.sum()))
-        if last.gamma is None or not count:
-            unknown = np.full(points, math.nan)
-            return cls(unknown, unknown, np.zeros(points, int), steps)
-        gammas = np.asarray(last.gamma, float)[:count]
-        sound = np.ones(gammas.shape, bool)
-        for _, point, client in faulty[faulty[:, 0] == done.round - 1]:
-            sound[jobs.client == client, point] = False
-        unsolved = np.zeros(points, int)
-        if last.steps is not None:
-            # a tolerance, since the stop rule sums in another order
-            unsolved = (sound & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))).sum(axis=0)
-            steps = np.asarray(last.steps)[:count].sum(axis=0)
-        sound_count, any_sound = sound.sum(axis=0), sound.any(axis=0)
-        mean = np.where(sound, gammas, 0).sum(axis=0) / np.maximum(sound_count, 1)
-        largest = np.where(sound, gammas, -math.inf).max(axis=0)
-        return cls(
-            np.where(any_sound, mean, math.nan),
-            np.where(any_sound, largest, math.nan),
-            unsolved,
-            steps,
-        )
+def _solves(
+    since: Done, faulty: NDArray[np.int64], done: int, points: int
+) -> dict[str, NDArray[Any]]:
+    """The fields of a record that describe the local problems of round `done`, (points,)."""
+    jobs, count = since.work.jobs, len(since.work.jobs.client)
+    unknown = np.full(points, math.nan)
+    found: dict[str, NDArray[Any]] = {
+        "gamma_mean": unknown,
+        "gamma_max": unknown,
+        "unsolved": np.zeros(points, int),
+        "client_steps": np.full(points, int(jobs.steps.sum())),
+    }
+    if since.gamma is None or not count:
+        return found
+    gammas = np.asarray(since.gamma, float)[:count]
+    sound = np.ones(gammas.shape, bool)
+    for _, point, client in faulty[faulty[:, 0] == done - 1]:
+        sound[jobs.client == client, point] = False
+    if since.taken is not None:
+        # a tolerance, since the stop rule sums in another order
+        unsolved = sound & ~(gammas <= jobs.gamma[:, None] * (1 + 1e-3))
+        found["unsolved"] = unsolved.sum(axis=0)
+        found["client_steps"] = np.asarray(since.taken)[:count].sum(axis=0)
+    sound_count, any_sound = sound.sum(axis=0), sound.any(axis=0)
+    mean = np.where(sound, gammas, 0).sum(axis=0) / np.maximum(sound_count, 1)
+    largest = np.where(sound, gammas, -math.inf).max(axis=0)
+    found["gamma_mean"] = np.where(any_sound, mean, math.nan)
+    found["gamma_max"] = np.where(any_sound, largest, math.nan)
+    return found
 
 
 def client_records_of(
@@ -396,7 +354,7 @@ def client_records_of(
     if not protocol.evaluation.client_records:
         return [None] * points
     read, federation = protocol.sampled, protocol.federation
-    rounds, steps = done.since.participation(len(federation), points)
+    rounds, steps = done.since.by_client(len(federation), points)
     if protocol.evaluation.clients is not None:
         drawn = federation.drawn(protocol.evaluation.clients)
         rounds, steps = rounds[drawn], steps[drawn]
@@ -405,10 +363,10 @@ def client_records_of(
             clients=read.names,
             training_rows=read.train.sizes,
             test_rows=read.test.sizes,
-            train_loss=each.loss,
-            test_accuracy=each.accuracy,
+            train_loss=loss,
+            test_accuracy=accuracy,
             rounds=rounds,
             steps=steps[:, point],
         )
-        for point, each in enumerate(counts.by_client(done.measures))
+        for point, (loss, accuracy) in enumerate(counts.by_client(done.measures))
     ]

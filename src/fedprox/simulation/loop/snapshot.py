@@ -25,7 +25,7 @@ from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.execution import Participation, RunState, Tally
+from fedprox.simulation.loop.execution import Done, RunState
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -84,6 +84,28 @@ class Snapshot(NamedTuple):
         histories = {tuple(record.round for record in run.history) for run in self.runs}
         rounds = list(histories.pop())
         return not histories and rounds == sorted({0, *rounds}) and rounds[-1] <= self.now.round
+
+    def require_of(self, planned: Sequence[Run], method: Method) -> None:
+        """Raise `InputError` unless rounds of a method can begin from it."""
+        ours, theirs = (
+            (each.label, each.seed, each.hparams, each.learning_rate)
+            for each in (self.runs[0], planned[0])
+        )
+        rounds, shapes = method.protocol.rounds, _named(_shapes_of(method))
+        require(
+            ours == theirs,
+            f"start: a stage of {ours[0]}, seed {ours[1]}, learning rate {ours[3]:g}; here "
+            f"{theirs[0]}, seed {theirs[1]}, learning rate {theirs[3]:g}",
+        )
+        require(
+            [(name, np.shape(a)) for name, a in _named(_arrays_of(self.now, method))]
+            == [(name, a.shape) for name, a in shapes],
+            "start: its arrays are not those of this model, method and evaluation",
+        )
+        require(
+            self.now.round <= rounds,
+            f"start: it has {self.now.round} rounds; rounds = {rounds} must not be fewer",
+        )
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -157,9 +179,8 @@ def write_state(
             "clients": checksums,
         }
     text = np.frombuffer(json.dumps(table).encode(), np.uint8)
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = ((jax.tree_util.keystr(key), np.asarray(leaf)) for key, leaf in leaves)
-    write_file(path, itertools.chain([("text", text)], named))
+    arrays = ((name, np.asarray(leaf)) for name, leaf in _named(tree))
+    write_file(path, itertools.chain([("text", text)], arrays))
 
 
 def write_file(path: Path, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str:
@@ -224,22 +245,19 @@ def restored(
         Damaged: If its arrays are not such as the method has.
     """
     shapes = _shapes_of(method)
-    expected = [
-        (jax.tree_util.keystr(key), leaf.shape, np.dtype(leaf.dtype))
-        for key, leaf in jax.tree_util.tree_leaves_with_path(shapes)
-    ]
+    expected = [(name, leaf.shape, np.dtype(leaf.dtype)) for name, leaf in _named(shapes)]
     points = len(method.points)
     if [(name, a.shape, a.dtype) for name, a in arrays] != expected or len(text.taken) != points:
         raise malformed(path, "its arrays are not those of this method")
     tree = jax.tree.unflatten(jax.tree.structure(shapes), [array for _, array in arrays])
-    state, hparams, memory, best, trained = tree
+    state, hparams, memory, best, clients = tree
     faulty = np.array(text.faulty, np.int64).reshape(-1, 3)
-    since = Tally(
-        (np.array(text.taken),),
-        text.empty,
-        (lambda: faulty,),
-        trained=() if trained is None else (trained.again(),),
+    since = Done(
+        empty=text.empty,
         messages=text.messages,
+        steps=(np.array(text.taken),),
+        faulty=(lambda: faulty,),
+        clients=() if clients is None else ((np.arange(len(clients[0])), *clients),),
     )
     now = RunState(text.round, state, hparams, memory, since, text.capacity, best)
     return Snapshot(text.runs, now, text.early)
@@ -247,15 +265,23 @@ def restored(
 
 def _without_params(run: Run) -> dict[str, Any]:
     table = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
-    return table | {"history": [record._asdict() for record in run.history]}
+    return table | {"history": [record.as_dict() for record in run.history]}
 
 
 def _arrays_of(now: RunState, method: Method) -> Any:
     """The arrays of a state that a checkpoint holds."""
-    protocol, trained = method.protocol, None
+    protocol, clients = method.protocol, None
     if protocol.evaluation.client_records:
-        trained = now.since.participation(len(protocol.federation), len(method.points))
-    return now.state, dict(now.hparams), now.memory, now.best, trained
+        clients = now.since.by_client(len(protocol.federation), len(method.points))
+    return now.state, dict(now.hparams), now.memory, now.best, clients
+
+
+def _named(arrays: Any) -> list[tuple[str, Any]]:
+    """The arrays of `_arrays_of` with their names in files."""
+    names = {"[4][0]": "[4].rounds", "[4][1]": "[4].steps"}
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    named = ((jax.tree_util.keystr(key), leaf) for key, leaf in leaves)
+    return [(names.get(name, name), leaf) for name, leaf in named]
 
 
 def _shapes_of(method: Method) -> Any:
@@ -270,12 +296,12 @@ def _shapes_of(method: Method) -> Any:
     hparams = dict.fromkeys(method.points[0], shape(points))
     if protocol.privacy is not None:
         hparams["noise_words"] = shape(points, 2, dtype=np.uint32)
-    memory, best, trained = None, None, None
+    memory, best, by_client = None, None, None
     if algorithm.adapt is not None:
         memory = jax.eval_shape(algorithm.adapt.init, hparams, shape(points))
     if protocol.selection.keep == "best":
         best = jax.eval_shape(partial(evaluated, algorithm), state)
     if protocol.evaluation.client_records:
         clients = len(protocol.federation)
-        trained = Participation(shape(clients, dtype=int), shape(clients, points, dtype=int))  # type: ignore[arg-type]
-    return state, hparams, memory, best, trained
+        by_client = shape(clients, dtype=int), shape(clients, points, dtype=int)
+    return state, hparams, memory, best, by_client

@@ -7,21 +7,23 @@ this machine's devices (`local.py`) or the nodes of a network (`fedprox.deployme
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, State
 from fedprox.errors import InputError
 from fedprox.files.arrays import Damaged
 from fedprox.model import Params
+from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
@@ -33,13 +35,12 @@ from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison, fingerprint
 from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import (
+    Done,
     Engine,
-    LastRound,
     Measuring,
     MethodExecution,
     RunState,
     Start,
-    Tally,
 )
 from fedprox.simulation.loop.progress import Progress, Report, showing
 from fedprox.simulation.loop.records import (
@@ -50,6 +51,7 @@ from fedprox.simulation.loop.records import (
     records_of,
 )
 from fedprox.simulation.loop.snapshot import Snapshot
+from fedprox.simulation.loop.stage import Stage
 from fedprox.simulation.loop.stopwatch import Stopwatch
 from fedprox.simulation.planning.epsilon import Spent, noise_of
 from fedprox.simulation.planning.round_work import no_work
@@ -86,6 +88,9 @@ class Session(NamedTuple):
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
         report: Called when a phase begins and when rounds end.
+        experiment: The settings of the comparison, for its runs.
+        owned: Whether a user owns the loop, and has each evaluation before rounds go on.
+        start: Where the only seed run begins; None for its checkpoint, if there is one.
     """
 
     protocol: Protocol
@@ -93,6 +98,9 @@ class Session(NamedTuple):
     checkpoints: Checkpoints | None
     on_record: Callable[[Record], None]
     report: Report
+    experiment: Mapping[str, Any]
+    owned: bool
+    start: Snapshot | None
 
 
 def train(
@@ -110,6 +118,36 @@ def train(
         One run for each method, seed and sweep point, with methods outermost and sweep points
         innermost.
     """
+    runs = list[Run]()
+    for _ in training(protocol, methods, engine, follow, runs):
+        pass
+    return runs
+
+
+def training(
+    protocol: Protocol,
+    methods: Sequence[Method],
+    engine: Engine,
+    follow: Follow,
+    runs: list[Run],
+    *,
+    owned: bool = False,
+    start: Snapshot | None = None,
+) -> Iterator[Stage | None]:
+    """The loop itself: it yields after each evaluation, and adds finished runs to `runs`.
+
+    Args:
+        protocol: The protocol.
+        methods: The methods.
+        engine: What computes the rounds.
+        follow: How the comparison is followed.
+        runs: The finished runs.
+        owned: As in `Session`.
+        start: As in `Session`.
+
+    Yields:
+        What `fedprox.rounds` yields if a user owns the loop, else None.
+    """
     checkpoints = follow.checkpoints
     on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
     seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
@@ -122,41 +160,38 @@ def train(
     announced = [replace(run, experiment=experiment) for group in planned for run in group]
     with following(follow.callbacks, announced) as finished:
         with showing(follow.progress, follow.on_progress) as report:
-            session = Session(protocol, engine, checkpoints, on_record, report)
-            runs = [
-                run
-                for number, method in enumerate(methods)
-                for run in train_method(session, method, number * len(protocol.seeds))
-            ]
-        for run in runs:
-            run.experiment = experiment
+            session = Session(
+                protocol, engine, checkpoints, on_record, report, experiment, owned, start
+            )
+            for number, method in enumerate(methods):
+                yield from train_method(session, method, number * len(protocol.seeds), runs)
         finished += runs
-    return runs
 
 
-def train_method(session: Session, method: Method, first: int) -> list[Run]:
+def train_method(
+    session: Session, method: Method, first: int, runs: list[Run]
+) -> Iterator[Stage | None]:
     """Run all seeds of one method at all sweep points, each from its last checkpoint.
 
     Args:
         session: The environment.
         method: The method.
         first: Number of its first seed run.
-
-    Returns:
-        The runs.
+        runs: The finished runs.
     """
     protocol, checkpoints, execution = session.protocol, session.checkpoints, None
-    runs = list[Run]()
     with ExitStack() as opened:
         for number, seed in enumerate(protocol.seeds, first):
-            saved = None if checkpoints is None else checkpoints.last(number)
+            saved = session.start
+            if saved is None and checkpoints is not None:
+                saved = checkpoints.last(number)
             if saved is not None:
                 saved.fit_to(protocol)
                 for record in saved.records:
                     session.on_record(record)
                 if saved.is_over(protocol):
                     now = _on_mesh(saved.now, session.engine.mesh)
-                    _set_params(protocol, saved.runs, method.algorithm, now)
+                    finish(session, saved.runs, method.algorithm, now)
                     runs += saved.runs
                     continue
             done, capacity = (saved.now.round, saved.now.capacity) if saved else (0, None)
@@ -172,9 +207,8 @@ def train_method(session: Session, method: Method, first: int) -> list[Run]:
             under_way = saved.runs if saved else new_runs(method, seed, execution)
             for run in under_way:
                 run.compile_seconds += initial_seconds + execution.compile_seconds
-            SeedRun(session, method, execution, start, number, under_way).run(saved)
+            yield from SeedRun(session, method, execution, start, number, under_way).run(saved)
             runs += under_way
-    return runs
 
 
 def new_runs(method: Method, seed: int, execution: MethodExecution | None = None) -> list[Run]:
@@ -232,7 +266,8 @@ class SeedRun:
         self.stopwatch = Stopwatch(runs[0].run_seconds, runs[0].callback_seconds)
         self.execution, self.hparams = execution.begin(start), execution.hparams
         self.copy = _model_copier(method)
-        self.behind = 0 if self.protocol.waits else RECORDS_BEHIND
+        self.behind = 0 if self.protocol.waits or session.owned else RECORDS_BEHIND
+        self.stage, self.done = cast("Stage | None", None), Done()
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
         self.privacy = Spent(method, start.seed, self.execution.repeated)
@@ -245,8 +280,8 @@ class SeedRun:
     def __str__(self) -> str:
         return f"{self.method.name}, seed {self.start.seed}"
 
-    def run(self, saved: Snapshot | None) -> None:
-        """Run the remaining rounds, up to an early end.
+    def run(self, saved: Snapshot | None) -> Iterator[Stage | None]:
+        """Run the remaining rounds, up to an early end, and yield after each evaluation.
 
         Args:
             saved: What they begin from; None for all rounds.
@@ -259,7 +294,14 @@ class SeedRun:
                 self.now = _on_mesh(saved.now, self.session.engine.mesh)
                 self.best = self.now.best
                 self._restore(saved)
-            while self._goes_on():
+            known = len(self.runs[0].history)
+            while True:
+                self._record_due()
+                if len(self.runs[0].history) > known:
+                    known = len(self.runs[0].history)
+                    yield self._stage()
+                if self._is_over():
+                    break
                 self._call()
                 self._offer(over=False)
             end = self._recorded(self.now)
@@ -268,24 +310,52 @@ class SeedRun:
             with self._calling_back():
                 last = Progress(self.method.name, self.start.seed, done, done, self._loss)
                 self.session.report(last)
-            _set_params(self.protocol, self.runs, self.method.algorithm, end)
-            self._count_seconds()
+            self._end(end)
+        except GeneratorExit:  # the user left the loop
+            self._end(self.now)
+            raise
         finally:
             self.execution.close()
             self.stopwatch.close()
+
+    def _stage(self) -> Stage | None:
+        """What the user has in hand after an evaluation; None unless the user owns the loop."""
+        if not self.session.owned:
+            return None
+        self._count_seconds()
+        copied = self.now._replace(state=_copy(self.now.state), best=self.best)
+        self.stage = Stage(self.method, self.runs[0], copied, self.done, self)
+        return self.stage
+
+    def set_rate(self, rate: float) -> None:
+        """Give the rounds that follow another learning rate."""
+        array = replicate(self.session.engine.mesh, np.array([rate], real_type()))
+        self.now = self.now._replace(hparams={**self.now.hparams, "learning_rate": array})
+
+    def client_state(self) -> list[tuple[str, NDArray[Any]]]:
+        """A copy of the client state."""
+        return [(name, np.array(array)) for name, array in self.execution.contents() or ()]
+
+    def _end(self, end: RunState) -> None:
+        """Set what the runs have at their end."""
+        if self.stage is not None:
+            self.stage.leave(self.client_state())
+        finish(self.session, self.runs, self.method.algorithm, end)
+        self._count_seconds()
 
     def _begin(self) -> None:
         """The state before round 0, and its evaluation."""
         starts = self.protocol.starts(self.method.algorithm, self.start.seed, self.start.params)
         state = self.method.initial_state(starts, self.session.engine.mesh)
         self.best = self.copy(state)
-        now = RunState(0, state, self.hparams, best=self.best)
+        begun = Done(work=no_work(self.protocol.begin_time(self.method.algorithm)))
+        now = RunState(0, state, self.hparams, since=begun, best=self.best)
         measuring = self.execution.evaluate(state)
         adapt = self.method.algorithm.adapt
         if adapt is not None:
             now = now._replace(memory=adapt.init(self.hparams, measuring()[0].train_loss))
         self.now = now
-        self._await(measuring, LastRound(no_work(self.protocol.begin_time(self.method.algorithm))))
+        self._await(measuring)
 
     def _restore(self, saved: Snapshot) -> None:
         """Restore the client state of a checkpoint.
@@ -299,20 +369,23 @@ class SeedRun:
             problem = str(error).removeprefix(f"{saved.file}: ")
             raise InputError(f"{saved.file}: {problem}; begin anew, without resuming") from None
 
-    def _goes_on(self) -> bool:
-        """Record what is known, and decide whether more rounds follow."""
+    def _record_due(self) -> None:
+        """Record what is known, and report how far the rounds are."""
         computed = self._computed()
         while len(self.pending) > self.behind or (
-            self.pending and self.pending[0].round < computed
+            self.pending and self.pending[0].now.round < computed
         ):
             self._record_next()
         if self.runs[0].history and computed > self.runs[0].final.round:
             self._report(computed, self._loss)
+
+    def _is_over(self) -> bool:
+        """Whether no more rounds follow."""
         if self.now.round == self.protocol.rounds:
-            return False
+            return True
         # ignore pending evaluations even if they are done: a run always ends at the same round
         evaluations = len(self.runs[0].history) + len(self.pending) - self.behind
-        return not self.early_end.over(self.runs, evaluations)
+        return self.early_end.over(self.runs, evaluations)
 
     def _computed(self) -> int:
         """Wait until at most one call is running, and return the rounds done by the calls before.
@@ -329,50 +402,46 @@ class SeedRun:
         """Start the rounds of one call, and the evaluation that follows them, if any."""
         if self.session.checkpoints is not None:
             self.session.checkpoints.begin_call()
+        if self.stage is not None:
+            self.stage.leave(None)
         before, self.now = self.now, self.now._replace(state=None)  # its memory is reused
-        computed = self.execution.next(before)
+        self.now = self.execution.next(before)
         del before
-        done, state, hparams = computed.round, computed.state, self.now.hparams
-        self.now = self.now._replace(
-            round=done,
-            state=state,
-            since=self.now.since.plus(computed.tally),
-            capacity=computed.capacity,
-        )
+        done, state, hparams = self.now.round, self.now.state, self.now.hparams
         recorded = self.protocol.is_recorded(done)
         if recorded or self.adapt is not None:
             measuring = self.execution.evaluate(state)
         if recorded:
-            self._await(measuring, computed.last)
+            self._await(measuring)
         else:  # a copy, since the next call reuses the memory of the state
             leaf = jax.tree.leaves(state)[0].addressable_data(0)
             self.calls.append((done, jnp.ravel(leaf)[:1]))
         if self.adapt is not None:
             measures, cost = measuring()
             if not recorded:
-                self.now = self.now._replace(since=self.now.since.plus(cost))
+                self.now = self.now._replace(since=self.now.since + cost)
             if measures.given is not False:
                 adapted, memory = self.adapt(hparams, self.now.memory, measures.train_loss)
                 self.now = self.now._replace(hparams=adapted, memory=memory)
 
-    def _await(self, measuring: Measuring, last: LastRound) -> None:
+    def _await(self, measuring: Measuring) -> None:
         """Add an evaluation of the current model to the pending ones.
 
         What rounds did is counted since the last record that a longer run would have, too.
         """
         now, own = self.now, self.execution.measure_own(self.now)
         model = self.copy(now.state) if now.round else self.best
-        self.pending.append(
-            PendingEvaluation(now.round, now.hparams, measuring, last, now.since, model, own)
-        )
+        evaluated_now = now._replace(state=None, best=model)
+        self.pending.append(PendingEvaluation(evaluated_now, measuring, own))
         if now.round % self.protocol.evaluation.every == 0:
-            self.now = now._replace(since=Tally())
+            self.now = now._replace(since=Done())
 
     def _record_next(self) -> None:
         """Wait for the oldest pending evaluation, and record it."""
         oldest, solver = self.pending.popleft(), self.method.solver
-        rate = None if solver.schedule is None else solver.factor(max(oldest.round - 1, 0))
-        spent = self.privacy.epsilon(oldest.round)
+        self.done = oldest.now.since
+        rate = None if solver.schedule is None else solver.factor(max(oldest.now.round - 1, 0))
+        spent = self.privacy.epsilon(oldest.now.round)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         known = list[Record]()
@@ -380,14 +449,14 @@ class SeedRun:
             run.client_steps = record.total_steps
             if by_client is not None:
                 checksum = checksum_of(client_columns(by_client))
-                record = record._replace(by_client_checksum=checksum)
+                record = replace(record, by_client_checksum=checksum)
             run.history.append(record)
-            known.append(record._replace(by_client=by_client))
+            known.append(replace(record, by_client=by_client))
         self.best = self.keep_best(self.best, oldest)
         with self._calling_back():
             for record in known:
                 self.session.on_record(record)
-            self.session.report(self._progress(oldest.round, self._loss))
+            self.session.report(self._progress(oldest.now.round, self._loss))
 
     def _recorded(self, now: RunState) -> RunState:
         """Wait until all evaluations are recorded, and return the state `now`."""
@@ -449,6 +518,8 @@ def _copied(algorithm: Algorithm, state: State) -> Params:
 
 _choose = jax.jit(choose)
 
+_copy = jax.jit(partial(jax.tree.map, jnp.copy))
+
 
 def _best_keeper(
     protocol: Protocol, runs: Sequence[Run]
@@ -459,10 +530,10 @@ def _best_keeper(
     bests = [protocol.best(run.history) for run in runs]
 
     def keep(models: Params | None, done: PendingEvaluation) -> Params | None:
-        if done.round % protocol.evaluation.every:
+        if done.now.round % protocol.evaluation.every:
             return models  # a longer run has no such evaluation
         better = [best.see(run.final) for best, run in zip(bests, runs, strict=True)]
-        return _choose(np.array(better), done.model, models)
+        return _choose(np.array(better), done.now.best, models)
 
     return keep
 
@@ -473,15 +544,15 @@ def _on_mesh(now: RunState, mesh: Mesh) -> RunState:
     return now._replace(state=state, hparams=hparams, memory=memory, best=best)
 
 
-def _set_params(
-    protocol: Protocol, runs: Sequence[Run], algorithm: Algorithm, end: RunState
-) -> None:
-    """Set the final parameters of a seed's runs."""
+def finish(session: Session, runs: Sequence[Run], algorithm: Algorithm, end: RunState) -> None:
+    """Set the final parameters and the settings of a seed's runs."""
+    protocol = session.protocol
     last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
     models = None
     if algorithm.first.probe is not None:
         models = jax.tree.map(np.asarray, jax.vmap(algorithm.first.probe)(end.state))
     for i, run in enumerate(runs):
+        run.experiment = session.experiment
         run.models = jax.tree.map(lambda a, i=i: a[i], models)
         run.model_round = run.final.round if best is None else protocol.best(run.history).round
         chosen = last if run.model_round == run.final.round else best

@@ -10,20 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class ClientMeasures(NamedTuple):
-    """The measures of one evaluation of one model, client by client.
-
-    Attributes:
-        loss: F_k(w) over the training rows that are read, float64 (clients,); NaN for a client that
-            is left out.
-        accuracy: Accuracy over the test rows that are read, float64 (clients,); NaN for a client
-            without test rows.
-    """
-
-    loss: NDArray[np.float64]
-    accuracy: NDArray[np.float64]
-
-
 class ClientRecord(NamedTuple):
     """What an evaluation measured of each client that it read, and what these clients did before.
 

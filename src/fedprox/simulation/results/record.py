@@ -1,14 +1,24 @@
 """Records: the measures of a run after an evaluated round."""
 
 import math
-from typing import Any, NamedTuple
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema, core_schema
 
 from fedprox.errors import InputError, choices
+from fedprox.measures import MEASURES
 from fedprox.simulation.results.clients import ClientRecord
 
 
-class Record(NamedTuple):
-    """The measures of one run after `round` rounds, under their names in `metrics.jsonl`.
+@dataclass(frozen=True, repr=False, eq=False)
+class Record:
+    """The measures of one run after `round` rounds.
+
+    Each measure is an attribute, under its name in `metrics.jsonl`.
 
     Attributes:
         label: The method, and the hyperparameters in which the run differs from the others of its
@@ -20,78 +30,10 @@ class Record(NamedTuple):
             round, or in round 0 for the initial model.
         seed: Seed of the run.
         round: Number of rounds done; 0 is the initial model.
-        train_loss: f(w) over the training rows that evaluations read; NaN or infinity once the run
-            has diverged, and NaN if it was not measured, see `measured`.
-        test_accuracy: Accuracy over the test rows that evaluations read, each client weighted by
-            all of its test rows; NaN without test rows.
-        gradient_variance: E_k ||grad F_k - grad f||^2; NaN if gradients are not measured.
-        dissimilarity: B(w); NaN if gradients are not measured.
-        gamma_mean: Mean gamma_k over the clients that trained in the last round and whose updates
-            were not faulty; NaN without such clients, or if gradients are not measured.
-        gamma_max: The maximum of these gamma_k, gamma^t of Corollary 9.
-        solves: Number of local problems in the last round.
-        unsolved: How many of these reached the solver's limit of steps before its gamma, without
-            faulty updates.
-        clients: Number of clients in the last round's cohort.
-        stragglers: How many of these could not finish.
-        dropped: How many of these the method dropped.
-        client_steps: Mini-batch steps taken in the last round.
-        total_steps: Mini-batch steps taken in all rounds so far.
-        communication: Communication of all rounds so far, in units of one round of FedAvg.
-        time: Seconds from the begin of the run to the end of the round, by the clients' devices;
-            None without a `fedprox.Population`.
-        staleness: Mean staleness of the last round's updates, see `fedprox.Asynchronous`; None in
-            rounds with a barrier.
-        empty_rounds: Rounds since the previous record in which no client took part, so that the
-            model did not change.
-        faulty: Number of faulty updates since the previous record; None without screening, see
-            `fedprox.Faults`.
-        faulty_clients: Names of the clients that sent them, in the federation's order; None without
-            screening.
-        unmeasured: Number of clients whose loss or gradient was not finite. Training loss, gradient
-            variance and B(w) leave these clients out. None without screening.
-        train_loss_se: Standard error of `train_loss` as an estimate from a sample of clients; None
-            if evaluations read all clients.
-        test_accuracy_se: Standard error of `test_accuracy`; None if evaluations read all clients.
-        test_loss: Mean loss over the test rows that evaluations read, each client weighted by all
-            of its test rows; NaN without test rows. With screening, the unmeasured clients are left
-            out.
+        measures: What was measured, by the names below.
         metrics: The model's metrics: `train_NAME` over training rows, `test_NAME` over test rows
             and, if there are any, `validation_NAME` over validation rows. Each client is weighted
             by all of its rows.
-        validation_loss: Mean loss over the validation rows of the clients, or of the validation set
-            that belongs to no client; None without validation rows.
-        validation_accuracy: Accuracy over the validation rows; NaN for a model without accuracy,
-            None without validation rows.
-        seconds: Seconds of the rounds and evaluations since the previous record, in a deployment;
-            None in a simulation.
-        bytes_down: Bytes that nodes received in this time; None in a simulation.
-        bytes_up: Bytes that nodes sent in this time; None in a simulation.
-        nodes: Number of nodes that answered in this time; None in a simulation.
-        network: The clients that took part since the previous record, by name: their node and,
-            summed over their rounds, "rounds", "steps", "seconds", "bytes_down" and "bytes_up". A
-            node's bytes are divided equally among its clients of a round. None in a simulation.
-        measured: Whether nodes reported losses of this model; None in a simulation. They may keep
-            their measures to themselves, or not have answered.
-        bits_up: Bits of all messages of clients so far, see `fedprox.Compression`; None without it.
-        epsilon: Epsilon of the (epsilon, delta)-differential privacy after these rounds,
-            see `fedprox.Privacy`; None without privacy.
-        delta: Its delta; None without privacy.
-        personal_clients: Clients with a model of their own, among those with test rows; None if
-            clients have none, as in the next five.
-        personal_loss: Mean loss of these models, each on its client's test rows.
-        personal_accuracy: Their accuracy.
-        personal_accuracy_worst: Mean of their clients' accuracies over the worst tenth of them.
-        newcomer_loss: Mean loss over the test rows of all other clients, which have not taken part
-            yet and have the server's model, fine-tuned if `Evaluation.fine_tune` is set. NaN if
-            there are none.
-        newcomer_accuracy: The accuracy of these.
-        client_accuracy_mean: Mean of the clients' test accuracies, over the clients with test rows,
-            each of which counts once. None without `Evaluation(by_client=True)`.
-        client_accuracy_std: Their standard deviation; None likewise.
-        client_accuracy_worst: Mean accuracy of the worst tenth of these clients; None likewise. A
-            tenth of N clients are N / 10, rounded up, see `fedprox.fairness`.
-        client_accuracy_best: Mean accuracy of the best tenth of these clients; None likewise.
         by_client: The measures of each client, in records that callbacks receive while a run
             with `Evaluation(client_records=True)` trains. None in `Run.history`, which would keep
             those of all rounds in memory, and in records that come from a checkpoint.
@@ -105,53 +47,24 @@ class Record(NamedTuple):
     learning_rate: float
     seed: int
     round: int
-    train_loss: float
-    test_accuracy: float
-    gradient_variance: float
-    dissimilarity: float
-    gamma_mean: float
-    gamma_max: float
-    solves: int
-    unsolved: int
-    clients: int
-    stragglers: int
-    dropped: int
-    client_steps: int
-    total_steps: int
-    communication: int | float
-    time: float | None = None
-    staleness: float | None = None
-    empty_rounds: int = 0
-    faulty: int | None = None
-    faulty_clients: list[str] | None = None
-    unmeasured: int | None = None
-    train_loss_se: float | None = None
-    test_accuracy_se: float | None = None
-    test_loss: float = math.nan
-    metrics: dict[str, float] = {}  # noqa: RUF012 (of a named tuple)
-    validation_loss: float | None = None
-    validation_accuracy: float | None = None
-    seconds: float | None = None
-    bytes_down: int | None = None
-    bytes_up: int | None = None
-    nodes: int | None = None
-    network: dict[str, dict[str, Any]] | None = None
-    measured: bool | None = None
-    bits_up: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    personal_clients: int | None = None
-    personal_loss: float | None = None
-    personal_accuracy: float | None = None
-    personal_accuracy_worst: float | None = None
-    newcomer_loss: float | None = None
-    newcomer_accuracy: float | None = None
-    client_accuracy_mean: float | None = None
-    client_accuracy_std: float | None = None
-    client_accuracy_worst: float | None = None
-    client_accuracy_best: float | None = None
+    measures: Mapping[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     by_client: ClientRecord | None = None
     by_client_checksum: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MEASURES:
+            return self.measures.get(name, MEASURES[name].missing)
+        raise AttributeError(f"Record: no attribute {name!r}; {choices(name, COLUMNS)}")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all values are the same, also where they are NaN; `by_client` by its checksum."""
+        if not isinstance(other, Record):
+            return NotImplemented
+        ours, theirs = ({**each.as_dict(), "by_client": None} for each in (self, other))
+        return repr(ours) == repr(theirs)  # exact, and with repr NaN is NaN
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def diverged(self) -> bool:
@@ -164,15 +77,72 @@ class Record(NamedTuple):
         Raises:
             InputError: If the record has no such measure.
         """
-        known = {**self._asdict(), **self.metrics}
+        known = {**self.as_dict(), **self.metrics}
         known = {name: value for name, value in known.items() if isinstance(value, int | float)}
         if measure not in known:
             raise InputError(f"record: no measure {measure!r}; {choices(measure, known)}")
         value: float = known[measure]
         return value
 
+    def as_dict(self) -> dict[str, Any]:
+        """All attributes and measures by their names, also those that were not measured."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {figures(self)})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read a record from what `as_dict` returns."""
+        return core_schema.no_info_after_validator_function(_record_of, handler(Table))
+
+
+OWN = [each.name for each in fields(Record) if each.name != "measures"]
+"""The attributes of a record that are no measures."""
+
+COLUMNS = [*OWN[:6], *MEASURES, *OWN[6:]]
+"""The attributes of a record but `measures`, whose keys are here themselves."""
+
+LATER = ("empty_rounds", "test_loss")
+"""Measures that all records have, but those of the first versions."""
+
+
+def _type_of(name: str) -> Any:
+    """The type of a measure in tables, and its default; `...` if there is none."""
+    kind, missing = MEASURES[name].kind, MEASURES[name].missing
+    return (kind | None, None) if missing is None else (kind, missing if name in LATER else ...)
+
+
+COLUMN_TYPES: dict[str, Any] = {
+    **{each.name: (each.type, ...) for each in fields(Record)[:6]},
+    **{name: _type_of(name) for name in MEASURES},
+    "metrics": (dict[str, float], {}),
+    "by_client": (None, None),
+    "by_client_checksum": (str | None, None),
+}
+Table = create_model("Table", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
+"""What `Record.as_dict` returns, as files hold it."""
+
+
+def _record_of(table: Any) -> Record:
+    values = dict(table)
+    own = {name: values.pop(name) for name in OWN}
+    return Record(**own, measures={name: v for name, v in values.items() if v is not None})
+
+
+def _documented() -> str:
+    """The entries of the measures in a docstring."""
+    lines = []
+    for name, measure in MEASURES.items():
+        own = measure.kind.__name__ if isinstance(measure.kind, type) else str(measure.kind)
+        kind = own.replace("typing.", "") + " | None" * (measure.missing is None)
+        entry = f"{name} ({kind}): {measure.doc}"
+        lines += textwrap.wrap(entry, 92, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    return "\n".join(lines)
+
+
+if Record.__doc__ is not None:  # Python's option -OO leaves it out
+    Record.__doc__ = f"{Record.__doc__.rstrip()}\n{_documented()}\n    "
 
 
 def figures(record: Record) -> str:
