@@ -24,6 +24,9 @@ T = TypeVar("T")
 MOST_CLASSES = 10_000
 """Most classes of integer labels without a number of classes; a larger label is refused."""
 
+PARTS = ("train", "test", "validation")
+"""The parts of a federation's rows; samples of them have these numbers."""
+
 FEW_CLASSES = 20
 """Most classes of floating-point labels without a number of classes; larger labels are numbers."""
 
@@ -340,11 +343,9 @@ class Federation:
             [2, 1]
         """
         require_whole("rows", rows)
-        train = self.train.sample(rows, seed=seed)
-        test, validation = self.test.sample(rows, seed=seed, salt=1), self.validation
-        if isinstance(validation, Rows):
-            validation = validation.sample(rows, seed=seed, salt=2)
-        return replace(self, train=train, test=test, validation=validation)
+        return with_rows(
+            self, lambda part, given: given.sample(rows, seed=seed, salt=PARTS.index(part))
+        )
 
     def hold_out(self, share: float, *, seed: int = 0) -> "Federation":
         """Move a share of each client's training rows to validation.
@@ -486,16 +487,8 @@ class Federation:
         Returns:
             The federation.
         """
-        validation = self.validation
-        if isinstance(validation, Rows):
-            validation = validation.of_clients(clients)
-        return replace(
-            self,
-            train=self.train.of_clients(clients),
-            test=self.test.of_clients(clients),
-            names=tuple(self.names[k] for k in clients.tolist()),
-            validation=validation,
-        )
+        names = tuple(self.names[k] for k in clients.tolist())
+        return with_rows(self, lambda _, rows: rows.of_clients(clients), names=names)
 
     @classmethod
     def from_arrays(
@@ -567,6 +560,15 @@ class Federation:
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
+
+
+def with_rows(
+    federation: Federation, change: Callable[[str, Rows], Rows], **others: Any
+) -> Federation:
+    """A federation whose clients have other rows in each part; rows of no client all stay."""
+    parts = {part: getattr(federation, part) for part in PARTS}
+    rows: Any = {k: change(k, part) for k, part in parts.items() if isinstance(part, Rows)}
+    return replace(federation, **rows, **others)
 
 
 def _as_classes(train: Rows, test: Rows, classes: int | None) -> tuple[Rows, Rows]:

@@ -70,15 +70,15 @@ def _classes(labels: ArrayLike) -> NDArray[Any]:
     return given
 
 
-def _numbered(labels: ArrayLike) -> NDArray[np.int64]:
-    """The class of each row as a number from 0, shape (rows,)."""
+def _numbered(labels: ArrayLike, stream: np.random.Generator) -> list[Indices]:
+    """The rows of each class 0, 1, ..., shuffled."""
     given = _classes(labels)
     require(len(given), "labels: no rows; at least one is needed")
     require(
         given.dtype.kind in "fiub" and (given >= 0).all(),
         "labels: the classes of this partition are whole numbers from 0",
     )
-    return given.astype(np.int64)
+    return [stream.permutation(np.flatnonzero(given == c)) for c in range(int(given.max()) + 1)]
 
 
 def iid(labels: ArrayLike, *, clients: int, spread: float = 0.0, seed: int) -> list[Indices]:
@@ -398,14 +398,13 @@ def two_class_power_law(labels: ArrayLike, *, clients: int = 1000, seed: int) ->
         clients: Number of clients, a multiple of C.
         seed: Seed.
     """
-    labels = _numbered(labels)
-    classes = int(labels.max()) + 1
+    stream = generator(seed, Purpose.PARTITION)
+    pools = _numbered(labels, stream)
+    classes = len(pools)
     require(
         clients >= 1 and clients % classes == 0,
         f"data.clients = {clients}; it must be a multiple of the {classes} classes",
     )
-    stream = generator(seed, Purpose.PARTITION)
-    pools = [stream.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     sizes = np.array([len(pool) for pool in pools])
     minimum, groups = 5, clients // classes
     require(
@@ -493,17 +492,16 @@ def rotating_requests(
     For each class: its rows in random order, the clients that hold it, and how many rows each asks
     for.
     """
-    labels = _numbered(labels)
-    classes = int(labels.max()) + 1
     require_whole("data.clients", clients)
     require_whole("data.classes_per_client", classes_per_client)
+    stream = generator(seed, Purpose.PARTITION)
+    sizes = stream.lognormal(mean, deviation, clients).astype(int) + 5
+    pools = _numbered(labels, stream)
+    classes = len(pools)
     require(
         classes_per_client <= classes,
         f"data.classes_per_client = {classes_per_client}; there are {classes} classes",
     )
-    stream = generator(seed, Purpose.PARTITION)
-    sizes = stream.lognormal(mean, deviation, clients).astype(int) + 5
-    pools = [stream.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
     asked = np.maximum(sizes // classes_per_client, 2)
     requests = []
     for c, pool in enumerate(pools):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, shown
 from fedprox.features import Features, Prepared
-from fedprox.federation import Federation, Rows
+from fedprox.federation import Examples, Federation, with_rows
 
 
 def rotated(federation: Federation, degrees: Sequence[int] = (0, 90, 180, 270)) -> Federation:
@@ -49,19 +49,13 @@ def rotated(federation: Federation, degrees: Sequence[int] = (0, 90, 180, 270)) 
     require(len(turns) > 0, "rotated: degrees is empty; give one or several")
     of_client = np.resize(turns, len(federation))
 
-    def turned(rows: Rows) -> Rows:
-        return replace(rows, x=_turned(rows.x, np.repeat(of_client, rows.sizes)))
-
-    validation = federation.validation
     require(
-        validation is None or isinstance(validation, Rows),
+        not isinstance(federation.validation, Examples),
         "rotated: validation rows belong to no client, so no angle is theirs; leave them out",
     )
-    return replace(
+    return with_rows(
         federation,
-        train=turned(federation.train),
-        test=turned(federation.test),
-        validation=turned(validation) if isinstance(validation, Rows) else None,
+        lambda _, rows: replace(rows, x=_turned(rows.x, np.repeat(of_client, rows.sizes))),
     )
 
 
