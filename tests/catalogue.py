@@ -54,6 +54,17 @@ VARIANTS = {
     "mime": Variant("mime beta=0.5", "mime", beta=0.5),
     "mimelite": Variant("mime lite beta=0.9", "mime", lite=True),
     "qffl": Variant("qffl q=1", "qffl", q=1.0),
+    "fedcm": Variant("fedcm alpha=0.5", "fedcm", alpha=0.5),
+    "ruled": Variant(
+        "fedprox adam drop mu=0.5 server_learning_rate=0.1",
+        "fedprox",
+        mu=0.5,
+        server={"name": "adam", "learning_rate": 0.1},
+        stragglers="drop",
+    ),
+    "extrapolated": Variant(
+        "scaffold extrapolated epsilon=0.001", "scaffold", server={"name": "extrapolate"}
+    ),
     "scaffnew": Variant("scaffnew p=0.5", "scaffnew", p=0.5),
     "fedsam": Variant("fedsam rho=0.05", "fedsam", rho=0.05),
     "moon": Variant("moon mu=1 tau=0.5", "moon", mu=1.0),

@@ -74,11 +74,16 @@ class Method(ABC):
 class FedProx(Method):
     """Li et al. 2020, Algorithm 2; FedAvg for mu = 0 but for stragglers."""
 
-    by_rows = True
-
-    def __init__(self, params: Vector, clients: int, mu: float = 0.0, drop: bool = False) -> None:
+    def __init__(
+        self,
+        params: Vector,
+        clients: int,
+        mu: float = 0.0,
+        drop: bool = False,
+        by_rows: bool = True,
+    ) -> None:
         super().__init__(params, clients)
-        self.mu, self.drop = mu, drop
+        self.mu, self.drop, self.by_rows = mu, drop, by_rows
 
     def problem(self, k: int) -> Problem:
         del k
@@ -86,8 +91,9 @@ class FedProx(Method):
 
     def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
         del rate, gradients
-        n = sum(sizes[k] for k in answers)
-        self.params = np.asarray(sum(sizes[k] * a.params for k, a in answers.items()) / n)
+        weights = [sizes[k] if self.by_rows else 1.0 for k in answers]
+        found = [answer.params for answer in answers.values()]
+        self.params = np.asarray(np.average(found, axis=0, weights=weights))
 
 
 class FedSam(FedProx):
@@ -200,40 +206,109 @@ class FedSplit(Method):
         self.params = self.z[who].mean(axis=0)
 
 
-class ServerMomentum(FedProx):
-    """FedAvg with momentum on the server (Reddi et al. 2021, Algorithm 1; Hsu et al. 2019)."""
+class Rule(ABC):
+    """What a server makes of the model and of the direction in which a method moves it."""
 
-    def __init__(
-        self, params: Vector, clients: int, server_rate: float, momentum: float, drop: bool
-    ) -> None:
-        super().__init__(params, clients, drop=drop)
-        self.server_rate, self.momentum = server_rate, momentum
-        self.velocity = np.zeros_like(self.params)
-
-    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
-        before = self.params
-        super().finish(answers, sizes, rate, gradients)
-        self.velocity = self.momentum * self.velocity - (self.params - before)
-        self.params = before - self.server_rate * self.velocity
+    @abstractmethod
+    def step(self, params: Vector, direction: Vector, squares: float) -> Vector:
+        """The next model, given the weighted mean of ||w_k - w^t||^2."""
 
 
-class ServerAdam(FedProx):
-    """FedAvg with Adam on the server, with the bias correction of Kingma and Ba 2015."""
+class Momentum(Rule):
+    """FedAvgM (Hsu et al. 2019)."""
 
-    def __init__(self, params: Vector, clients: int, server_rate: float, drop: bool) -> None:
-        super().__init__(params, clients, drop=drop)
-        self.server_rate, self.t = server_rate, 0
-        self.m = self.v = np.zeros_like(self.params)
+    def __init__(self, rate: float, momentum: float = 0.9) -> None:
+        self.rate, self.momentum = rate, momentum
+        self.velocity: Vector = np.zeros(1)
 
-    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
-        before = self.params
-        super().finish(answers, sizes, rate, gradients)
-        g = before - self.params
+    def step(self, params: Vector, direction: Vector, squares: float) -> Vector:
+        del squares
+        self.velocity = self.momentum * self.velocity + direction
+        return params + self.rate * self.velocity
+
+
+class Adam(Rule):
+    """Adam, with the bias correction of Kingma and Ba 2015."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.t = rate, 0
+        self.m: Vector = np.zeros(1)
+        self.v: Vector = np.zeros(1)
+
+    def step(self, params: Vector, direction: Vector, squares: float) -> Vector:
+        del squares
         self.t += 1
-        self.m = 0.9 * self.m + 0.1 * g
-        self.v = 0.999 * self.v + 0.001 * g**2
+        self.m = 0.9 * self.m + 0.1 * direction
+        self.v = 0.999 * self.v + 0.001 * direction**2
         m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
-        self.params = before - self.server_rate * m / (np.sqrt(v) + 1e-8)
+        return np.asarray(params + self.rate * m / (np.sqrt(v) + 1e-8))
+
+
+class Adagrad(Rule):
+    """Adagrad, with optax's first sum of squares."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.sums: Vector = np.full(1, 0.1)
+
+    def step(self, params: Vector, direction: Vector, squares: float) -> Vector:
+        del squares
+        self.sums = self.sums + direction**2
+        return np.asarray(params + self.rate * direction / np.sqrt(self.sums + 1e-7))
+
+
+class Extrapolation(Rule):
+    """FedExP's step (Jhunjhunwala et al. 2023)."""
+
+    def __init__(self, epsilon: float) -> None:
+        self.epsilon = epsilon
+
+    def step(self, params: Vector, direction: Vector, squares: float) -> Vector:
+        scale = squares / (2 * (float(direction @ direction) + self.epsilon))
+        return params + max(1.0, scale) * direction
+
+
+class Ruled(Method):
+    """A method whose server takes the steps of a rule along its own: the product of the two."""
+
+    def __init__(self, inner: Method, rule: Rule) -> None:
+        super().__init__(inner.params, inner.clients)
+        self.inner, self.rule = inner, rule
+        self.drop, self.by_rows = inner.drop, inner.by_rows
+        self.reads, self.exchanges = inner.reads, inner.exchanges
+
+    def begin(self, workers: list[int], gradients: Gradients) -> None:
+        self.inner.begin(workers, gradients)
+
+    def problem(self, k: int) -> Problem:
+        return self.inner.problem(k)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        before = self.params
+        found = np.array([answer.params - before for answer in answers.values()])
+        weights = [sizes[k] if self.by_rows else 1.0 for k in answers]
+        squares = float(np.average((found**2).sum(axis=1), weights=weights))
+        self.inner.finish(answers, sizes, rate, gradients)
+        self.params = self.rule.step(before, self.inner.params - before, squares)
+        self.inner.params = self.params
+
+
+class FedCM(Method):
+    """Xu et al. 2021, Algorithm 1, in terms of eta = (the solver's rate) / alpha."""
+
+    def __init__(self, params: Vector, clients: int, alpha: float) -> None:
+        super().__init__(params, clients)
+        self.alpha, self.last = alpha, self.zero
+
+    def problem(self, k: int) -> Problem:
+        del k
+        return Problem((1 - self.alpha) / self.alpha * self.last, 0.0, self.zero)
+
+    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
+        del sizes, gradients
+        moved = np.sum([self.params - answer.params for answer in answers.values()], axis=0)
+        self.last = moved / (rate / self.alpha * sum(a.steps for a in answers.values()))
+        self.params = self.params - moved / len(answers)
 
 
 class FedNova(Method):
@@ -259,23 +334,6 @@ class FedNova(Method):
             tau += sizes[k] / n * norm
             direction = direction + sizes[k] / n * (self.params - w) / norm
         self.params = self.params - tau * direction
-
-
-class FedExp(Method):
-    """Jhunjhunwala et al. 2023."""
-
-    drop = True
-
-    def __init__(self, params: Vector, clients: int, epsilon: float) -> None:
-        super().__init__(params, clients)
-        self.epsilon = epsilon
-
-    def finish(self, answers: Answers, sizes: Vector, rate: float, gradients: Gradients) -> None:
-        del sizes, rate, gradients
-        d = np.array([answer.params - self.params for answer in answers.values()])
-        mean = d.mean(axis=0)
-        divisor = 2 * len(d) * (mean @ mean + self.epsilon)
-        self.params = self.params + max(1.0, (d**2).sum() / divisor) * mean
 
 
 class FedAdmm(Method):

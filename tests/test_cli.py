@@ -267,7 +267,7 @@ BAD = [
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
     ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),
     ("method.1.nu=1", "method.1: unknown key 'nu'; did you mean 'mu'? allowed: mu"),
-    ("method.0.mu=1", "method.0: unknown key 'mu'; allowed: average"),
+    ("method.0.mu=1", "method.0: unknown key 'mu'; allowed: stragglers, average"),
     ("data.name=sythetic", "data.name = 'sythetic'; did you mean 'synthetic'? allowed: synthetic"),
     ("model.name=cnn", "model.name = 'cnn'; did you mean"),
     ("method.0.name=fedavgg", "method.0.name = 'fedavgg'; did you mean 'fedavg'?"),

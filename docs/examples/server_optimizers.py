@@ -2,21 +2,22 @@ r"""
 An optimizer on the server
 ==========================
 
-Does the server's step matter? FedOpt takes the mean update as a gradient and hands it to an optimizer of optax: Adam
-and Yogi beside plain averaging and FedExP's computed step. More in :doc:`/howto/choose`.
+Does the server's step matter? Any method takes another rule for it: Adam takes the mean update as a gradient, and
+extrapolation computes a longer step. On FedAvg these are FedAdam and FedExP. More in :doc:`/howto/compose`.
 """
 
 import matplotlib.pyplot as plt
-import optax
 
 import fedprox as fp
 
 federation = fp.datasets.synthetic()
 methods = {
     "FedAvg": fp.fedavg(),
-    "FedAdam": fp.fedopt(optimizer=optax.adam, server_learning_rate=0.1),
-    "FedYogi": fp.fedopt(optimizer=optax.yogi, server_learning_rate=0.1),
-    "FedExP": fp.fedexp(epsilon=0.001),
+    "FedAvg, Adam": fp.fedavg().with_server(fp.server.adam(0.1)),
+    "FedAvg, extrapolation": fp.fedavg().with_server(fp.server.extrapolate()),
+    "FedProx": fp.fedprox(mu=0.1),
+    "FedProx, Adam": fp.fedprox(mu=0.1).with_server(fp.server.adam(0.1)),
+    "FedProx, extrapolation": fp.fedprox(mu=0.1).with_server(fp.server.extrapolate()),
 }
 runs = fp.simulate(
     federation,

@@ -1,10 +1,11 @@
 """Studies of this library's own, whose claims no paper makes."""
 
-from experiments.studies import adapters, compression, robust
+from experiments.studies import adapters, composition, compression, robust
 from experiments.studies.time import ITEMS as TIME
 
 ITEMS = {
     **TIME,
+    **composition.ITEMS,
     "robust-mnist": robust.MNIST,
     "robust-femnist": robust.FEMNIST,
     "compression-femnist": compression.FEMNIST,

@@ -10,6 +10,7 @@ from fedprox.algorithms import (
     ditto,
     fedadmm,
     fedavg,
+    fedcm,
     feddane,
     feddc,
     feddyn,
@@ -32,6 +33,7 @@ from fedprox.algorithms import (
     qffl,
     scaffnew,
     scaffold,
+    server,
 )
 from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
 from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
@@ -141,6 +143,7 @@ __all__ = [
     "fairness",
     "fedadmm",
     "fedavg",
+    "fedcm",
     "feddane",
     "feddc",
     "feddyn",
@@ -182,6 +185,7 @@ __all__ = [
     "save_weights",
     "scaffnew",
     "scaffold",
+    "server",
     "simulate",
     "study",
     "table",

@@ -58,7 +58,10 @@ def test_with_identical_clients_it_is_fedavg_bit_for_bit() -> None:
 def test_runs_are_the_oracles() -> None:
     beside_the_oracle(
         fedexp(epsilon=[1e-4, 0.1]),
-        lambda hparams, _: methods.FedExp(START, CLIENTS, hparams["epsilon"]),
+        lambda hparams, _: methods.Ruled(
+            methods.FedProx(START, CLIENTS, drop=True, by_rows=False),
+            methods.Extrapolation(hparams["epsilon"]),
+        ),
     )
 
 

@@ -15,22 +15,22 @@ from tests.byhand import CLIENTS, START, beside_the_oracle
 MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
 
 
+def dropping(rule: methods.Rule) -> methods.Method:
+    """FedAvg with a rule: a round without anyone leaves its state as it was."""
+    return methods.Ruled(methods.FedProx(START, CLIENTS, drop=True), rule)
+
+
 def test_momentum_is_the_oracles() -> None:
-    # stragglers are dropped: a round without anyone leaves the velocity as it was
     beside_the_oracle(
         fedopt(MOMENTUM, server_learning_rate=[0.3, 1.0]),
-        lambda hparams, _: methods.ServerMomentum(
-            START, CLIENTS, hparams["server_learning_rate"], 0.9, drop=True
-        ),
+        lambda hparams, _: dropping(methods.Momentum(hparams["server_learning_rate"])),
     )
 
 
 def test_adam_is_the_oracles() -> None:
     beside_the_oracle(
         fedopt(optax.adam, server_learning_rate=[0.03, 0.1]),
-        lambda hparams, _: methods.ServerAdam(
-            START, CLIENTS, hparams["server_learning_rate"], drop=True
-        ),
+        lambda hparams, _: dropping(methods.Adam(hparams["server_learning_rate"])),
     )
 
 

@@ -191,15 +191,16 @@ def test_fedadmm() -> None:
 
 def test_fedexp() -> None:
     method = fp.fedexp(epsilon=0.3)
-    posed(method.subproblem(W, of(method), context()))
-    sent, _ = answer(method, W, None)
+    state = method.server.init(W)
+    posed(method.subproblem(state, of(method), context()))
+    sent, _ = answer(method, state, None)
     same(sent[0], wk - w)
     same(sent[1], [np.sum((wk - w) ** 2)])
     same(method.client.size(sent), [np.linalg.norm(wk - w)])
     bound = 2 * (np.sum(mean**2) + 0.3)
     for factor in (0.5, 3.0):
-        after = method.server.update(W, (MEAN, jnp.float32(factor * bound)), of(method))
-        same(after, w + max(1.0, factor) * mean)
+        after = method.server.update(state, (MEAN, jnp.float32(factor * bound)), of(method))
+        same(method.server.params(after), w + max(1.0, factor) * mean)
 
 
 @pytest.mark.parametrize("given", [{}, {"mu": 0.7}, {"mu": 5.0}, {"momentum": 0.75}])
@@ -243,7 +244,7 @@ def test_fedopt() -> None:
     after = decayed.server.update(
         decayed.server.init(W), MEAN, of(decayed, server_learning_rate=0.1)
     )
-    same(after.params, w + 0.1 * (np.sign(mean) - w))
+    same(decayed.server.params(after), w + 0.1 * (np.sign(mean) - w))
 
 
 @pytest.mark.parametrize("q", [0.0, 2.0])
@@ -309,6 +310,26 @@ def test_feddc() -> None:
     same(new.drift, kept + SHARE * mean)
     same(new.params, w + mean + kept + SHARE * mean)
     same(new.change, other + SHARE * gradient)
+
+
+def test_fedcm() -> None:
+    method = fp.fedcm(alpha=0.4)
+    first = method.server.init(W)
+    same(first.direction, 0 * w)
+    state = first._replace(direction=STATE)
+    posed(method.subproblem(state, of(method), context()), linear=(1 / 0.4 - 1) * kept)
+    sent, own = answer(method, state, None)
+    same(sent.update, wk - w)
+    same(sent.steps, [STEPS])
+    assert own is None
+    same(method.client.size(sent), [np.linalg.norm(wk - w)])
+    new = method.server.update(
+        state, sent._replace(update=MEAN, steps=jnp.float32(2.5)), of(method)
+    )
+    same(new.params, w + mean)
+    same(new.direction, -mean / (RATE / 0.4 * 2.5))
+    still = sent._replace(update=jax.tree.map(jnp.zeros_like, W), steps=jnp.float32(0))
+    same(method.server.update(state, still, of(method)).direction, kept)
 
 
 def test_moon_keeps_the_local_model() -> None:
@@ -521,6 +542,7 @@ def described(method: fp.Algorithm) -> tuple[Any, ...]:
         (fp.qffl(q=2), ("drop", "clients", 1, "loss", False, False)),
         (fp.mime(), ("keep", "clients", 2, "gradient", "own", False)),
         (fp.mime(lite=True), ("keep", "clients", 2, "gradient", False, False)),
+        (fp.fedcm(alpha=0.5), ("keep", "clients", 1.5, False, False, False)),
         (fp.scaffnew(p=0.3), ("drop", "clients", 1, False, False, True)),
         (fp.fedsam(rho=0.1), ("drop", "rows", 1, False, False, False)),
         (fp.moon(mu=1.0), ("drop", "rows", 1, False, False, False)),
@@ -537,7 +559,7 @@ def described(method: fp.Algorithm) -> tuple[Any, ...]:
 def test_what_a_round_does_for_a_method(method: fp.Algorithm, expected: tuple[Any, ...]) -> None:
     assert described(method) == expected
     assert method.pooled == (method.name == "centralised")
-    refuses = "fednova", "fedexp", "qffl", "scaffnew", "ifca"
+    refuses = "fednova", "fedexp", "qffl", "scaffnew", "ifca", "fedcm"
     assert bool(method.not_private) == (method.name in refuses or described(method)[4] == "own")
 
 
@@ -554,6 +576,7 @@ def test_what_a_round_does_for_a_method(method: fp.Algorithm, expected: tuple[An
         (fp.moon, "mu", False),
         (functools.partial(fp.moon, 1.0), "tau", True),
         (fp.feddc, "alpha", True),
+        (fp.fedcm, "alpha", True),
         (fp.fedlc, "tau", True),
         (fp.fedgkd, "gamma", False),
         (fp.feddyn, "alpha", True),
@@ -575,6 +598,11 @@ def test_hyperparameters_out_of_range_are_refused(make: Any, name: str, positive
             make(**{name: value})
     for allowed in (0.5, *[0.0] * (not positive)):
         assert make(**{name: [allowed, 0.25]}).hparams[name] == (allowed, 0.25)
+
+
+def test_fedcms_alpha_is_at_most_1() -> None:
+    with pytest.raises(fp.InputError, match=r"^fedcm: alpha = 1\.5; it must be at most 1$"):
+        fp.fedcm(alpha=[0.5, 1.5])
 
 
 def test_a_method_is_changed_in_what_is_named_alone() -> None:

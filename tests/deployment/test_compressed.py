@@ -30,6 +30,14 @@ CODECS: dict[str, dict[str, Any]] = {
 }
 
 
+METHODS: dict[str, dict[str, Any]] = {
+    "sign": {"name": "fedprox", "mu": [0.0, 0.5]},
+    "top-k": {"name": "feddyn", "alpha": 0.1},  # whose clients keep what arrives
+    "random-k": {"name": "fedprox", "mu": 0.5, "server": {"name": "adam", "learning_rate": 0.1}},
+}
+"""The method beside a codec; FedAvg for the others."""
+
+
 @pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize(
     "name", mostly_slow(CODECS, "top-k", "random-k", "quantize rotated", "sign")
@@ -38,7 +46,7 @@ def test_a_deployment_is_the_simulation(name: str, feedback: bool, tmp_path: Pat
     if name == "full" and feedback:
         return
     compression = CODECS[name] | {"error_feedback": feedback}
-    method = {"name": "fedprox", "mu": [0.0, 0.5]} if name == "sign" else {"name": "fedavg"}
+    method = METHODS.get(name, {"name": "fedavg"})
     evaluation = {"gradients": False}
     table = table_of(method, compression=compression, rounds=4, evaluation=evaluation)
     theirs = simulated(table)

@@ -117,7 +117,7 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
     return ours
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "scaffold"))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "extrapolated"))
 def test_every_method(name: str, tmp_path: Path) -> None:
     systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
     sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL}

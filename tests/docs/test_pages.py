@@ -34,7 +34,10 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "method": ALGORITHMS,
 }
 
-BESIDES = {"name", "frozen", "lora", "mixed_precision", "solver", "optimizer", "optimizer_options"}
+BESIDES = {
+    *("name", "frozen", "lora", "mixed_precision", "solver", "optimizer", "optimizer_options"),
+    *("server", "stragglers", "average"),
+}
 """Keys of a section that are no arguments of the function that it names."""
 
 

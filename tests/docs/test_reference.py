@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import fedprox
 from fedprox import cli
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.server import RULES
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
@@ -36,12 +37,13 @@ def documented() -> set[str]:
     return names
 
 
-def public(module: ModuleType) -> set[str]:
+def public(module: ModuleType, path: str = "fedprox") -> set[str]:
     """The full public names of a module, and of the public modules in it."""
     names: set[str] = set()
     for name in getattr(module, "__all__", ()):
         found = getattr(module, name)
-        names |= public(found) if isinstance(found, ModuleType) else {f"{module.__name__}.{name}"}
+        inner = f"{path}.{name}"
+        names |= public(found, inner) if isinstance(found, ModuleType) else {inner}
     return names
 
 
@@ -65,6 +67,12 @@ def test_the_table_of_methods_has_a_local_problem_and_a_sentence_of_each() -> No
         assert sentence.endswith("."), name
 
 
+def test_each_method_that_fixes_a_factor_says_why() -> None:
+    rows = methods.fixed().splitlines()[2:]
+    assert len(rows) == 8
+    assert "| {func}`~fedprox.feddyn` | its model is the one" in methods.fixed()
+
+
 def test_every_public_name_is_documented() -> None:
     known = documented()
     expected = public(fedprox) | defined(fedprox.datasets.partition)
@@ -86,7 +94,7 @@ def test_every_key_of_an_experiment_is_on_the_page() -> None:
     }
     for row in all_keys():
         assert f"* - `{row.key}`\n  - {row.type}\n" in sections[row.section or "Top-level"]
-    for name, catalogue in CATALOGUES.items():
+    for name, catalogue in {**CATALOGUES, "server": RULES}.items():
         for each, function in catalogue.items():
             _, _, own = sections[name].partition(f"### `{each}`\n")
             for key in keys_of(function):

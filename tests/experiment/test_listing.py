@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import fedprox as fp
 from fedprox import cli
+from fedprox.algorithms.server import RULES
 from fedprox.experiment import CATALOGUES, Experiment, Key, keys, keys_of, parse
 from fedprox.experiment.listing import as_toml, plain
 from fedprox.experiment.messages import table_of
@@ -89,6 +90,6 @@ def test_the_command_lists_every_key() -> None:
         assert f"{row.key}: {row.type}" in words
         assert " ".join(plain(row.description).split()) in words
     shown = set(re.findall(r"[a-z_0-9]+", text))
-    for catalogue in CATALOGUES.values():
+    for catalogue in (*CATALOGUES.values(), RULES):
         for name, function in catalogue.items():
             assert {*re.findall("[a-z0-9]+", name), *keys_of(function)} <= shown, name

@@ -259,6 +259,67 @@ def test_methods_are_themselves_if_all_numbers_arrive(method: fp.Algorithm, mode
             )
 
 
+def arrived(setting: fp.Compression, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the server has of a message, in float64 beside the coded numbers' places."""
+    codec = setting.codec_of(len(sent))
+    return np.asarray(codec.decode(codec.encode(jnp.asarray(sent, jnp.float32), None), None), float)
+
+
+def fedcomloc(setting: fp.Compression, p: float, rate: float) -> NDArray[np.float64]:
+    """Yi et al. 2024, FedComLoc-Com, with the differences to the last average coded."""
+    w, h, error = START.copy(), np.zeros((CLIENTS, D)), np.zeros((CLIENTS, D))
+    for t in range(ROUNDS):
+        steps = fp.scaffnew(p).client.round_steps
+        assert steps is not None
+        reached = []
+        for k in range(CLIENTS):
+            x = w
+            for _ in range(steps(0, t)):
+                x = x - rate * (x - CENTRES[k] - h[k])
+            sent = x - w + error[k]
+            reached.append(w + arrived(setting, sent))
+            if setting.error_feedback:
+                error[k] = sent - (reached[k] - w)
+        w = np.mean(reached, axis=0)
+        h += p / rate * (w - np.array(reached))
+        assert np.abs(h.sum(axis=0)).max() < 1e-6  # what the method needs
+    return w
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_scaffnew_beside_top_k_is_fedcomloc(feedback: bool) -> None:
+    """The control variates follow from what arrived, so they sum to zero in every round."""
+    setting = dataclasses.replace(CODECS["top-k"], error_feedback=feedback)
+    found = run(setting, fp.scaffnew(p=0.5), cohort=fp.Cohort(CLIENTS))
+    np.testing.assert_allclose(found.params, fedcomloc(setting, 0.5, 0.5), atol=1e-5)
+    plain = run(None, fp.scaffnew(p=0.5), cohort=fp.Cohort(CLIENTS))
+    assert np.abs(found.params - plain.params).max() > 1e-2
+
+
+def test_feddyns_state_follows_from_what_arrived() -> None:
+    """With top-k of a sixth and without feedback it still ends at the minimizer."""
+    setting, alpha = fp.Compression("top-k", share=1 / D), 1.0
+    w, g, h = START.copy(), np.zeros((CLIENTS, D)), np.zeros(D)
+    for t in range(ROUNDS):
+        moved = []
+        for k in fp.Cohort(3).draw(0, t, FEDERATION.train.offsets).clients:
+            step = -0.5 * (w - CENTRES[k] - g[k])  # the proximal term is zero at w
+            moved.append(arrived(setting, step))
+            g[k] -= alpha * moved[-1]
+        h = h - alpha / CLIENTS * np.sum(moved, axis=0)
+        w = w + np.mean(moved, axis=0) - h / alpha
+    method = fp.feddyn(alpha=alpha)
+    np.testing.assert_allclose(run(setting, method).params, w, atol=1e-5)
+    long = run(
+        setting,
+        method,
+        cohort=fp.Cohort(CLIENTS),
+        rounds=400,
+        evaluation=fp.Evaluation(every=400, gradients=False),
+    )
+    np.testing.assert_allclose(long.params, np.mean(CENTRES, axis=0), atol=1e-3)
+
+
 def test_rounds_without_a_barrier_are_compressed() -> None:
     asynchronous = fp.Asynchronous(buffer=2)
     options: dict[str, Any] = {
@@ -317,10 +378,10 @@ def test_doubles_travel_in_64_bits() -> None:
         (fp.fednova(), "do not send an update of the whole model"),
         (fp.fedexp(), "do not send an update of the whole model"),
         (fp.qffl(q=0.5), "do not send an update of the whole model"),
-        (fp.feddyn(alpha=0.1), "keep a state that belongs to what they sent"),
+        (fp.moon(mu=1.0), "keep a state that belongs to what they sent"),
         (fp.fedadmm(rho=0.1), "do not send an update of the whole model"),
         (fp.fedsplit(step_size=0.1), "do not send an update of the whole model"),
-        (fp.scaffnew(p=0.2), "keep a state that belongs to what they sent"),
+        (fp.fedcm(alpha=0.5), "do not send an update of the whole model"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

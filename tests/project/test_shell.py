@@ -56,5 +56,7 @@ def test_the_method_in_contributing_is_the_oracles(monkeypatch: pytest.MonkeyPat
     exec(source, module.__dict__)
     beside_the_oracle(
         module.momentum(beta=[0.5, 0.9]),
-        lambda hparams, _: methods.ServerMomentum(START, CLIENTS, 1.0, hparams["beta"], drop=True),
+        lambda hparams, _: methods.Ruled(
+            methods.FedProx(START, CLIENTS, drop=True), methods.Momentum(1.0, hparams["beta"])
+        ),
     )

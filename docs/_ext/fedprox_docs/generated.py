@@ -11,6 +11,7 @@ PAGES = {
     "reference/node-file": ("<!-- node and operator files -->", keys.node_page()),
     "reference/command": ("<!-- commands -->", commands.page()),
     "reference/api/methods": ("<!-- methods -->", methods.page()),
+    "howto/compose": ("<!-- fixed -->", methods.fixed()),
     "concepts/local-problem": ("<!-- methods -->", methods.table()),
 }
 

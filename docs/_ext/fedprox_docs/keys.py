@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedprox.algorithms.server import RULES
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, SCHEDULES, Experiment, Key, keys, keys_of
 from fedprox.experiment.listing import rows_of
@@ -61,16 +62,19 @@ def page() -> str:
         parts += [f"## `{header}`"]
         parts += [to_markdown(Experiment.model_fields[name].description or ""), table(own)]
         if name in CATALOGUES:
-            parts += _functions(name)
+            parts += _functions(CATALOGUES[name], OWN[name])
+        if name == "method":
+            parts += ["## `server` of `[[method]]`", "The rule of the server's step."]
+            parts += _functions(RULES, "returns a `fedprox.server.Rule`")
         if name == "solver":
             parts += [f"Schedules of the learning rate: {', '.join(map(repr, SCHEDULES))}."]
     return "\n\n".join(parts) + "\n"
 
 
-def _functions(name: str) -> list[str]:
+def _functions(catalogue: Mapping[str, Callable[..., Any]], own: str) -> list[str]:
     """The functions that a section can name, with their keys."""
-    parts = [f'A function of your own, `"package.module:function"`, {OWN[name]}.']
-    for each, function in CATALOGUES[name].items():
+    parts = [f'A function of your own, `"package.module:function"`, {own}.']
+    for each, function in catalogue.items():
         rows = rows_of(keys_of(function))
         parts += [f"### `{each}`", summary_of(function)]
         parts += [table(rows) if rows else "No other keys."]

@@ -40,6 +40,18 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def fixed() -> str:
+    """A row for each method whose theory fixes a factor, as Markdown."""
+    columns = ("server", "stragglers", "average")
+    lines = ["| Method | Server rule | Stragglers | Average |", "|---|---|---|---|"]
+    for name, make in ALGORITHMS.items():
+        method = example(make)
+        if method.fixed and name not in ("fedopt", "fedexp"):
+            reasons = [method.fixed.get(column, "") for column in columns]
+            lines.append(f"| {' | '.join((f'{{func}}`~fedprox.{name}`', *reasons))} |")
+    return "\n".join(lines)
+
+
 def example(make: Callable[..., Algorithm]) -> Algorithm:
     """A method with some values of what it needs."""
     needed = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty]

@@ -18,8 +18,10 @@ ALIASES = type(vars(fedprox.ClientRecord)["clients"])
 """The type of a named tuple's fields, which its section `Attributes` describes."""
 
 
-def public_names(module: ModuleType = fedprox) -> Iterator[tuple[str, Any]]:
+def public_names(module: ModuleType = fedprox, path: str = "fedprox") -> Iterator[tuple[str, Any]]:
     """The names of `__all__` and the objects they stand for, those of public modules included.
+
+    A module is called what it is reached by, `fedprox.server` for `fedprox.algorithms.server`.
 
     >>> sorted(name for name, _ in public_names() if name.startswith("fedprox.metrics."))
     ['fedprox.metrics.Metric', 'fedprox.metrics.auc', 'fedprox.metrics.f1', ...]
@@ -27,9 +29,9 @@ def public_names(module: ModuleType = fedprox) -> Iterator[tuple[str, Any]]:
     for name in public(module):
         found = getattr(module, name)
         if isinstance(found, ModuleType):
-            yield from public_names(found)
+            yield from public_names(found, f"{path}.{name}")
         else:
-            yield f"{module.__name__}.{name}", found
+            yield f"{path}.{name}", found
 
 
 def public(module: ModuleType) -> list[str]:

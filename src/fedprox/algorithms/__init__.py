@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+from fedprox.algorithms import server
 from fedprox.algorithms.base import Algorithm, First, OnClient, OnServer
 from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedadmm import fedadmm
 from fedprox.algorithms.fedavg import fedavg
+from fedprox.algorithms.fedcm import fedcm
 from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.feddc import feddc
 from fedprox.algorithms.feddyn import feddyn
@@ -46,6 +48,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "qffl": qffl,
     "mime": mime,
     "scaffnew": scaffnew,
+    "fedcm": fedcm,
     "fedsam": fedsam,
     "moon": moon,
     "feddc": feddc,
@@ -67,6 +70,7 @@ __all__ = [
     "ditto",
     "fedadmm",
     "fedavg",
+    "fedcm",
     "feddane",
     "feddc",
     "feddyn",
@@ -89,4 +93,5 @@ __all__ = [
     "qffl",
     "scaffnew",
     "scaffold",
+    "server",
 ]

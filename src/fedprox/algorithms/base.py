@@ -25,14 +25,15 @@ and messages of its own.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedprox.errors import require, require_number
+from fedprox.errors import require, require_number, require_one_of, shown
 from fedprox.metrics import weighted_sums
 from fedprox.model import Model, Params, losses_of, outputs_of
 from fedprox.solver import HParam, Solver, as_values
@@ -157,10 +158,80 @@ def difference(
     return local_update(solution), context.state
 
 
-def add(state: State, mean: Params, hparams: HParams) -> Params:
-    """w^{t+1} = w^t + sum_k weight_k (w_k - w^t) = sum_k weight_k w_k."""
-    del hparams
-    return jax.tree.map(jnp.add, state, mean)
+def plain_sgd(needs: str) -> Callable[[Solver], Solver]:
+    """An `OnClient.solver` of methods that need plain SGD, and say so in a message."""
+
+    def local(solver: Solver) -> Solver:
+        require(solver.optimizer is optax.sgd, needs)
+        return solver
+
+    return local
+
+
+def same_params(params: Params) -> Params:
+    """The parameters themselves: the state of a server that keeps only the model."""
+    return params
+
+
+def only_params(state: State, params: Params) -> State:
+    """The next state of a server that keeps only the model."""
+    del state
+    return params
+
+
+def params_of(state: Any) -> Params:
+    """The model of a state with other fields beside it."""
+    return state.params
+
+
+def with_params(state: Any, params: Params) -> Any:
+    """The state with another model."""
+    return state._replace(params=params)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A server that moves along a direction; a rule of :mod:`fedprox.server` may take its steps.
+
+    It is the `OnServer.update` that adds the direction to the model, times the rate if there is
+    one.
+
+    Attributes:
+        along: (state, weighted mean of the messages, hparams) -> the direction, and the next state
+            without the model's step.
+        model: (state) -> the parameters that move.
+        moved: (next state, parameters after their step) -> the next state with them.
+        sent: (message) -> the client's update, of which the direction is the mean; None if it is
+            the mean of none, so that rules that compare clients' updates do not fit.
+        rate: Name of the hyperparameter that the direction is multiplied by; "" for none. A server
+            rule takes its place.
+    """
+
+    along: Callable[[State, Message, HParams], tuple[Params, State]]
+    model: Callable[[State], Params] = same_params
+    moved: Callable[[State, Params], State] = only_params
+    sent: Callable[[Message], Params] | None = None
+    rate: str = ""
+
+    def __call__(self, state: State, mean: Message, hparams: HParams) -> State:
+        """The next state, after the plain step."""
+        direction, after = self.along(state, mean, hparams)
+        params = self.model(state)
+        if self.rate:
+            return self.moved(after, add_scaled(params, hparams[self.rate], direction))
+        return self.moved(after, jax.tree.map(jnp.add, params, direction))
+
+
+add = Direction(along=lambda state, mean, _: (mean, state), sent=same_params)
+"""w^{t+1} = w^t + sum_k weight_k (w_k - w^t) = sum_k weight_k w_k."""
+
+
+@runtime_checkable
+class ServerRule(Protocol):
+    """What :meth:`Algorithm.with_server` takes: a :class:`fedprox.server.Rule`."""
+
+    def around(self, method: "Algorithm") -> "Algorithm":
+        """The method, whose server steps by the rule."""
 
 
 def zeros(params: Params) -> Params:
@@ -200,11 +271,6 @@ def check_hparam(name: str, given: HParam, *, positive: bool = False) -> tuple[f
     for value in values:
         require_number(name, value, positive=positive, single=True)
     return values
-
-
-def same_params(params: Params) -> Params:
-    """The parameters themselves: the state of a server that keeps only the model."""
-    return params
 
 
 class Own(NamedTuple):
@@ -313,6 +379,9 @@ class OnClient(NamedTuple):
             them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
             refuses other answers of nodes. A mean that is not finite is left to screening. None if
             it may be any.
+        keeps_sent: Whether what a client keeps must follow from its update as it arrives. With
+            `fedprox.Compression`, `message` is then asked for the client's state with the
+            parameters that the server receives.
 
     Example:
         Clients that send the signs of their updates:
@@ -334,13 +403,15 @@ class OnClient(NamedTuple):
     round_steps: Callable[[int, int], int] | None = None
     size: Callable[[Message], jax.Array] = optax.tree.norm
     possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
+    keeps_sent: bool = False
 
 
 class OnServer(NamedTuple):
     """What the server keeps, and how its model follows from the clients' messages.
 
     Attributes:
-        update: (state, weighted mean of the messages, hparams) -> the server's next state.
+        update: (state, weighted mean of the messages, hparams) -> the server's next state. With a
+            :class:`fedprox.algorithms.base.Direction` server rules fit.
         init: (params) -> the server's first state. With several `starts`, "params" are all of these
             models, leaves (starts, ...).
         params: (state) -> the parameters that the server sends.
@@ -445,6 +516,8 @@ class Algorithm(NamedTuple):
             would: the centralised baseline.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
+        fixed: What the method's theory fixes, with the reason: "server", "stragglers" or "average",
+            for the messages of `with_server`, `with_stragglers` and `with_average`.
 
     Example:
         FedProx in five lines:
@@ -473,6 +546,7 @@ class Algorithm(NamedTuple):
     everyone: bool = False
     pooled: bool = False
     not_private: str = ""
+    fixed: Mapping[str, str] = {}
 
     @property
     def own_parts(self) -> tuple[str, ...]:
@@ -515,6 +589,81 @@ class Algorithm(NamedTuple):
         if self.client.memory is None:
             return context
         return context._replace(memory=self.client.memory.init(state, context))
+
+    def with_server(self, rule: ServerRule) -> "Algorithm":
+        """The same method with another rule for the server's step.
+
+        Args:
+            rule: One of :mod:`fedprox.server`, such as `fedprox.server.adam(0.03)`. Its
+                hyperparameters join the method's and are swept over like them.
+
+        Returns:
+            The method; its variant names the rule.
+
+        Raises:
+            InputError: If the method's theory fixes the server's step, or it has such a rule.
+
+        Example:
+            >>> import fedprox as fp
+            >>> method = fp.fedprox(mu=0.1).with_server(fp.server.adam([0.01, 0.03]))
+            >>> method.variant, sorted(method.hparams)
+            ('adam', ['mu', 'server_learning_rate'])
+        """
+        require(
+            isinstance(rule, ServerRule) and not isinstance(rule, type),
+            f"with_server: {shown(rule)}; it must be a rule such as fedprox.server.adam(0.03)",
+        )
+        return rule.around(self)
+
+    def with_stragglers(self, stragglers: Stragglers) -> "Algorithm":
+        """The same method, which keeps the partial work of stragglers or drops them.
+
+        Args:
+            stragglers: "keep" or "drop".
+
+        Returns:
+            The method; its variant says what differs.
+
+        Raises:
+            InputError: If the method's theory fixes it, or it has another value.
+
+        Example:
+            >>> import fedprox as fp
+            >>> fp.fedprox(mu=0.1).with_stragglers("drop").variant
+            'drop'
+        """
+        return self._with("stragglers", stragglers, get_args(Stragglers), stragglers)
+
+    def with_average(self, average: Average) -> "Algorithm":
+        """The same method with other weights of the server's mean.
+
+        Args:
+            average: "rows" for the training rows n_k, or "clients" for 1 each, which minimizes the
+                plain mean of the F_k.
+
+        Returns:
+            The method; its variant says what differs.
+
+        Raises:
+            InputError: If the method's theory fixes it, or it has another value.
+
+        Example:
+            >>> import fedprox as fp
+            >>> fp.fedprox(mu=0.1).with_average("clients").variant
+            'plain mean'
+        """
+        words = {"rows": "mean by rows", "clients": "plain mean"}
+        return self._with("average", average, get_args(Average), words.get(average, ""))
+
+    def _with(self, field: str, value: str, allowed: Any, word: str) -> "Algorithm":
+        """The method with another value of a field that its variant then names."""
+        require_one_of(f"{self.name}: {field}", value, allowed)
+        if value == getattr(self, field):
+            return self
+        why = self.fixed.get(field, "")
+        require(not why, f"{self.name}: {field} = {value}; it is fixed: {why}")
+        changed: dict[str, Any] = {field: value, "variant": f"{self.variant} {word}".lstrip()}
+        return self._replace(**changed)
 
     def with_solver(self, **settings: Any) -> "Algorithm":
         """The same method with its own settings of the solver.

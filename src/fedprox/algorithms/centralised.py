@@ -28,7 +28,14 @@ def centralised() -> Algorithm:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3, the baseline "SGD".
     """
-    return Algorithm("centralised", local_loss, hparams={}, stragglers="keep", pooled=True)
+    return Algorithm(
+        "centralised",
+        local_loss,
+        hparams={},
+        stragglers="keep",
+        pooled=True,
+        fixed=dict.fromkeys(("server", "stragglers", "average"), "it has no clients"),
+    )
 
 
 def check_pooled(algorithm: Algorithm, solver: Solver) -> None:

@@ -112,6 +112,10 @@ def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> Algorithm:
         hparams={"rho": rhos, "server_learning_rate": rates},
         stragglers="keep",
         average="clients",
+        fixed={
+            "server": "its model follows the mean of all w_k + lambda_k / rho",
+            "average": "server_learning_rate is a share of clients, each of which counts once",
+        },
         client=OnClient(
             state=lambda params: ClientState(params, zeros(params)),
             message=message,

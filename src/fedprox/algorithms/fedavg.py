@@ -4,10 +4,7 @@ The paper's server waits for the whole cohort. This one drops clients that canno
 experiments of Li et al. 2020, section 5.2.
 """
 
-from typing import get_args
-
-from fedprox.algorithms.base import Algorithm, Average, ClientContext, HParams
-from fedprox.errors import require_one_of
+from fedprox.algorithms.base import Algorithm, Average, ClientContext, HParams, Stragglers
 from fedprox.model import Params
 from fedprox.subproblem import Subproblem
 
@@ -18,7 +15,7 @@ def local_loss(params: Params, hparams: HParams, context: ClientContext) -> Subp
     return Subproblem(start=params)
 
 
-def fedavg(*, average: Average = "rows") -> Algorithm:
+def fedavg(*, stragglers: Stragglers = "drop", average: Average = "rows") -> Algorithm:
     r"""FedAvg: clients run SGD on their own data, and the server averages their models.
 
     Client :math:`k` computes :math:`w_k` by :math:`E` epochs of SGD on :math:`F_k` from
@@ -26,9 +23,9 @@ def fedavg(*, average: Average = "rows") -> Algorithm:
 
     .. math:: w^{t+1} = \sum_{k \in S_t} \frac{n_k}{\sum_{j \in S_t} n_j} w_k.
 
-    Stragglers are dropped.
-
     Args:
+        stragglers: Whether the partial work of stragglers is averaged, "keep", or they are left
+            out, "drop".
         average: Weights of the server's mean: "rows" for the training rows :math:`n_k`, or
             "clients" for 1 each, which minimizes the plain mean of the :math:`F_k`.
 
@@ -36,19 +33,16 @@ def fedavg(*, average: Average = "rows") -> Algorithm:
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If `average` has another value.
+        InputError: If `stragglers` or `average` has another value.
 
     Example:
         >>> import fedprox as fp
-        >>> fp.fedavg().stragglers, fp.fedavg(average="clients").average
+        >>> fp.fedavg().stragglers, fp.fedavg(stragglers="keep", average="clients").average
         ('drop', 'clients')
 
     References:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, Algorithm 1.
     """
-    require_one_of("fedavg: average", average, get_args(Average))
-    variant = "" if average == "rows" else "plain mean"
-    return Algorithm(
-        "fedavg", local_loss, hparams={}, stragglers="drop", variant=variant, average=average
-    )
+    plain = Algorithm("fedavg", local_loss, hparams={}, stragglers="drop")
+    return plain.with_stragglers(stragglers).with_average(average)

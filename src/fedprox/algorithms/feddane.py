@@ -6,6 +6,7 @@ second exchange, is not counted. The authors' code draws both cohorts with one s
 them equal, and counts one exchange.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ from fedprox.algorithms.base import (
     OnServer,
     add,
     check_hparam,
+    params_of,
+    with_params,
     zeros,
 )
 from fedprox.model import Params
@@ -49,11 +52,6 @@ def corrected(state: State, hparams: HParams, context: ClientContext) -> Subprob
     """h_k(w) = F_k(w) + <g^t - grad F_k(w^t), w> + (mu / 2) ||w - w^t||^2, from w^t."""
     linear = jax.tree.map(jnp.subtract, state.gradient, context.gradient)
     return Subproblem(state.params, mu=hparams["mu"], anchor=state.params, linear=linear)
-
-
-def update(state: State, mean: Params, hparams: HParams) -> State:
-    """w^{t+1} = w^t + sum_k weight_k (w_k - w^t)."""
-    return state._replace(params=add(state.params, mean, hparams))
 
 
 def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
@@ -96,6 +94,8 @@ def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
         stragglers="keep",
         communication=2,
         adapt=ADAPTIVE_MU if adapt else None,
-        server=OnServer(init=init, update=update, params=lambda state: state.params),
+        server=OnServer(
+            init=init, update=replace(add, model=params_of, moved=with_params), params=params_of
+        ),
         first=First(gradient=True, exchange=exchange),
     )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
+    Direction,
     HParams,
     OnClient,
     OnServer,
@@ -21,11 +21,13 @@ from fedprox.algorithms.base import (
     add_scaled,
     check_hparam,
     local_update,
+    params_of,
+    plain_sgd,
+    with_params,
     zeros,
 )
-from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.solver import HParam, Solver
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
@@ -72,23 +74,15 @@ def message(
     return (step, change), after
 
 
-def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State:
-    """w^{t+1} = mean_k w_k + h, after the means over all clients have followed the cohort's."""
+def along(state: State, mean: tuple[Params, Params], hparams: HParams) -> tuple[Params, State]:
+    """The mean of w_k - w^t plus h, once the means over all clients follow the cohort's."""
     step, change = mean
     drift = add_scaled(state.drift, hparams["participation"], step)
-    averaged = add_scaled(state.params, 1, step)
-    return State(
-        add_scaled(averaged, 1, drift),
-        drift,
-        add_scaled(state.change, hparams["participation"], change),
-    )
+    after = add_scaled(state.change, hparams["participation"], change)
+    return add_scaled(step, 1, drift), State(state.params, drift, after)
 
 
-def plain_sgd(solver: Solver) -> Solver:
-    """The same solver; r_k is a mean of gradients with SGD alone."""
-    needs = "feddc needs solver.optimizer = sgd without options, whose steps its correction counts"
-    require(solver.optimizer is optax.sgd, needs)
-    return solver
+SERVER = Direction(along, model=params_of, moved=with_params)
 
 
 def feddc(alpha: HParam) -> Algorithm:
@@ -135,13 +129,16 @@ def feddc(alpha: HParam) -> Algorithm:
         stragglers="keep",
         communication=2,
         client=OnClient(
-            solver=plain_sgd,
+            solver=plain_sgd(
+                "feddc needs solver.optimizer = sgd without options, whose steps its correction "
+                "counts"
+            ),
             state=lambda params: Own(zeros(params), zeros(params)),
             message=message,
         ),
         server=OnServer(
             init=lambda params: State(params, zeros(params), zeros(params)),
-            update=update,
-            params=lambda state: state.params,
+            update=SERVER,
+            params=params_of,
         ),
     )

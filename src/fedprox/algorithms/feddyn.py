@@ -23,6 +23,7 @@ from fedprox.algorithms.base import (
     add_scaled,
     check_hparam,
     local_update,
+    params_of,
     zeros,
 )
 from fedprox.model import Params
@@ -113,6 +114,10 @@ def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
         stragglers="keep",
         variant="balanced" if balance else "",
         average="clients",
-        server=OnServer(init=init, update=update, params=lambda state: state.params),
-        client=OnClient(state=zeros, message=message),
+        fixed={
+            "server": "its model is the one that the clients' mean and h determine",
+            "average": "h is the plain mean of the g_k; balance = True minimizes the mean by rows",
+        },
+        server=OnServer(init=init, update=update, params=params_of),
+        client=OnClient(state=zeros, message=message, keeps_sent=True),
     )

@@ -1,5 +1,6 @@
 """FedGKD (Yao et al. 2021): clients distil from the mean of the server's last models."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from fedprox.algorithms.base import (
     OnServer,
     add,
     check_hparam,
+    params_of,
 )
 from fedprox.errors import require, require_whole
 from fedprox.model import Model, Params, cross_entropy
@@ -58,9 +60,9 @@ def distillation(model: Model, params: Params, batch: Batch, given: Given) -> ja
     return batch.loss(model, params) + given.gamma / 2 * batch.mean(divergence)
 
 
-def update(state: State, mean: Params, hparams: HParams) -> State:
-    """w^{t+1} is the mean of the w_k; it takes the place of the oldest model."""
-    params, now = add(state.params, mean, hparams), state.round + 1
+def moved(state: State, params: Params) -> State:
+    """w^{t+1} takes the place of the oldest model."""
+    now = state.round + 1
 
     def kept(past: jax.Array, new: jax.Array) -> jax.Array:
         return past.at[jnp.mod(now, len(past))].set(new)
@@ -121,5 +123,7 @@ def fedgkd(gamma: HParam, *, models: int = 1) -> Algorithm:
         variant="" if models == 1 else f"M={models}",
         communication=1 if models == 1 else 1.5,
         client=OnClient(objective=distillation),
-        server=OnServer(init=init, update=update, params=lambda state: state.params),
+        server=OnServer(
+            init=init, update=replace(add, model=params_of, moved=moved), params=params_of
+        ),
     )

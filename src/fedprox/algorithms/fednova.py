@@ -16,11 +16,11 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
+    Direction,
     HParams,
     OnClient,
     OnServer,
     Solution,
-    add_scaled,
     check_hparam,
     local_update,
 )
@@ -46,10 +46,10 @@ def geometric(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(y == 0, steps, -jnp.expm1(exponent) / jnp.where(y == 0, 1, y))
 
 
-def update(params: Params, mean: Message, hparams: HParams) -> Params:
-    """w^{t+1} = w^t - (sum_k p_k ||a_k||_1) sum_k p_k d_k."""
+def along(params: Params, mean: Message, hparams: HParams) -> tuple[Params, Params]:
+    """-(sum_k p_k ||a_k||_1) sum_k p_k d_k."""
     del hparams
-    return add_scaled(params, -mean.length, mean.direction)
+    return optax.tree.scale(-mean.length, mean.direction), params
 
 
 def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
@@ -133,5 +133,5 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
             size=lambda sent: optax.tree.norm(sent.direction),
             possible=possible,
         ),
-        server=OnServer(update=update),
+        server=OnServer(update=Direction(along)),
     )

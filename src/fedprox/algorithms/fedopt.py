@@ -6,52 +6,13 @@ and have other constants than the paper's, which has no correction and a larger 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
-from fedprox.algorithms.base import Algorithm, HParams, OnServer, check_hparam
-from fedprox.algorithms.fedavg import local_loss
-from fedprox.errors import require
-from fedprox.model import Params
-from fedprox.solver import BY_NAME, HParam, name_of, searches_line
-from fedprox.subproblem import Subproblem
-
-
-class State(NamedTuple):
-    """The parameters w^t and the state of the server's optimizer."""
-
-    params: Params
-    optimizer: Any
-
-
-def local_problem(state: State, hparams: HParams, context: Any) -> Subproblem:
-    """h_k(w) = F_k(w), from w^t."""
-    return local_loss(state.params, hparams, context)
-
-
-def _keeps_rate(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
-    """Whether an optimizer's first state depends on its learning rate."""
-    try:
-        slow, fast = (
-            jax.tree.leaves(optimizer(learning_rate=rate).init(jnp.zeros(2))) for rate in (1.0, 2.0)
-        )
-    except BY_NAME:
-        return False
-    return not all(map(np.array_equal, slow, fast))
-
-
-def _moves_alone(optimizer: Callable[..., optax.GradientTransformation]) -> bool:
-    """Whether an optimizer moves parameters whose gradient is zero, as by weight decay."""
-    server, params = optimizer(learning_rate=1.0), jnp.ones(2)
-    try:
-        step, _ = server.update(jnp.zeros(2), server.init(params), params)
-    except BY_NAME:
-        return True
-    return bool(jnp.any(step != 0))
+from fedprox.algorithms.base import Algorithm, check_hparam
+from fedprox.algorithms.fedavg import fedavg
+from fedprox.algorithms.server import stepping
+from fedprox.solver import HParam
 
 
 def fedopt(
@@ -64,7 +25,8 @@ def fedopt(
 
     .. math:: -\Delta^t = - \sum_{k \in S_t} \frac{n_k}{\sum_{j \in S_t} n_j} (w_k - w^t).
 
-    Stragglers are dropped.
+    Stragglers are dropped. It is :func:`fedprox.fedavg` with :func:`fedprox.server.optimizer`,
+    which any other method takes too.
 
     Args:
         optimizer: A function of `learning_rate` that returns an optax optimizer, such as
@@ -88,38 +50,6 @@ def fedopt(
         Reddi et al., `Adaptive Federated Optimization <https://arxiv.org/abs/2003.00295>`_, ICLR
         2021, Algorithm 1.
     """
-    where = "fedopt: server_learning_rate"
-    rates = check_hparam(where, server_learning_rate, positive=True)
-    require(
-        not searches_line(optimizer, "fedopt: optimizer"),
-        "fedopt: this optimizer searches along a line, for which the server has no objective",
-    )
-    require(
-        not _keeps_rate(optimizer),
-        "fedopt: this optimizer keeps its learning rate in its state, where no other can be set; "
-        "use it without optax.inject_hyperparams or the like",
-    )
-
-    def init(params: Params) -> State:
-        return State(params, optimizer(learning_rate=1.0).init(params))
-
-    def update(state: State, mean: Params, hparams: HParams) -> State:
-        """One step of the server's optimizer."""
-        server = optimizer(learning_rate=hparams["server_learning_rate"])
-        gradient = jax.tree.map(lambda d: -d, mean)
-        step, after = server.update(gradient, state.optimizer, state.params)
-        return State(optax.apply_updates(state.params, step), after)
-
-    return Algorithm(
-        "fedopt",
-        local_problem,
-        hparams={"server_learning_rate": rates},
-        stragglers="drop",
-        variant=name_of(optimizer),
-        server=OnServer(
-            init=init,
-            update=update,
-            params=lambda state: state.params,
-            moves_alone=_moves_alone(optimizer),
-        ),
-    )
+    rates = check_hparam("fedopt: server_learning_rate", server_learning_rate, positive=True)
+    rule = stepping("fedopt", optimizer, rates)
+    return fedavg().with_server(rule)._replace(name="fedopt")

@@ -107,6 +107,10 @@ def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active")
         stragglers="keep",
         variant=average,
         average="clients",
+        fixed={
+            "server": "its model is the mean of the z_k",
+            "average": "its model is the plain mean of the z_k",
+        },
         client=OnClient(
             state=same_params,
             message=message,

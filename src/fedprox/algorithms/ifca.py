@@ -177,6 +177,9 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
         variant=" ".join(part for part in (f"k={count}", shown_name, inner.variant) if part),
         subproblem=subproblem,
         communication=inner.communication * (count + 1) / 2,
+        fixed=dict.fromkeys(
+            ("server", "stragglers", "average"), "these are its local method's: set them there"
+        ),
         not_private="what it adds up is how many clients chose each model, beside their updates",
         server=inner.server._replace(
             init=init,

@@ -17,6 +17,7 @@ from fedprox.algorithms.base import (
     Message,
     Solution,
     State,
+    difference,
 )
 from fedprox.model import Params
 
@@ -88,6 +89,7 @@ def lift(
         def lifted(outer: Any, hparams: HParams, context: ClientContext, *more: Any) -> Any:
             return function(read(outer, context), given(hparams, context), known(context), *more)
 
+        lifted.__doc__ = function.__doc__  # the formula of a local problem
         return function and lifted
 
     def on_server(function: Any) -> Any:
@@ -138,7 +140,8 @@ def lift(
         ),
         client=method.client._replace(
             state=client_state if client else method.client.state,
-            message=message,
+            # which reads no state, and by which other parts know that clients send w_k - w^t
+            message=difference if method.client.message is difference else message,
             memory=memory and Memory(at_start(memory.init), on_client(memory.update)),
         ),
         first=method.first._replace(

@@ -12,20 +12,23 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
+    Direction,
     First,
     HParams,
     OnClient,
     OnServer,
     Solution,
-    add,
     add_scaled,
     check_hparam,
     local_update,
+    params_of,
+    plain_sgd,
+    with_params,
     zeros,
 )
 from fedprox.errors import require
 from fedprox.model import Params
-from fedprox.solver import HParam, Solver
+from fedprox.solver import HParam
 from fedprox.subproblem import Reference, Subproblem
 
 
@@ -90,10 +93,6 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         "mime: lite and whole_gradients: one of them must be false; MimeLite corrects nothing",
     )
 
-    def local(solver: Solver) -> Solver:
-        require(solver.optimizer is optax.sgd, "mime needs solver.optimizer = sgd without options")
-        return solver
-
     def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
         """h_k(w) = F_k(w) + <g^t - grad F_k(w^t) + beta M^t, w>, from w^t."""
         if lite:
@@ -115,11 +114,9 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         step = local_update(solution)
         return (step, context.gradient) if lite else step, context.state
 
-    def update(state: State, mean: Any, hparams: HParams) -> State:
-        """w^{t+1} = mean w_k."""
-        if lite:
-            state, mean = exchange(state, mean[1], hparams), mean[0]
-        return state._replace(params=add(state.params, mean, hparams))
+    def along(state: State, mean: Any, hparams: HParams) -> tuple[Params, State]:
+        """Along the mean update; MimeLite's momentum follows here."""
+        return (mean[0], exchange(state, mean[1], hparams)) if lite else (mean, state)
 
     return Algorithm(
         "mime",
@@ -130,11 +127,18 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         average="clients",
         communication=2,
         not_private="" if lite else "one cohort would release gradients and then updates",
-        client=OnClient(solver=local, message=message),
+        client=OnClient(
+            solver=plain_sgd("mime needs solver.optimizer = sgd without options"), message=message
+        ),
         server=OnServer(
             init=lambda params: State(params, zeros(params)),
-            update=update,
-            params=lambda state: state.params,
+            update=Direction(
+                along,
+                model=params_of,
+                moved=with_params,
+                sent=lambda message: message[0] if lite else message,
+            ),
+            params=params_of,
         ),
         first=First(gradient=True, exchange=None if lite else exchange, cohort="own"),
     )

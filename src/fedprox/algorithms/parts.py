@@ -4,6 +4,7 @@ A client's parts are its state, and are never sent: a message has the other para
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -128,15 +129,9 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
         client=method.client._replace(
             state=lambda params: Own(split(params, given)[0], jnp.bool_(False)), message=message
         ),
-        server=method.server._replace(update=average_others),
-    )
-
-
-def average_others(state: Params, mean: Named, hparams: HParams) -> Params:
-    """w^{t+1} = w^t + the mean change of what is sent."""
-    del hparams
-    return jax.tree_util.tree_map_with_path(
-        lambda path, w: w + mean[dotted(path)] if dotted(path) in mean else w, state
+        server=method.server._replace(
+            update=replace(add, model=lambda state: split(state, given)[1], moved=merged)
+        ),
     )
 
 

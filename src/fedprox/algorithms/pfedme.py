@@ -6,6 +6,7 @@ models, which is FedProx with mu = lambda and equal weights. A client's memory i
 and the number of steps so far on this envelope.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedprox.algorithms.base import (
     Own,
     Personal,
     Solution,
+    add,
     add_scaled,
     check_hparam,
     same_own,
@@ -65,11 +67,6 @@ def message(
     most = jnp.where(context.memory[1] > 0, 0, jnp.inf)
     sent, _ = follow(most, state, hparams, context, solution.params)
     return sent, trained(solution.params)
-
-
-def update(state: Params, mean: Params, hparams: HParams) -> Params:
-    """w^{t+1} = (1 - beta) w^t + beta mean w_{k,R}."""
-    return add_scaled(state, hparams["beta"], mean)
 
 
 def pfedme(
@@ -125,5 +122,5 @@ def pfedme(
             message=message,
             memory=Memory(begin, partial(follow, inner_steps or jnp.inf)),
         ),
-        server=OnServer(update=update),
+        server=OnServer(update=replace(add, rate="beta")),
     )

@@ -15,12 +15,12 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
+    Direction,
     First,
     HParams,
     OnClient,
     OnServer,
     Solution,
-    add_scaled,
     check_hparam,
     local_update,
 )
@@ -60,12 +60,12 @@ def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
     return ~(mean.curvature < 0)
 
 
-def update(params: Params, mean: Message, hparams: HParams) -> Params:
-    """w^{t+1} = w^t - sum_k Delta_k / sum_k h_k."""
+def along(params: Params, mean: Message, hparams: HParams) -> tuple[Params, Params]:
+    """-sum_k Delta_k / sum_k h_k."""
     del hparams
     # powers of tiny losses may be 0, with all that they multiply
     divisor = jnp.where(mean.curvature == 0, 1, mean.curvature)
-    return add_scaled(params, -1 / divisor, mean.delta)
+    return optax.tree.scale(-1 / divisor, mean.delta), params
 
 
 def qffl(q: HParam) -> Algorithm:
@@ -110,9 +110,10 @@ def qffl(q: HParam) -> Algorithm:
         stragglers="drop",
         average="clients",
         not_private="a message holds a bound on the curvature beside the update",
+        fixed={"average": "the clients' losses are their weights"},
         first=First(loss=True),
         client=OnClient(
             message=message, size=lambda sent: optax.tree.norm(sent.delta), possible=possible
         ),
-        server=OnServer(update=update),
+        server=OnServer(update=Direction(along)),
     )

@@ -108,10 +108,16 @@ def scaffnew(p: float) -> Algorithm:
         average="clients",
         everyone=True,
         not_private="everyone takes part, so cohorts are not sampled",
+        fixed={
+            "server": "the h_k sum to zero only if the model is the mean of the w_k",
+            "stragglers": "every client takes part with all of its work",
+            "average": "the h_k sum to zero only with equal weights",
+        },
         client=OnClient(
             solver=fixed_sgd,
             round_steps=lambda seed, t: int(generator(seed, Purpose.STEPS, t).geometric(p)),
             state=lambda params: ClientState(zeros(params), params),
             message=message,
+            keeps_sent=True,
         ),
     )

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
+    Direction,
     First,
     HParams,
     OnClient,
@@ -26,11 +26,14 @@ from fedprox.algorithms.base import (
     add_scaled,
     check_hparam,
     local_update,
+    params_of,
+    plain_sgd,
+    with_params,
     zeros,
 )
-from fedprox.errors import require, require_one_of
+from fedprox.errors import require_one_of
 from fedprox.model import Params
-from fedprox.solver import HParam, Solver
+from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
@@ -52,22 +55,23 @@ def corrected(state: State, hparams: HParams, context: ClientContext) -> Subprob
     return Subproblem(state.params, linear=jax.tree.map(jnp.subtract, state.control, context.state))
 
 
-def update(state: State, mean: tuple[Params, Params], hparams: HParams) -> State:
-    """Add the mean update, and to c the mean change times the share of clients that took part."""
+def along(state: State, mean: tuple[Params, Params], hparams: HParams) -> tuple[Params, State]:
+    """Along the mean update; to c, the mean change times the share of clients that took part."""
     step, change = mean
-    return State(
-        add_scaled(state.params, hparams["server_learning_rate"], step),
-        add_scaled(state.control, hparams["participation"], change),
-    )
+    control = add_scaled(state.control, hparams["participation"], change)
+    return step, state._replace(control=control)
 
 
-def plain_sgd(solver: Solver) -> Solver:
-    """The same solver; option 2 needs SGD, with which it gives a mean of gradients."""
-    require(
-        solver.optimizer is optax.sgd,
-        "scaffold: option 2 needs solver.optimizer = sgd without options; use it, or option 1",
-    )
-    return solver
+SERVER = Direction(
+    along,
+    model=params_of,
+    moved=with_params,
+    sent=lambda message: message[0],
+    rate="server_learning_rate",
+)
+
+
+PLAIN = "scaffold: option 2 needs solver.optimizer = sgd without options; use it, or option 1"
 
 
 def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorithm:
@@ -142,9 +146,12 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
         variant="" if option == 2 else "option 1",
         average="clients",
         communication=2,
+        fixed={"average": "c is the plain mean of the control variates"},
         client=OnClient(
-            solver=plain_sgd if option == 2 else lambda solver: solver, state=zeros, message=message
+            solver=plain_sgd(PLAIN) if option == 2 else lambda solver: solver,
+            state=zeros,
+            message=message,
         ),
-        server=OnServer(init=init, update=update, params=lambda state: state.params),
+        server=OnServer(init=init, update=SERVER, params=params_of),
         first=First(gradient=option == 1),
     )

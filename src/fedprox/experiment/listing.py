@@ -9,6 +9,7 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.server import RULES
 from fedprox.datasets import DATASETS
 from fedprox.datasets.catalogue import literals
 from fedprox.experiment.messages import allowed_values, table_of, type_of
@@ -101,6 +102,7 @@ def help_sections() -> dict[str, str]:
         texts.setdefault(row.section, []).append(_wrapped(text))
     for name, catalogue in CATALOGUES.items():
         texts[name] += _keys_by_name(catalogue)
+    texts["method"] += ["  rules of server:", *_keys_by_name(RULES)]
     headers = {name: HEADERS.get(name, f"[{name}]" * bool(name)) for name in texts}
     return {name: "\n".join([*filter(None, [headers[name]]), *texts[name]]) for name in texts}
 

@@ -2,11 +2,13 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.algorithms import ALGORITHMS, Algorithm
+from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, places
 from fedprox.errors import InputError, require, require_whole, shown
@@ -308,10 +310,8 @@ def method_of(
         checked = check(SolverSection, common.model_dump(exclude_none=True) | own, where)
         settings, own_table = _solver(checked.model_dump(include=set(own)), where)
         algorithm = algorithm.with_solver(**settings)
-        try:
+        with placed(where):
             algorithm.solver(solver)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
         shown["solver"] = own | own_table
     return algorithm, shown
 
@@ -322,20 +322,55 @@ LOCAL = "local"
 
 def method_named(table: Mapping[str, Any], where: str) -> tuple[Algorithm, Table]:
     """The algorithm that a table names, which may hold another in `local`, and the whole table."""
-    catalogued = ALGORITHMS.get(table.get("name", ""))
-    if (
-        LOCAL not in table
-        or catalogued is None
-        or LOCAL not in inspect.signature(catalogued).parameters
-    ):
-        build, shown = named(table, ALGORITHMS, where, Algorithm)
-        return build(), shown
-    own = table[LOCAL]
-    require(isinstance(own, dict), f"{where}.{LOCAL} = {own!r}; it must be a table")
-    local, local_table = method_named(own, f"{where}.{LOCAL}")
-    others = {key: value for key, value in table.items() if key != LOCAL}
-    build, shown = named(others, ALGORITHMS, where, Algorithm)
-    return build(local=local), shown | {LOCAL: local_table}
+    function = ALGORITHMS.get(table.get("name", ""))
+    nested = {}
+    if LOCAL in table and function and LOCAL in inspect.signature(function).parameters:
+        own = table[LOCAL]
+        require(isinstance(own, dict), f"{where}.{LOCAL} = {own!r}; it must be a table")
+        nested[LOCAL] = method_named(own, f"{where}.{LOCAL}")
+    others = {key: value for key, value in table.items() if key not in nested}
+    build, shown = named(others, ALGORITHMS, where, Algorithm, besides=COMPOSED)
+    algorithm: Algorithm = build(**{key: local for key, (local, _) in nested.items()})
+    shown |= {key: local_table for key, (_, local_table) in nested.items()}
+    for key, compose in COMPOSED.items():
+        if key in others and key not in shown:
+            algorithm, shown[key] = compose(algorithm, others[key], f"{where}.{key}")
+    return algorithm, shown
+
+
+def _with_server(algorithm: Algorithm, table: Any, where: str) -> tuple[Algorithm, Table]:
+    """The algorithm with the server rule that a table names, and the whole table."""
+    require(isinstance(table, dict), f"{where} = {table!r}; it must be a table")
+    rule, shown = named(table, RULES, where, Rule)
+    with placed(where):
+        return algorithm.with_server(rule()), shown
+
+
+def _with_stragglers(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
+    with placed(where):
+        return algorithm.with_stragglers(value), value
+
+
+def _with_average(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
+    with placed(where):
+        return algorithm.with_average(value), value
+
+
+COMPOSED: dict[str, Callable[[Algorithm, Any, str], tuple[Algorithm, Any]]] = {
+    "server": _with_server,
+    "stragglers": _with_stragglers,
+    "average": _with_average,
+}
+"""Keys of all methods whose function has no such parameter."""
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Say where in a file an error is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _solver(section: Table, where: str) -> tuple[Table, Table]:

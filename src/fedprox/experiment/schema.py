@@ -8,7 +8,7 @@ function: a data set, a model, a method, a schedule, or an optimizer among its p
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -248,12 +248,14 @@ def named(
     kind: type | None,
     *,
     key: str = "name",
+    besides: Collection[str] = (),
 ) -> tuple[Callable[..., Any], Table]:
     """The function that a section names, with its options bound, and the section with defaults.
 
     The function is one of the catalogue, or one of the user's own as "package.module:function". It
     returns an object of a kind; None for a function. Its parameters are the section's keys, with
-    their types; an optimizer is given by its name and options.
+    their types; an optimizer is given by its name and options. Keys `besides` are left out unless
+    the function has such parameters.
     """
     require_key(key, table, catalogue, where)
     name = table[key]
@@ -269,6 +271,11 @@ def named(
     else:
         own = ', or one of your own as "package.module:function"'
         raise InputError(f"{where}.{key} = {name!r}; {choices(str(name), catalogue)}{own}")
+    if besides:
+        known = dict.fromkeys([*schema.model_fields, *besides])
+        for each in given:
+            require(each in known, f"{where}: unknown key {each!r}; {choices(each, known)}")
+        given = {k: v for k, v in given.items() if k in schema.model_fields}
     for each in optimizer_keys(schema):
         if schema.model_fields[each].is_required():
             require_key(each, given, OPTIMIZERS, where)

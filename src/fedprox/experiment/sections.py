@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedprox.algorithms.base import Average, Stragglers
 from fedprox.experiment.messages import Of, Section, Table, table_of
 from fedprox.experiment.schema import schema_of
 from fedprox.messages.attack import Attack
@@ -60,6 +61,15 @@ class MethodKeys(Section):
     its parameters."""
     solver: Table = Field(default_factory=dict)
     """Settings that replace those of [solver] for this method."""
+    server: Table | None = None
+    """The rule of the server's step: a table with the `name` of a function of
+    :mod:`fedprox.server` and its parameters, {name = "adam", learning_rate = 0.03}; the method's
+    own if left out. Lists are swept over."""
+    stragglers: Stragglers | None = None
+    """Whether stragglers' partial work is kept; the method's own choice if left out."""
+    average: Average | None = None
+    """Weights of the server's mean: training rows, or 1 for each client; the method's own choice if
+    left out. `fedsplit` has another key of this name."""
 
 
 NAMED: dict[str, type[Section]] = {"data": DataKeys, "model": ModelKeys, "method": MethodKeys}

@@ -22,6 +22,7 @@ from fedprox.algorithms.base import (
     Message,
     Solution,
     State,
+    add_scaled,
     difference,
 )
 from fedprox.algorithms.check import message_shape
@@ -189,6 +190,7 @@ class Compression:
             if algorithm.client.message is not difference
             and algorithm.client.state is not None
             and algorithm.personal is None
+            and not algorithm.client.keeps_sent
             else ""
         )
         require(not why, f"{algorithm.name}: {why}; run it without compression")
@@ -232,22 +234,35 @@ def compressed(
     """
     setting.check_method(algorithm, params)
 
-    def arrives(message: Message, error: Any, words: jax.Array | None) -> tuple[Message, jax.Array]:
-        """What arrives of a message and an error, or its code, and what does not arrive."""
+    def arrives(
+        message: Message, error: Any, words: jax.Array | None
+    ) -> tuple[Message, Any, jax.Array]:
+        """What arrives of a message and an error, its code, and what does not arrive."""
         flat, restore = ravel_pytree(message)
         flat = flat + error
         codec, key = setting.codec_of(flat.size, word_of(flat)), random_key(words)
         code = codec.encode(flat, key)
         arrived = codec.decode(code, key)
-        return code if coded else restore(arrived), flat - arrived
+        return restore(arrived), code, flat - arrived
+
+    def send(
+        method: Algorithm, state: State, hparams: HParams, context: ClientContext, found: Solution
+    ) -> tuple[Message, ClientState, jax.Array]:
+        """What arrives of a message, or its code, the client's state, and what does not arrive."""
+        sent, own_state = method.client.message(state, hparams, context, found)
+        owed = context.state.error if setting.error_feedback else 0
+        arrived, code, error = arrives(sent, owed, context.key)
+        if algorithm.client.keeps_sent:
+            reached = found._replace(params=add_scaled(found.problem.start, 1, arrived))
+            _, own_state = method.client.message(state, hparams, context, reached)
+        return code if coded else arrived, own_state, error
 
     if not setting.error_feedback:
 
         def message(
             state: State, hparams: HParams, context: ClientContext, solution: Solution
         ) -> tuple[Message, ClientState]:
-            sent, own_state = algorithm.client.message(state, hparams, context, solution)
-            return arrives(sent, 0, context.key)[0], own_state
+            return send(algorithm, state, hparams, context, solution)[:2]
 
         return algorithm._replace(client=algorithm.client._replace(message=message, possible=None))
 
@@ -259,9 +274,8 @@ def compressed(
     def with_feedback(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, Owing]:
-        sent, own_state = inner.client.message(state, hparams, context, solution)
-        arrived, error = arrives(sent, context.state.error, context.key)
-        return arrived, own_state._replace(error=error)
+        sent, own_state, error = send(inner, state, hparams, context, solution)
+        return sent, own_state._replace(error=error)
 
     return inner._replace(client=inner.client._replace(message=with_feedback, possible=None))
 

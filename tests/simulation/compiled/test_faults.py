@@ -137,7 +137,14 @@ CASES: list[tuple[Algorithm, Callable[[], methods.Method], Any, float]] = [
         math.inf,
     ),
     (fednova(), lambda: methods.FedNova(START, CLIENTS), "server", 20.0),
-    (fedexp(), lambda: methods.FedExp(START, CLIENTS, 1e-3), "server", math.inf),
+    (
+        fedexp(),
+        lambda: methods.Ruled(
+            methods.FedProx(START, CLIENTS, drop=True, by_rows=False), methods.Extrapolation(1e-3)
+        ),
+        "server",
+        math.inf,
+    ),
     (qffl(1.0), lambda: methods.QFfl(START, FEDERATION, 1.0), "server", 20.0),
     (fedadmm(1.0), lambda: methods.FedAdmm(START, CLIENTS, 1.0, 1.0), "server", 20.0),
 ]

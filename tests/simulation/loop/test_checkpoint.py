@@ -42,6 +42,7 @@ from fedprox import (
     fedopt,
     fedprox,
     scaffold,
+    server,
     simulate,
 )
 from fedprox.files.arrays import write_arrays
@@ -144,6 +145,14 @@ CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     ),
     "metrics of users": ([1], [scaffold()], {"model": MEASURED, "seed": 0}),
     "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
+    "a rule beside states": (
+        [3],
+        [
+            scaffold().with_server(server.extrapolate()),
+            fedprox(mu=0.5).with_server(server.yogi(0.1)),
+        ],
+        ONE_SEED,
+    ),
     "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
     "a first exchange": (
         [1],

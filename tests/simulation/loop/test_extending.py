@@ -24,11 +24,13 @@ from fedprox import (
     Solver,
     Target,
     fedavg,
+    fedcm,
     feddane,
     feddyn,
     fedopt,
     fedprox,
     scaffold,
+    server,
 )
 from fedprox.files.arrays import write_arrays
 from fedprox.simulation.loop import snapshot
@@ -46,6 +48,11 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
     "by one round": (10, [fedavg()], ONE),
     "an adaptive mu": (7, [fedprox(mu=[0.0, 1.0], adapt=True)], ONE),
     "a state of the server": (7, [fedopt(optimizer=optax.adam)], ONE),
+    "a rule beside states": (
+        7,
+        [scaffold().with_server(server.extrapolate()), fedcm(alpha=0.5)],
+        ONE,
+    ),
     "a first exchange": (7, [feddane(mu=1.0)], ONE),
     "states of clients": (
         7,

@@ -1,0 +1,153 @@
+r"""FedCM (Xu et al. 2021): every local step uses the server's last direction.
+
+The paper's step is w - eta (alpha g + (1 - alpha) Delta). In terms of the local problem it is a
+step of SGD of rate alpha eta on F_k(w) + (1 / alpha - 1) <Delta, w>. Clients take different numbers
+of steps here, so Delta is the mean of their steps' directions, each step weighted alike.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedprox.algorithms.base import (
+    ROUNDING,
+    Algorithm,
+    ClientContext,
+    ClientState,
+    Direction,
+    HParams,
+    OnClient,
+    OnServer,
+    Solution,
+    check_hparam,
+    local_update,
+    params_of,
+    plain_sgd,
+    with_params,
+    zeros,
+)
+from fedprox.errors import require
+from fedprox.model import Params
+from fedprox.precision import real_type
+from fedprox.solver import HParam
+from fedprox.subproblem import Subproblem
+
+
+class State(NamedTuple):
+    """The parameters w^t and the last direction Delta^t."""
+
+    params: Params
+    direction: Params
+
+
+class Message(NamedTuple):
+    """The update w_k - w^t and the steps K_k."""
+
+    update: Params
+    steps: jax.Array
+
+
+def with_direction(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+    """h_k(w) = F_k(w) + (1 / alpha - 1) <Delta^t, w>, from w^t."""
+    del context
+    weight = 1 / hparams["alpha"] - 1
+    return Subproblem(state.params, linear=optax.tree.scale(weight, state.direction))
+
+
+def message(
+    state: State, hparams: HParams, context: ClientContext, solution: Solution
+) -> tuple[Message, ClientState]:
+    """Send w_k - w^t and the steps."""
+    del state, hparams
+    return Message(local_update(solution), solution.steps.astype(real_type())), context.state
+
+
+def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
+    """No client takes less than no steps, or more than the most."""
+    del hparams
+    return ~((mean.steps < 0) | (mean.steps > (1 + ROUNDING) * steps))
+
+
+def along(state: State, mean: Message, hparams: HParams) -> tuple[Params, State]:
+    """The mean update; divided by its steps it is the next Delta."""
+    length = mean.steps * hparams["learning_rate"]
+    scale = -hparams["alpha"] / jnp.where(length > 0, length, 1)
+    direction = jax.tree.map(
+        # nobody has taken a step
+        lambda last, d: jnp.where(length > 0, scale * d, last),
+        state.direction,
+        mean.update,
+    )
+    return mean.update, state._replace(direction=direction)
+
+
+def fedcm(alpha: HParam) -> Algorithm:
+    r"""FedCM: local steps follow the server's last direction beside their own gradient.
+
+    The server keeps :math:`\Delta^t`, at first zero. With a mini-batch :math:`z` a step of client
+    :math:`k` is
+
+    .. math:: w \leftarrow w - \eta \big(\alpha \nabla F_k(w; z) + (1 - \alpha) \Delta^t\big),
+
+    which is one of SGD, of rate :math:`\alpha \eta`, on
+
+    .. math:: h_k(w) = F_k(w) + \Big(\frac{1}{\alpha} - 1\Big) \langle \Delta^t, w \rangle.
+
+    After :math:`K_k` steps from :math:`w^t` the client sends :math:`w_k - w^t` and :math:`K_k`.
+    With equal weights of the clients the server computes
+
+    .. math::
+        w^{t+1} = \frac{1}{|S_t|} \sum_{k \in S_t} w_k, \qquad
+        \Delta^{t+1} = \frac{\sum_{k \in S_t} (w^t - w_k)}{\eta \sum_{k \in S_t} K_k}.
+
+    The paper's step of the server has a rate of its own: :func:`fedprox.server.optimizer` with SGD.
+    Stragglers' partial work is kept.
+
+    Args:
+        alpha: Weight :math:`\alpha` of the client's own gradient, above 0 and at most 1. The
+            solver's learning rate is :math:`\alpha \eta`. With 1 this is FedAvg with equal weights
+            that keeps partial work. A sequence sweeps over its values.
+
+    Returns:
+        An algorithm for :func:`fedprox.simulate`.
+
+    Raises:
+        InputError: If alpha is not above 0 and at most 1.
+
+    Example:
+        >>> import fedprox as fp
+        >>> fp.fedcm(alpha=[0.1, 0.5]).hparams
+        {'alpha': (0.1, 0.5)}
+
+    References:
+        Xu et al., `FedCM: Federated Learning with Client-level Momentum
+        <https://arxiv.org/abs/2106.10874>`_, 2021, Algorithm 1.
+    """
+    alphas = check_hparam("fedcm: alpha", alpha, positive=True)
+    require(max(alphas) <= 1, f"fedcm: alpha = {max(alphas)}; it must be at most 1")
+    return Algorithm(
+        "fedcm",
+        with_direction,
+        hparams={"alpha": alphas},
+        stragglers="keep",
+        average="clients",
+        communication=1.5,
+        not_private="a message holds the number of a client's steps beside its update",
+        client=OnClient(
+            solver=plain_sgd(
+                "fedcm needs solver.optimizer = sgd without options, whose steps it counts"
+            ),
+            message=message,
+            size=lambda sent: optax.tree.norm(sent.update),
+            possible=possible,
+        ),
+        server=OnServer(
+            init=lambda params: State(params, zeros(params)),
+            update=Direction(
+                along, model=params_of, moved=with_params, sent=lambda message: message.update
+            ),
+            params=params_of,
+        ),
+    )

@@ -1,0 +1,384 @@
+"""Server rules: a method with a rule is the oracle's product of the two, or is refused."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedprox as fp
+from fedprox.algorithms.base import Direction
+from fedprox.algorithms.fedcm import Message
+from fedprox.experiment.resolved import method_named
+from tests import methods
+from tests.byhand import CLIENTS, START, beside_the_oracle
+from tests.catalogue import VARIANTS
+from tests.quadratics import (
+    one_run,
+    quadratic_federation,
+    quadratic_model,
+    ragged_quadratics,
+    random_quadratics,
+)
+from tests.variants import mostly_slow
+
+Numbers = dict[str, float]
+
+RULES: dict[str, tuple[fp.server.Rule, Callable[[Numbers], methods.Rule]]] = {
+    "momentum": (
+        fp.server.momentum([0.3, 1.0], momentum=0.8),
+        lambda numbers: methods.Momentum(numbers["server_learning_rate"], 0.8),
+    ),
+    "adam": (
+        fp.server.adam([0.03, 0.1]),
+        lambda numbers: methods.Adam(numbers["server_learning_rate"]),
+    ),
+    "adagrad": (
+        fp.server.adagrad(0.1),
+        lambda numbers: methods.Adagrad(numbers["server_learning_rate"]),
+    ),
+    "extrapolate": (
+        fp.server.extrapolate([1e-4, 0.1]),
+        lambda numbers: methods.Extrapolation(numbers["epsilon"]),
+    ),
+}
+
+METHODS: dict[str, tuple[fp.Algorithm, Callable[[Numbers], methods.Method]]] = {
+    "fedavg": (
+        fp.fedavg(stragglers="keep", average="clients"),
+        lambda _: methods.FedProx(START, CLIENTS, by_rows=False),
+    ),
+    "fedprox": (
+        fp.fedprox(mu=[0.0, 0.5]),
+        lambda numbers: methods.FedProx(START, CLIENTS, numbers["mu"]),
+    ),
+    "fedprox drop": (
+        fp.fedprox(mu=0.5).with_stragglers("drop"),
+        lambda _: methods.FedProx(START, CLIENTS, 0.5, drop=True),
+    ),
+    "scaffold": (fp.scaffold(), lambda _: methods.Scaffold(START, CLIENTS)),
+    "feddc": (fp.feddc(alpha=0.5), lambda _: methods.FedDC(START, CLIENTS, 0.5)),
+    "fednova": (fp.fednova(mu=0.5), lambda _: methods.FedNova(START, CLIENTS, 0.5)),
+    "mime": (
+        fp.mime(beta=0.5, whole_gradients=True),
+        lambda _: methods.Mime(START, CLIENTS, 0.5, whole_gradients=True),
+    ),
+    "mime lite": (
+        fp.mime(beta=0.5, lite=True),
+        lambda _: methods.Mime(START, CLIENTS, 0.5, lite=True),
+    ),
+    "fedcm": (
+        fp.fedcm(alpha=[0.4, 1.0]),
+        lambda numbers: methods.FedCM(START, CLIENTS, numbers["alpha"]),
+    ),
+}
+
+PRODUCTS = [
+    ("fedprox", "adam"),
+    ("fedprox", "extrapolate"),
+    ("fedprox drop", "momentum"),
+    ("fedprox drop", "extrapolate"),
+    ("fedavg", "adagrad"),
+    ("fedavg", "extrapolate"),
+    ("scaffold", "adam"),
+    ("scaffold", "extrapolate"),
+    ("feddc", "momentum"),
+    ("fednova", "adagrad"),
+    ("mime", "extrapolate"),
+    ("mime lite", "adam"),
+    ("fedcm", "extrapolate"),
+]
+
+
+@pytest.mark.parametrize(
+    "product",
+    mostly_slow(PRODUCTS, *PRODUCTS[:3], ("scaffold", "extrapolate"), ("feddc", "momentum")),
+    ids=str,
+)
+def test_a_method_with_a_rule_is_the_product_of_the_two(product: tuple[str, str]) -> None:
+    """Every sweep point of both, with stragglers, and rounds in which nobody takes part."""
+    (ours, theirs), (step, same) = METHODS[product[0]], RULES[product[1]]
+    beside_the_oracle(
+        ours.with_server(step),
+        lambda numbers, _: methods.Ruled(theirs(numbers), same(numbers)),
+    )
+
+
+@pytest.mark.parametrize("name", ["fedcm", "fedprox drop", "fedavg"])
+def test_methods_without_a_rule_are_the_oracles(name: str) -> None:
+    ours, theirs = METHODS[name]
+    beside_the_oracle(ours, lambda numbers, _: theirs(numbers))
+
+
+def models(method: fp.Algorithm, **options: Any) -> Any:
+    federation = ragged_quadratics(0, [1, 4, 2, 7])
+    setting: dict[str, Any] = {
+        "solver": fp.Solver(0.1, 2, epochs=2),
+        "cohort": fp.Cohort(2),
+        "systems": fp.Systems(stragglers=0.5),
+        "rounds": 6,
+    }
+    return one_run(federation, quadratic_model(START), method, **setting | options).params
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_plain_rule_leaves_each_method_as_it_is(name: str) -> None:
+    method = VARIANTS[name].method
+    if "server" in method.fixed:
+        with pytest.raises(fp.InputError, match="no server rule fits: "):
+            method.with_server(fp.server.adam(0.1))
+    else:
+        assert method.with_server(fp.server.adam(0.1)).fixed["server"] == "it steps by adam already"
+    assert method.with_server(fp.server.mean()) is method
+
+
+def test_names_are_points_of_the_product_bit_for_bit() -> None:
+    momentum = functools.partial(optax.sgd, momentum=0.9)
+    pairs = [
+        (
+            fp.fedopt(momentum, server_learning_rate=0.3),
+            fp.fedavg().with_server(fp.server.momentum(0.3)),
+        ),
+        (
+            fp.fedexp(epsilon=0.01),
+            fp.fedavg(average="clients").with_server(fp.server.extrapolate(0.01)),
+        ),
+        (fp.fedavg(stragglers="keep"), fp.fedprox(mu=0.0)),
+        (fp.fedprox(mu=0.0).with_stragglers("drop"), fp.fedavg()),
+    ]
+    for one, other in pairs:
+        np.testing.assert_array_equal(models(one), models(other))
+
+
+def test_gradient_descent_with_adam_is_adams() -> None:
+    """FedSGD with everyone: the direction is -eta grad f, whose scale Adam does not see."""
+    federation = quadratic_federation(*random_quadratics(0, 3, 3))
+    found = one_run(
+        federation,
+        quadratic_model(START),
+        fp.fedsgd().with_server(fp.server.adam(0.1, eps=1e-12)),
+        fp.Solver(0.5, "all", epochs=1),
+        rounds=5,
+    )
+    adam, w = optax.adam(0.1, eps=1e-12), jnp.asarray(START)
+    state = adam.init(w)
+    rows = [methods.rows_of(federation, k) for k in range(3)]
+    for _ in range(5):
+        gradient = np.mean([methods.gradient(np.asarray(w, float), *r) for r in rows], axis=0)
+        step, state = adam.update(jnp.asarray(gradient, jnp.float32), state)
+        w = w + step
+    np.testing.assert_allclose(found.params, w, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_stay_on_clients_get_no_step_of_the_servers() -> None:
+    """Also from a rule that moves alone; the state of the rule is that of the other layers."""
+    params = {"body": jnp.ones(3), "head": jnp.ones(2)}
+    rule = fp.server.optimizer(functools.partial(optax.adamw, weight_decay=0.5), learning_rate=0.1)
+    method = fp.fedper(["head"]).with_server(rule)
+    first = method.server.init(params)
+    assert all(np.shape(leaf) in ((), (3,)) for leaf in jax.tree.leaves(first.rule))
+    hparams = {"server_learning_rate": jnp.float32(0.1)}
+    after = method.server.params(method.server.update(first, {"body": jnp.zeros(3)}, hparams))
+    np.testing.assert_allclose(after["body"], 0.95)
+    np.testing.assert_array_equal(after["head"], 1.0)
+
+
+def test_what_clients_cannot_send_is_found() -> None:
+    method = fp.fedcm(alpha=0.5).with_server(fp.server.extrapolate())
+    assert method.client.possible is not None
+    update = jnp.array([3.0, 4.0])
+    for steps, squares, fits in ((2.0, 25.0, True), (2.0, 24.0, False), (9.0, 25.0, False)):
+        mean = Message(update, jnp.float32(steps)), jnp.float32(squares)
+        assert bool(method.client.possible({}, mean, jnp.int32(4))) == fits
+
+
+def test_a_users_rule_and_a_users_direction_fit_each_other() -> None:
+    def half(state: Any, params: Any, direction: Any, _: Any, hparams: Any) -> Any:
+        moved = jax.tree.map(lambda w, d: w + hparams["part"] * d, params, direction)
+        return moved, state + 1
+
+    rule = fp.server.Rule("half", half, {"part": [0.5, 1.0]}, init=lambda _: jnp.int32(0))
+    twice = fp.fedprox(mu=0.1)._replace(
+        name="twice",
+        server=fp.fedprox(mu=0.1).server._replace(
+            update=Direction(lambda state, mean, _: (jax.tree.map(lambda d: 2 * d, mean), state))
+        ),
+    )
+    half_of_twice = twice.with_server(rule)
+    assert half_of_twice.variant == "half"
+    np.testing.assert_allclose(
+        models(half_of_twice._replace(hparams={"mu": 0.1, "part": 0.5})),
+        models(fp.fedprox(mu=0.1)),
+        rtol=1e-6,
+    )
+    with pytest.raises(fp.InputError, match="twice: extrapolated compares the clients' updates"):
+        twice.with_server(fp.server.extrapolate())
+    with pytest.raises(fp.InputError, match="mine: no server rule fits: its update has no direct"):
+        fp.fedavg()._replace(
+            name="mine", server=fp.fedavg().server._replace(update=lambda s, m, _: s + m)
+        ).with_server(rule)
+    with pytest.raises(fp.InputError, match="fedprox: it has a hyperparameter 'mu', as half has"):
+        fp.fedprox(mu=0.1).with_server(rule._replace(hparams={"mu": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (fp.feddyn(alpha=0.1), "its model is the one that the clients' mean and h determine"),
+        (fp.fedsplit(1.0), "its model is the mean of the z_k"),
+        (fp.fedadmm(0.5), "its model follows the mean of all w_k"),
+        (fp.scaffnew(p=0.5), "the h_k sum to zero only if"),
+        (fp.centralised(), "it has no clients"),
+        (fp.ifca(2), "these are its local method's"),
+        (fp.fedopt(optax.adam), "it steps by adam already"),
+        (fp.fedexp(), "it steps by extrapolated already"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_rule_that_does_not_fit_is_refused(method: fp.Algorithm, why: str) -> None:
+    with pytest.raises(fp.InputError, match=f"^{method.name}: no server rule fits: {why}"):
+        method.with_server(fp.server.extrapolate())
+
+
+def test_the_own_rate_of_a_server_gives_way() -> None:
+    method = fp.scaffold().with_server(fp.server.extrapolate())
+    assert method.hparams == {"epsilon": (0.001,)}
+    assert fp.pfedme(1.0, eta=0.5).with_server(fp.server.adam(0.1)).hparams.keys() == {
+        "lam",
+        "eta",
+        "server_learning_rate",
+    }
+    with pytest.raises(fp.InputError, match="scaffold: server_learning_rate is the step of its ow"):
+        fp.scaffold(server_learning_rate=0.5).with_server(fp.server.adam(0.1))
+
+
+@pytest.mark.parametrize("rule", [fp.server.adam, optax.adam(0.1), "adam", fp.server.Rule, None])
+def test_what_is_no_rule_is_refused(rule: Any) -> None:
+    with pytest.raises(fp.InputError, match=r"^with_server: .*it must be a rule such as"):
+        fp.fedavg().with_server(rule)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fp.server.adam(0.0), "server.adam: learning_rate = 0.0; it must be above 0"),
+        (lambda: fp.server.adam(0.1, b1=1.0), "server.adam: b1 = 1.0; it must be below 1"),
+        (lambda: fp.server.yogi(0.1, b2=-0.5), r"server.yogi: b2 = -0\.5; it must be at least 0"),
+        (lambda: fp.server.yogi(0.1, eps=0.0), r"server.yogi: eps = 0\.0; it must be above 0"),
+        (
+            lambda: fp.server.momentum(momentum=1.5),
+            "server.momentum: momentum = 1.5; it must be",
+        ),
+        (
+            lambda: fp.server.adagrad(0.1, initial_accumulator_value=-1.0),
+            "server.adagrad: initial_accumulator_value = -1.0; it must be at least 0",
+        ),
+        (lambda: fp.server.extrapolate(0.0), "server.extrapolate: epsilon = 0.0; it must be above"),
+        (
+            lambda: fp.server.optimizer(optax.lbfgs),
+            "server.optimizer: this optimizer searches along a line",
+        ),
+        (
+            lambda: fp.scaffold().with_average("rows"),
+            "scaffold: average = rows; it is fixed: c is the plain mean of the control variates",
+        ),
+        (
+            lambda: fp.scaffnew(p=0.5).with_stragglers("keep"),
+            "scaffnew: stragglers = keep; it is fixed: every client takes part",
+        ),
+        (
+            lambda: fp.fedavg(stragglers="wait"),  # type: ignore[arg-type]
+            "fedavg: stragglers = 'wait'; it must be one of keep, drop",
+        ),
+    ],
+)
+def test_what_is_out_of_range_or_fixed_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(fp.InputError, match=f"^{message}"):
+        make()
+
+
+FILE: dict[str, Any] = {
+    "name": "fedprox",
+    "mu": [0.0, 0.1],
+    "server": {"name": "adam", "learning_rate": [0.01, 0.03]},
+    "stragglers": "drop",
+    "average": "clients",
+}
+
+
+def test_a_file_composes_methods_and_shows_each_default() -> None:
+    method, shown = method_named(FILE, "method.0")
+    expected = (
+        fp.fedprox(mu=[0.0, 0.1])
+        .with_server(fp.server.adam([0.01, 0.03]))
+        .with_stragglers("drop")
+        .with_average("clients")
+    )
+    for each in ("variant", "hparams", "stragglers", "average"):
+        assert getattr(method, each) == getattr(expected, each)
+    assert method.variant == "adam drop plain mean"
+    assert shown["server"] == FILE["server"] | {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+    assert method_named(shown, "method.0")[1] == shown
+    runs = fp.simulate(
+        ragged_quadratics(0, [1, 4]),
+        quadratic_model(START),
+        method,
+        solver=fp.Solver(0.1, 2, epochs=1),
+        cohort=fp.Cohort(2),
+        rounds=1,
+        evaluation=fp.Evaluation(gradients=False),
+        progress=False,
+    )
+    assert [run.label for run in runs][1] == (
+        "fedprox adam drop plain mean mu=0 server_learning_rate=0.03"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"server": "adam"}, "method.0.server = 'adam'; it must be a table"),
+        ({"server": {"name": "adma"}}, "method.0.server.name = 'adma'; did you mean 'adam'?"),
+        ({"server": {"name": "adam"}}, "method.0.server: the key 'learning_rate' is missing"),
+        (
+            {"server": {"name": "adam", "learning_rate": 0.1, "beta": 0.9}},
+            "method.0.server: unknown key 'beta'; ",
+        ),
+        (
+            {"server": {"name": "adam", "learning_rate": -1.0}},
+            "method.0.server: server.adam: learning_rate = -1.0; it must be above 0",
+        ),
+        (
+            {"straglers": "drop"},
+            "method.0: unknown key 'straglers'; did you mean 'stragglers'? allowed: mu, adapt, ser",
+        ),
+        ({"stragglers": "wait"}, "method.0.stragglers: fedprox: stragglers = 'wait'; it must be"),
+        ({"average": 1}, "method.0.average: fedprox: average = 1; it must be one of rows, clients"),
+        (
+            {"name": "feddyn", "alpha": 0.1, "mu": None},
+            "method.0.server: feddyn: no server rule fits: its model is",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_has_one_line(change: dict[str, Any], message: str) -> None:
+    table = {key: value for key, value in (FILE | change).items() if value is not None}
+    with pytest.raises(fp.InputError) as error:
+        method_named(table, "method.0")
+    assert str(error.value).startswith(message)
+
+
+def test_functions_of_users_keep_their_own_keys() -> None:
+    method, shown = method_named(
+        {"name": f"{__name__}:mine", "average": "some", "stragglers": "drop"}, "method.0"
+    )
+    assert (method.variant, method.stragglers) == ("some drop", "drop")
+    assert shown["average"] == "some"
+
+
+def mine(average: str = "all") -> fp.Algorithm:
+    """A method with a key of a name that other methods have too."""
+    return fp.fedprox(mu=0.1)._replace(variant=average)
