@@ -15,19 +15,19 @@ from fedprox.report.rows import apart, is_simple
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
-OPTIONAL = [
+_OPTIONAL = [
     name
     for name, default in Record._field_defaults.items()
     if default is None and not name.startswith("by_client")
 ]
 """Keys that not all experiments have."""
 
-KEYS = Record._fields
+RECORD_KEYS = Record._fields
 """The names of what a record holds, but of the model's metrics."""
 
 AT_THE_END = [
     name
-    for name in KEYS
+    for name in RECORD_KEYS
     if name.startswith(
         ("train_", "test_", "validation_", "client_accuracy", "personal_", "newcomer_")
     )
@@ -39,9 +39,9 @@ HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
 
 
-HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
-METRICS = tuple(f"{kind}_" for kind in KINDS)
-RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
+_HINTS = {k: v for k, v in get_type_hints(Record).items() if k not in ("hparams", "metrics")}
+_METRICS = tuple(f"{kind}_" for kind in KINDS)
+_RECORD = TypeAdapter(Record, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def has(record: Record, name: str) -> bool:
@@ -58,7 +58,7 @@ def value_of(record: Record, name: str) -> float:
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in KEYS else others.get(name)
+    value = getattr(record, name) if name in RECORD_KEYS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -81,7 +81,7 @@ def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in KEYS) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in RECORD_KEYS) + name: value for name, value in hparams.items()}
 
 
 def json_number(value: Any) -> Any:
@@ -102,7 +102,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     """A record as a JSON object; numbers that are not finite become null.
 
     It has standard errors if evaluations read a sample of clients, validation measures if there are
-    validation rows, and so on (see `OPTIONAL`). Each of the model's metrics has a key of its own.
+    validation rows, and so on (see `_OPTIONAL`). Each of the model's metrics has a key of its own.
 
     >>> known = ("fedprox mu=1", "fedprox", {"mu": 1.0}, 0.1, 0, 5, 0.5, 0.9, 1.0, 2.0)
     >>> line = metrics_line(Record(*known, math.nan, math.nan, 0, 0, 10, 9, 0, 70, 350, 5))
@@ -112,7 +112,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
     return {
         key: json_number(value)
         for key, value in _flat(record).items()
-        if value is not None or key not in OPTIONAL
+        if value is not None or key not in _OPTIONAL
     }
 
 
@@ -131,14 +131,14 @@ def read_record(line: bytes) -> Record:
     fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
     for key, value in table.items():
         number = math.nan if value is None else value
-        if key in HINTS:
-            fields[key] = number if HINTS[key] in (float, float | None) else value
-        elif key.startswith(METRICS):
+        if key in _HINTS:
+            fields[key] = number if _HINTS[key] in (float, float | None) else value
+        elif key.startswith(_METRICS):
             fields["metrics"][key] = number
         elif value is not None:
             name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in KEYS else key] = value
-    return RECORD.validate_python(fields, strict=True)
+            fields["hparams"][name if name in RECORD_KEYS else key] = value
+    return _RECORD.validate_python(fields, strict=True)
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -185,7 +185,7 @@ def records(runs: Sequence[Run]) -> list[dict[str, Any]]:
     hparams = [key for run in runs for record in run.history for key in hparam_keys(record.hparams)]
     order = dict.fromkeys(["label", "method", "mu", *hparams])
     order |= dict.fromkeys(key for line in lines for key in line)
-    columns = [key for key in order if key in known or key not in OPTIONAL]
+    columns = [key for key in order if key in known or key not in _OPTIONAL]
     settings, different = apart(runs)
     names = [
         name

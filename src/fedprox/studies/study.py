@@ -11,7 +11,7 @@ from fedprox.measures import KINDS, lower_is_better
 from fedprox.model import Model
 from fedprox.privacy import Privacy
 from fedprox.privacy.setting import check_delta
-from fedprox.report.records import KEYS
+from fedprox.report.records import RECORD_KEYS
 from fedprox.simulation.config.protocol import measures_of
 from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
 from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
@@ -154,6 +154,6 @@ def _check_measure(where: str, measure: object, model: Model, federation: Federa
     known = measures_of(model, federation)
     of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
     require(
-        measure in known or (not of_rows and measure in KEYS),
+        measure in known or (not of_rows and measure in RECORD_KEYS),
         f"measure = {shown(measure)}; {where} has {', '.join(known)}",
     )
