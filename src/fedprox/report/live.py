@@ -235,8 +235,8 @@ def status_lines(folder: Path, now: float) -> list[str]:
 
 
 def _of_run(known: Mapping[str, Any]) -> str:
-    done, measured = known["rounds_done"], known.get("round")
-    round_ = done if measured is None else measured
+    done = known["rounds_done"]
+    round_ = known.get("round", done)
     parts = [
         f"{foreign(known['label'])}, seed {known['seed']}: round {round_} of {known['rounds']}"
     ]
