@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
-from fedprox.commands.runs import file_and_folder, resume_command, train_into
+from fedprox.commands.runs import file_and_folder, resume_command, set_up_jax, train_into
 from fedprox.commands.shared import (
     DataDir,
     Devices,
@@ -54,7 +54,6 @@ from fedprox.experiment import (
     train,
 )
 from fedprox.files.whole import write_whole
-from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.privacy.setting import check_delta, delta_warnings
 from fedprox.report.data import (
@@ -72,8 +71,6 @@ from fedprox.report.page import write_report
 from fedprox.report.privacy import Plan, examples_page, privacy_page
 from fedprox.simulation.config.method import checked_methods
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.devices.processes import allgather, join_processes
 from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.studies.run import Place
@@ -219,9 +216,7 @@ def run(
 
 def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: int | None) -> None:
     """Run a study, and print its table and conclusions."""
-    use_cpu_devices(file.clients_per_round, devices)
-    use_compilation_cache(cache_folder() / "xla")
-    require_backend()
+    set_up_jax(file.clients_per_round, devices)
     console = standard_console()
     try:
         study = run_study_file(file, place, data_dir=data_dir, devices=devices)
@@ -364,11 +359,7 @@ def _prepare(
 ) -> tuple[Console, Experiment, Resolved]:
     """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
     experiment = read_experiment(file, settings or ())
-    use_cpu_devices(experiment.cohort.clients_per_round, devices)
-    use_compilation_cache(cache_folder() / "xla")
-    if join:
-        join()
-    require_backend()
+    set_up_jax(experiment.cohort.clients_per_round, devices, join)
     console = Console(quiet=True) if jax.process_index() else standard_console()
     with Bar("loading the data"):
         resolved = resolve(experiment, data_dir)

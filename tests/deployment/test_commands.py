@@ -128,8 +128,7 @@ def test_a_node_reads_nothing_of_its_folder_before_it_is_locked(
         loaded.append(folder)
         raise InputError("its data are missing")
 
-    monkeypatch.setattr(deployment, "use_cpu_devices", lambda **_: None)
-    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "set_up_jax", lambda *_: None)
     monkeypatch.setattr(deployment, "load_node", load)
     file = str(node_file(tmp_path))
     assert refusal("node", file) == "its data are missing"

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from fedprox.commands.runs import file_and_folder, train_into
+from fedprox.commands.runs import file_and_folder, set_up_jax, train_into
 from fedprox.commands.shared import (
     DataDir,
     Devices,
@@ -49,7 +49,6 @@ from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
 from fedprox.report.records import has, value_of
 from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress
@@ -59,7 +58,7 @@ from fedprox.simulation.results.run import Run
 from fedprox.terminal.bar import Bar
 from fedprox.terminal.signals import answering
 
-MANY = 1000
+MOST_CLIENTS = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""
 
 
@@ -244,9 +243,7 @@ def node(
     Bad input is reported in one line, with exit status 2.
     """
     known = read_node_file(file)
-    use_cpu_devices(clients_per_round=MANY, devices=devices)
-    use_compilation_cache(cache_folder() / "xla")
-    require_backend()
+    set_up_jax(MOST_CLIENTS, devices)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     logging.getLogger("fedprox").setLevel(logging.INFO)
     folder = Path(known.folder)

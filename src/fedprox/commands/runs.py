@@ -11,13 +11,17 @@ from typing import NoReturn
 import jax
 from rich.console import Console
 
+from fedprox.datasets.sources import cache_folder
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
+from fedprox.jax_internals import require_backend
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import Live, clean_up
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
 from fedprox.report.table import table
+from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.simulation.devices.cpu import use_cpu_devices
 from fedprox.simulation.loop.callbacks import Callback
 from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.simulation.results.run import Run
@@ -35,6 +39,17 @@ MACHINE_OPTIONS = (
     "--log",
 )
 """Options that describe the machine or the output, not the experiment."""
+
+
+def set_up_jax(
+    clients_per_round: int, devices: int | None, join: Callable[[], None] | None = None
+) -> None:
+    """Choose the devices for rounds of so many clients, and `join` the other processes."""
+    use_cpu_devices(clients_per_round, devices)
+    use_compilation_cache(cache_folder() / "xla")
+    if join is not None:
+        join()
+    require_backend()
 
 
 def file_and_folder(

@@ -56,7 +56,7 @@ SCALES = "boundaries_and_scales"
 NOT_KEYS = ("federation", "data_dir")
 """Parameters that are not keys of a section."""
 
-NAME = "optimizer"
+_OPTIMIZER = "optimizer"
 """Mark of the keys that name an optimizer."""
 
 
@@ -130,7 +130,7 @@ def _optimizer(key: str, default: Any) -> dict[str, Any]:
     options: Any = Field(
         default_factory=dict, description="Arguments of the optimizer, as optax names them."
     )
-    return {key: (Annotated[Any, NAME], name), options_key(key): (Table, options)}
+    return {key: (Annotated[Any, _OPTIMIZER], name), options_key(key): (Table, options)}
 
 
 def toml_type(annotation: Any) -> Any:
@@ -287,7 +287,7 @@ def named(
 
 def optimizer_keys(schema: type[Section]) -> list[str]:
     """The keys that name an optimizer."""
-    return [key for key, field in schema.model_fields.items() if NAME in field.metadata]
+    return [key for key, field in schema.model_fields.items() if _OPTIMIZER in field.metadata]
 
 
 def with_optimizers(options: Table, keys: list[str], where: str) -> Table:

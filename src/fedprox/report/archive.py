@@ -26,7 +26,7 @@ class EvaluatedModel(BaseModel):
     model: Evaluated = "server"
 
 
-class Settings(BaseModel):
+class KnownSettings(BaseModel):
     """The keys of `experiment.toml` that the report interprets; it shows all of them."""
 
     rounds: Whole
@@ -175,7 +175,7 @@ def read_summary(path: Path) -> list[RunTimes] | None:
 def _experiment(path: Path) -> dict[str, Any]:
     try:
         table = parse_toml(path.read_text(encoding="utf-8"))
-        known = Settings.model_validate(table)
+        known = KnownSettings.model_validate(table)
         metric = known.target_metric
         require(metric is None or {"name", "value"} <= metric.keys(), "target_metric: not a target")
         target_of(known.target_accuracy, known.target_loss, metric)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.measures import Measure
-from fedprox.report.exports import Table
+from fedprox.report.exports import ReportTable
 from fedprox.report.lines import Line, band, is_logarithmic, limits
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
@@ -46,7 +46,7 @@ class Group(NamedTuple):
     title: str
     keys: dict[str, Style]
     charts: list[Chart]
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     note: str = ""
     conclusions: Sequence[str] = ()
 

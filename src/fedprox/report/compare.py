@@ -126,15 +126,15 @@ class Difference(NamedTuple):
         )
 
 
-Levels = tuple[tuple[str, str], ...]
+FactorLevels = tuple[tuple[str, str], ...]
 """The level of each factor other than the method, by the factor's name; none for a comparison."""
 
-Groups = Mapping[Levels, Mapping[str, Sequence[Run]]]
+Groups = Mapping[FactorLevels, Mapping[str, Sequence[Run]]]
 """The runs of each method by its name, at each combination of the other factors' levels."""
 
 
-def in_words(levels: Levels) -> str:
-    """Levels in words.
+def in_words(levels: FactorLevels) -> str:
+    """FactorLevels in words.
 
     >>> in_words((("data", "mnist"), ("stragglers", "90 %")))
     'data mnist, stragglers 90 %'
@@ -176,7 +176,7 @@ def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: Reading) -> li
     return sorted(means, key=means.__getitem__)
 
 
-def winners_of(groups: Groups, reading: Reading) -> set[tuple[Levels, str]]:
+def winners_of(groups: Groups, reading: Reading) -> set[tuple[FactorLevels, str]]:
     """The best method at each combination of the other factors' levels.
 
     There is none where the best one has a run without a number, or it is not known what is better.
@@ -214,7 +214,7 @@ def sentence_of(
     best: str,
     other: str,
     reading: Reading,
-    levels: Levels = (),
+    levels: FactorLevels = (),
 ) -> str:
     """Who won at some levels, by how much and how surely."""
     (found,) = (

@@ -11,7 +11,7 @@ from fedprox.diagnostics.diagnosis import Diagnosis
 from fedprox.measures import MEASURES, Measure, measure_of
 from fedprox.report.archive import DiagnosisFile, SweepPoint
 from fedprox.report.charts import SHARE, Group, chart, ranked, styles
-from fedprox.report.exports import Table
+from fedprox.report.exports import ReportTable
 from fedprox.report.lines import Line
 from fedprox.report.table import facts, grid
 
@@ -51,7 +51,7 @@ def sweep_cells(
 def diagnosis_groups(diagnosis: DiagnosisFile) -> list[Group]:
     """The findings as figures and tables of the report."""
     rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
-    found = Table("The federation", ["what", "value", "note"], rows, "words")
+    found = ReportTable("The federation", ["what", "value", "note"], rows, "words")
     looks, charts = styles([""]), []
     classes = "Effective number of classes: exp of the entropy of a client's labels."
     for title, note, values, what in (
@@ -89,7 +89,7 @@ def _sweep(diagnosis: DiagnosisFile) -> Group:
     drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
     rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
     header = ["mu", "loss, last quarter", "expected above the best at the end"]
-    tried = Table("The values of mu tried", header, rows)
+    tried = ReportTable("The values of mu tried", header, rows)
     note = "No value of mu is suggested."
     if diagnosis.suggested_mu is not None:
         note = f"Suggested: mu = {diagnosis.suggested_mu:g}."

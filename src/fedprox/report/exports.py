@@ -64,7 +64,7 @@ def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return lines.getvalue()
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table of the report, and its files where these are not made of its cells."""
 
     caption: str

@@ -23,7 +23,7 @@ from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
 from fedprox.report.directory import RunDirectory
 from fedprox.report.page import write_report
-from fedprox.report.records import has
+from fedprox.report.records import has, json_number
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.progress import Progress, status
 from fedprox.simulation.results.record import Record
@@ -41,7 +41,7 @@ STATUS_MOST, PAGE_EVERY = 1.0, 60.0
 SPARE = 50
 """How many times as long as writing took the next status or report waits, within these bounds."""
 
-COSTS = ("rounds", "seconds", "bytes_down", "bytes_up")
+COSTS_OF_A_NODE = ("rounds", "seconds", "bytes_down", "bytes_up")
 """What is summed for each node of a deployment."""
 
 
@@ -116,9 +116,9 @@ class Live(StatusWriter):
             self._progress = noted(Progress(record.label, record.seed, record.round, rounds))
         if another:
             self._note_costs(record)
-        known, loss = self._measured.get("loss"), _finite(record.train_loss)
+        known, loss = self._measured.get("loss"), json_number(record.train_loss)
         if another or (loss is not None and (known is None or loss < known)):
-            accuracy = _finite(record.test_accuracy)
+            accuracy = json_number(record.test_accuracy)
             self._measured |= {"round": record.round, "loss": loss, "test_accuracy": accuracy}
         done = max(self._progress["rounds_done"], record.round)
         self._progress["rounds_done"] = done
@@ -133,8 +133,8 @@ class Live(StatusWriter):
     def _note_costs(self, record: Record) -> None:
         """Add what the rounds since the last record cost."""
         for client in (record.network or {}).values():
-            node = self._nodes.setdefault(str(client["node"]), dict.fromkeys(COSTS, 0.0))
-            for cost in COSTS:
+            node = self._nodes.setdefault(str(client["node"]), dict.fromkeys(COSTS_OF_A_NODE, 0.0))
+            for cost in COSTS_OF_A_NODE:
                 node[cost] += client[cost]
             node["seen"] = self._clock()
         for cost in ("seconds", "bytes_down", "bytes_up"):
@@ -151,10 +151,6 @@ def noted(now: Progress) -> dict[str, Any]:
     """The progress of rounds as a status has it."""
     known = {"label": now.label, "seed": now.seed, "rounds_done": now.round, "rounds": now.rounds}
     return known | {"state": status(now._replace(loss=None))}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def clean_up(folder: Path) -> None:
@@ -239,8 +235,8 @@ def status_lines(folder: Path, now: float) -> list[str]:
 
 
 def _of_run(known: Mapping[str, Any]) -> str:
-    done, measured = known["rounds_done"], known.get("round")
-    round_ = done if measured is None else measured
+    done = known["rounds_done"]
+    round_ = known.get("round", done)
     parts = [
         f"{foreign(known['label'])}, seed {known['seed']}: round {round_} of {known['rounds']}"
     ]

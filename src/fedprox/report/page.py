@@ -18,7 +18,7 @@ from fedprox.report.archive import Archive, read_archive
 from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
 from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
 from fedprox.report.diagnosis import diagnosis_groups
-from fedprox.report.exports import Table, csv_of
+from fedprox.report.exports import ReportTable, csv_of
 from fedprox.report.lines import curves, explained
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import highest, records, value_of
@@ -29,11 +29,11 @@ from fedprox.simulation.results.run import Run
 WORST = 0.1
 """Fraction of the clients that counts as left behind."""
 
-MANY = 20
+LONG_LIST = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
 
-class Section(NamedTuple):
+class RunSection(NamedTuple):
     """A run directory on the page."""
 
     title: str
@@ -42,7 +42,7 @@ class Section(NamedTuple):
     settings: dict[str, list[tuple[str, str]]]
     warnings: list[str]
     conclusions: list[str]
-    results: Table | None
+    results: ReportTable | None
     groups: list[Group]
 
 
@@ -83,7 +83,7 @@ def overlay(archives: Sequence[Archive]) -> Group:
     return _figures("All runs", lines, styles(lines), _against_rounds(lines), told)
 
 
-def section(archive: Archive, looks: dict[str, Style]) -> Section:
+def section(archive: Archive, looks: dict[str, Style]) -> RunSection:
     """The page's section for a run directory."""
     lines, groups = by_label(archive.shown), []
     if lines:
@@ -94,7 +94,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
             _figures("Against rounds", lines, looks, _against_rounds(lines), told),
             _figures("Against cost", lines, looks, costs),
         ]
-    return Section(
+    return RunSection(
         title=archive.path.resolve().name,
         path=str(archive.path),
         lead=_lead(archive),
@@ -109,7 +109,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
 
 
 def render(
-    title: str, sections: Sequence[Section], shared: Group | None = None, *, live: bool = False
+    title: str, sections: Sequence[RunSection], shared: Group | None = None, *, live: bool = False
 ) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
@@ -172,7 +172,7 @@ def _plain(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.12g}"
-    if isinstance(value, list) and len(value) > MANY:
+    if isinstance(value, list) and len(value) > LONG_LIST:
         return f"{_plain(value[:3])}, ... ({len(value):,} values)"
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
@@ -194,7 +194,7 @@ def _warnings(archive: Archive) -> Iterator[str]:
     yield from (f"{line}." for line in warnings_on(archive.runs, finished=archive.finished))
 
 
-def _results(archive: Archive) -> Table:
+def _results(archive: Archive) -> ReportTable:
     """The table of results, as `fedprox run` prints it."""
     runs = archive.shown
     printed = table(runs, archive.target)
@@ -206,7 +206,7 @@ def _results(archive: Archive) -> Table:
     lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
     caption = f"Results{over}. {'; '.join(lines)}."
     finals = records([replace(run, history=[run.model_record]) for run in runs])
-    return Table(caption, [str(c.header) for c in columns], rows, csv=csv_of(finals))
+    return ReportTable(caption, [str(c.header) for c in columns], rows, csv=csv_of(finals))
 
 
 def _conclusions(archive: Archive) -> list[str]:
@@ -313,5 +313,5 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         explained(accuracies.values()),
     ]
     keys = {label: looks[label] for label in accuracies}
-    figures = Table(caption, ["method", *SPREAD], rows)
+    figures = ReportTable(caption, ["method", *SPREAD], rows)
     return [Group("Who is left behind", keys, [drawn], [figures], " ".join(filter(None, notes)))]

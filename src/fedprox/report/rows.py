@@ -16,7 +16,7 @@ RATE = "solver.learning_rate"
 """Name of the setting that is the run's own in a sweep."""
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def _settings_of(run: Run) -> dict[str, Any]:
     """What seeds of one row share, by name; empty for a run that does not know its experiment."""
     if not run.experiment:
         return {}
@@ -35,7 +35,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def apart(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
     """The settings of each run, and the names of those in which runs differ beside their labels."""
-    settings = [settings_of(run) for run in runs]
+    settings = [_settings_of(run) for run in runs]
     # the runs of any comparison differ in these, which labels say
     own = {RATE, *(name for run in runs for name in run.hparams)}
     firsts: dict[str, Mapping[str, Any]] = {}

@@ -15,8 +15,8 @@ from fedprox.report.archive import read_archive, read_json
 from fedprox.report.charts import Group, chart, styles
 from fedprox.report.compare import (
     Difference,
+    FactorLevels,
     Groups,
-    Levels,
     Reading,
     conclusions_of,
     differences_of,
@@ -25,7 +25,7 @@ from fedprox.report.compare import (
     winners_of,
 )
 from fedprox.report.directory import write_figure
-from fedprox.report.exports import Table, csv_of
+from fedprox.report.exports import ReportTable, csv_of
 from fedprox.report.figure import axis_of, study_figure
 from fedprox.report.lines import curves
 from fedprox.report.live import FILES, STUDY
@@ -39,9 +39,6 @@ from fedprox.studies.table import StudyTable, caption_of, cell_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = STUDY
-"""The file of a study that says what its run directories are."""
 
 
 class _Cell(BaseModel):
@@ -64,7 +61,7 @@ class _File(BaseModel):
     cells: list[_Cell]
 
 
-KNOWN = (LOCK, *FILES)
+LEFTOVERS = (LOCK, *FILES)
 """Files that an incomplete study leaves in its folder."""
 
 
@@ -248,7 +245,7 @@ class Study:
         return self.conclusions() if known else []
 
     def _groups(self) -> Groups:
-        groups: dict[Levels, dict[str, Sequence[Run]]] = {}
+        groups: dict[FactorLevels, dict[str, Sequence[Run]]] = {}
         for outcome in self.outcomes:
             groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
         return groups
@@ -279,7 +276,7 @@ class Study:
             InputError: If the folder holds no complete study.
         """
         folder = Path(folder)
-        path, content = folder / NAME, _content(folder)
+        path, content = folder / STUDY, _content(folder)
         outcomes = []
         for cell in content.cells:
             runs = []
@@ -303,15 +300,15 @@ class Study:
 
 def _content(folder: Path) -> _File:
     """What the file of a study says."""
-    content = read_json(folder / NAME, _File)
+    content = read_json(folder / STUDY, _File)
     if content is None:
-        raise InputError(f"{folder}: no {NAME}; not the folder of a complete study")
+        raise InputError(f"{folder}: no {STUDY}; not the folder of a complete study")
     return content
 
 
 def first_seeds(out: Path, seeds: list[int]) -> list[int]:
     """The seeds that a folder's complete study began with, if `seeds` have them; else `seeds`."""
-    begun = _content(out).first_seeds if (out / NAME).is_file() else seeds
+    begun = _content(out).first_seeds if (out / STUDY).is_file() else seeds
     return begun if set(begun) <= set(seeds) else seeds
 
 
@@ -335,7 +332,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
         cells=cells,
     )
     # first, since it marks the folder as that of a study
-    write_whole(out / NAME, content.model_dump_json(indent=2).encode() + b"\n")
+    write_whole(out / STUDY, content.model_dump_json(indent=2).encode() + b"\n")
     table, records_csv = study.table(), csv_of(study.records())
     for name, text in {
         "records.csv": records_csv,
@@ -347,7 +344,7 @@ def write_study(study: Study, out: Path, first: list[int]) -> None:
         write_whole(out / name, text.encode())
     write_figure(out, study.figure(), kinds=("png", "svg", "pdf"))
     folders = [out / folder for o in study.outcomes for folder in o.folders]
-    shown = Table(
+    shown = ReportTable(
         f"{table.caption} * is the best of its column.",
         table.headers,
         table.lines("{} *"),
@@ -371,8 +368,10 @@ def check_folder(out: Path) -> None:
     An incomplete study has folders, of its cells, and its status.
     """
     require(not out.exists() or out.is_dir(), f"{out} is not a folder")
-    if out.is_dir() and not (out / NAME).is_file():
-        others = [path.name for path in out.iterdir() if path.is_file() and path.name not in KNOWN]
+    if out.is_dir() and not (out / STUDY).is_file():
+        others = [
+            path.name for path in out.iterdir() if path.is_file() and path.name not in LEFTOVERS
+        ]
         require(not others, f"{out} holds other files; name a new or empty folder")
 
 

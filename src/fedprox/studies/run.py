@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError
 from fedprox.files.lock import locked
-from fedprox.report.compare import Levels
+from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
 from fedprox.simulation.loop.callbacks import Callback
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
         return self.levels[METHOD]
 
     @property
-    def others(self) -> Levels:
+    def others(self) -> FactorLevels:
         """The levels of the other factors."""
         return tuple((factor, level) for factor, level in self.levels.items() if factor != METHOD)
 
