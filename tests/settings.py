@@ -6,7 +6,7 @@ A new parameter, or a new field of a part, must be entered here: `uncovered` nam
 import dataclasses
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import numpy as np
@@ -153,25 +153,39 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Cases by name: what differs from `BASE`."""
 
-OTHERS = (
-    *("federation", "model", "methods", "solver", "rounds", "devices"),
-    *("checkpoints", "callbacks", "on_progress", "progress"),
-)
-"""Parameters of `simulate` that are no settings of a run, or that all cases give."""
+NO_SETTINGS = ("methods", "progress")
+"""Arguments of `simulate` that are no settings: the methods, and whether stderr shows progress."""
+
+GIVEN = ("federation", "model", "rounds", "devices", "checkpoints", "callbacks", "on_progress")
+"""Settings that no case changes, or that results do not depend on."""
+
+
+def all_settings() -> dict[str, Any]:
+    """The type of every setting of `simulate`, where parts have a setting for each field."""
+    hints, kinds = get_type_hints(fp.simulate), dict[str, Any]()
+    for name in inspect.signature(fp.simulate).parameters:
+        if name in ("federation", "model") or name not in PARTS:
+            kinds[name] = hints[name]
+            continue
+        of_part = get_type_hints(PARTS[name])
+        kinds |= {f"{name}.{f.name}": of_part[f.name] for f in dataclasses.fields(PARTS[name])}
+    return {name: kind for name, kind in kinds.items() if name not in NO_SETTINGS}
+
+
+def tried(setting: str) -> list[Any]:
+    """The values other than its default that cases give a setting."""
+    name, _, field = setting.partition(".")
+    given = [case[name] for case in CASES.values() if name in case]
+    if not field:
+        return given
+    (default,) = (f.default for f in dataclasses.fields(PARTS[name]) if f.name == field)
+    found = list[Any]()
+    for each in given:
+        if (value := getattr(each, field)) not in (default, *found):
+            found.append(value)
+    return found
 
 
 def uncovered() -> list[str]:
-    """The parameters of `simulate` and the fields of its parts that no case changes."""
-    given = [(name, value) for case in CASES.values() for name, value in case.items()]
-    missing = []
-    for name in inspect.signature(fp.simulate).parameters:
-        values = [value for key, value in given if key == name]
-        if name not in OTHERS and not values:
-            missing.append(name)
-        if (name in OTHERS and name != "solver") or not dataclasses.is_dataclass(PARTS.get(name)):
-            continue
-        for field in dataclasses.fields(PARTS[name]):
-            chosen = [getattr(value, field.name) for value in values]
-            if all(value is field.default or value == field.default for value in chosen):
-                missing.append(f"{name}.{field.name}")
-    return missing
+    """The settings that no case changes."""
+    return [name for name in all_settings() if name not in GIVEN and not tried(name)]

@@ -219,10 +219,12 @@ def test_a_methods_own_settings_are_checked_like_the_experiments() -> None:
     plain, without = Solver(0.1, 3, epochs=2), {"evaluation": Evaluation(gradients=False)}
     own_gamma = fedavg().with_solver(gamma=0.5)
     search = fedavg().with_solver(batch_size="all", optimizer=line_search_descent)
-    with pytest.raises(InputError, match=r"evaluation\.gradients = false"):
+    with pytest.raises(InputError, match=r"evaluation\.gradients = False"):
         one_run(federation, model, own_gamma, plain, **without)
     for method in (own_gamma, search):
-        with pytest.raises(InputError, match="with augmentation each mini-batch"):
+        with pytest.raises(
+            InputError, match="does not go with augmentation of data, since each mini-batch"
+        ):
             one_run(augmented, model, method, plain, evaluation=Evaluation())
     with pytest.raises(InputError, match="fedsgd: its epochs is always 1, not 5"):
         one_run(federation, model, fedsgd().with_solver(epochs=5), plain)

@@ -229,12 +229,12 @@ def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
         (
             fp.fedlc(0.5),
             {"solver": fp.Solver(0.1, "all", steps=3, gamma=0.1), "evaluation": fp.Evaluation()},
-            "fedlc: clients have an objective in place of F_k, so neither solver.gamma nor",
+            "fedlc: its clients have an objective in place of F_k, so solver.gamma = 0.1 does",
         ),
         (
             fp.fedsam(0.1),
             {"solver": fp.Solver(1.0, "all", steps=3, optimizer=fp.line_search_descent)},
-            "fedsam: clients have an objective in place of F_k, so neither solver.gamma nor",
+            "fedsam: its clients have an objective .*, so a line search does not fit",
         ),
         (fp.fedprox(mu={"tail": 0.1}), {}, "fedprox: mu: the model has no part 'tail'"),
         (

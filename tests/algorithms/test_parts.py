@@ -136,17 +136,33 @@ def test_names_may_be_of_layers() -> None:
         (lambda: fp.fedrep([]), {}, r"fedrep: parts = \[\]; it must be a list of names"),
         (lambda: fp.fedper(["hea"]), {}, "parts: the model has no part 'hea'; it has body, head"),
         (lambda: fp.fedper(["head", "body"]), {}, "parts: these are all parameters; leave some"),
-        (lambda: fp.personal_parts(fp.scaffold(), ["head"]), {}, "scaffold: personal parts need a"),
-        (lambda: fp.personal_parts(fp.moon(1.0), ["head"]), {}, "moon: personal parts need a"),
-        (lambda: fp.personal_parts(fp.centralised(), ["head"]), {}, "centralised: personal parts"),
-        (lambda: fp.personal_parts(fp.fedprox(0.0, adapt=True), ["head"]), {}, "fedprox: personal"),
+        (
+            lambda: fp.personal_parts(fp.scaffold(), ["head"]),
+            {},
+            "scaffold does not fit: its clients",
+        ),
+        (
+            lambda: fp.personal_parts(fp.moon(1.0), ["head"]),
+            {},
+            "moon does not fit: its clients keep",
+        ),
+        (
+            lambda: fp.personal_parts(fp.centralised(), ["head"]),
+            {},
+            "centralised does not fit: it has",
+        ),
+        (
+            lambda: fp.personal_parts(fp.fedprox(0.0, adapt=True), ["head"]),
+            {},
+            "fedprox does not fit",
+        ),
         (
             lambda: fp.fedper(["head"]),
             {
                 "solver": fp.Solver(0.1, "all", steps=2, gamma=0.5),
                 "evaluation": fp.Evaluation(every=3),
             },
-            "fedper: solver.gamma is relative to the server's model",
+            "fedper: .*, so solver.gamma = 0.5 does not fit, since they do not start",
         ),
     ],
 )

@@ -152,21 +152,23 @@ def test_it_goes_on_to_the_minimiser() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cohort": Cohort(3)}, "cohort.clients_per_round must be 4"),
-        ({"cohort": Cohort(4, sampling="bernoulli")}, "cohort.clients_per_round must be 4"),
-        ({"systems": Systems(stragglers=0.5)}, "leave out systems.stragglers and systems.deadline"),
+        ({"cohort": Cohort(3)}, "cohort.clients_per_round = 3 of 4 clients"),
+        ({"cohort": Cohort(4, sampling="bernoulli")}, 'cohort.sampling = "bernoulli"'),
+        ({"systems": Systems(stragglers=0.5)}, "systems.stragglers = 0.5"),
         (
             {"systems": Systems(deadline=1.0), "population": Population(step_seconds=0.1)},
-            "leave out systems.stragglers and systems.deadline",
+            "systems.deadline = 1.0",
         ),
-        ({"faults": Faults("drop")}, 'faults.policy must be "fail"'),
+        ({"faults": Faults("drop")}, 'faults.policy = "drop"'),
     ],
 )
 def test_rounds_without_everyone_are_refused(options: dict[str, Any], message: str) -> None:
     federation, model = ragged_quadratics(0, ROWS), quadratic_model(START)
-    with pytest.raises(InputError, match=r"^scaffnew needs every client in every round: ") as error:
+    with pytest.raises(
+        InputError, match=r"^scaffnew: it needs every client in every round, so "
+    ) as error:
         one_run(federation, model, scaffnew(p=0.5), STEP, **options)
-    assert message in str(error.value)
+    assert f"so {message} does not fit; " in str(error.value)
 
 
 def test_privacy_is_refused() -> None:

@@ -206,5 +206,5 @@ def test_a_run_that_nobody_trains_says_so(tmp_path: Path) -> None:
 
 
 def test_a_simulation_needs_a_population() -> None:
-    with pytest.raises(InputError, match="give a population"):
+    with pytest.raises(InputError, match=r"give a Population"):
         simulated(REAL)

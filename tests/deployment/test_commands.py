@@ -70,9 +70,21 @@ def test_deploy_needs_one_kind_of_federation(options: list[str], tmp_path: Path)
             "the nodes would refuse solver 'mine:rate'; a node runs the solvers of its library",
         ),
         ({"cohort": {"clients_per_round": 0}}, [], "cohort.clients_per_round = 0; it must be"),
-        ({"method": [{"name": "centralised"}]}, [], "centralised has all rows in one place; "),
-        ({"evaluation": {"by_client": True}}, [], "evaluation.by_client: leave it out in a depl"),
-        ({"attack": {"kind": "sign-flip", "share": 0.2}}, [], "attack: leave it out in a depl"),
+        (
+            {"method": [{"name": "centralised"}]},
+            [],
+            "centralised: it has all rows in one place, so a deployment does not fit",
+        ),
+        (
+            {"evaluation": {"by_client": True}},
+            [],
+            "evaluation.by_client = True does not go with a deployment",
+        ),
+        (
+            {"attack": {"kind": "sign-flip", "share": 0.2}},
+            [],
+            "attack does not go with a deployment",
+        ),
     ],
 )
 def test_what_nodes_would_refuse_is_refused_before_they_start(

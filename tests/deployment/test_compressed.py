@@ -172,11 +172,11 @@ def test_a_node_that_sends_strange_codes_moves_the_model_by_what_they_can_mean(
     [
         (
             {"asynchronous": {"buffer": 2}, "compression": CODECS["sign"]},
-            "compression: without a barrier nodes send messages in full",
+            "asynchronous does not go with a deployment with compression, since messages then",
         ),
         (
             {"evaluation": {"model": "cohort"}, "compression": CODECS["sign"]},
-            'evaluation.model = "cohort"; with compression nodes do not send models',
+            'evaluation.model = "cohort" does not go with a deployment with compression',
         ),
     ],
 )

@@ -379,11 +379,14 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
-        ({"evaluation": {"clients": 2}}, "evaluation.clients: leave it out in a deployment, where"),
-        ({"evaluation": {"by_client": True}}, "evaluation.by_client: leave it out in a deployment"),
+        ({"evaluation": {"clients": 2}}, "evaluation.clients = 2 does not go with a deployment"),
+        (
+            {"evaluation": {"by_client": True}},
+            "evaluation.by_client = True does not go with a deployment",
+        ),
         (
             {"evaluation": {"client_records": True}},
-            "evaluation.client_records: leave it out in a deployment, where nodes return sums over",
+            "evaluation.client_records = True does not go with a deployment, since nodes report no",
         ),
         (
             {"privacy": PRIVACY, "seed": [0, 1]},
@@ -391,7 +394,7 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
         ),
         (
             {"attack": {"kind": "noise", "share": 0.5}},
-            "^attack: leave it out in a deployment, where clients are what they are$",
+            "^attack does not go with a deployment, since clients are what they are; leave it out$",
         ),
         ({"privacy": PRIVACY, "method": [{"name": "fedprox", "mu": [0.0, 1.0]}]}, "^2 runs: "),
         (
@@ -400,16 +403,16 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
         ),
         (
             {"privacy": PRIVACY, "population": {"step_seconds": 1.0}},
-            "^population: a private deployment draws its rounds from the system's entropy",
+            '^population does not go with a deployment with privacy.unit = "client"',
         ),
         ({"method": [{"name": "centralized"}]}, "centralized"),
         (
             {"method": [{"name": "scaffnew", "p": 0.5}]},
-            "^scaffnew needs every client in every round; leave it out in a deployment, where",
+            "^scaffnew: it needs every client in every round, so a deployment does not fit, since",
         ),
         (
             {"method": [{"name": "ifca", "k": 2}]},
-            "^ifca: its clients measure several models; leave it out in a deployment, whose",
+            "^ifca: its clients measure several models, so a deployment does not fit, since nodes",
         ),
     ],
 )

@@ -225,7 +225,7 @@ def test_the_model_does_not_choose_whose_losses_are_summed(
 
 METHODS: list[tuple[dict[str, Any], str]] = [
     ({"name": "ifca", "k": 2}, "ifca: its clients measure several models"),
-    ({"name": "centralised"}, "centralised has all rows in one place"),
+    ({"name": "centralised"}, "centralised: it has all rows in one place"),
 ]
 
 

@@ -69,7 +69,9 @@ def test_without_noise_it_is_the_private_simulation(
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_privacy_does_not_fit_are_refused(name: str, tmp_path: Path) -> None:
     table = private_table(METHODS[name])
-    with pytest.raises(InputError, match=f"{name}: .*, so privacy does not fit; run it without"):
+    with pytest.raises(
+        InputError, match=f'{name}: .*, so privacy.unit = "client" does not fit; run it without'
+    ):
         deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
 
 

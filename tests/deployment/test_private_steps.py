@@ -261,10 +261,13 @@ def test_whatever_was_planned_no_step_exceeds_the_limit(
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"setup__solver__gamma": 0.5}, "fedavg: solver.gamma looks at gradients without noise"),
+        (
+            {"setup__solver__gamma": 0.5, "setup__gradients": True},
+            'fedavg: solver.gamma = 0.5 does not go with privacy.unit = "example", since it looks',
+        ),
         (
             {"setup__method": {"name": "feddane", "mu": 1.0}},
-            "feddane: its clients compute a gradient over all of their rows, without noise",
+            'feddane: its clients compute a gradient over all .*, so privacy.unit = "example" does',
         ),
         (
             {"setup__method": {"name": "fedprox", "mu": [0.1, 0.2]}},
@@ -337,7 +340,9 @@ def _setting() -> Any:
 
 def test_without_a_barrier_it_is_refused(nodes: list[Site]) -> None:
     table = steps_table(asynchronous={"buffer": 1})
-    with pytest.raises(InputError, match=r'^privacy.unit = "example": without a barrier'):
+    with pytest.raises(
+        InputError, match=r"asynchronous does not go with a deployment with privacy.unit"
+    ):
         deployed(table, [node.answer for node in nodes])
 
 

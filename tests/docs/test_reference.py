@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 import fedprox
 from fedprox import cli
 from fedprox.algorithms import ALGORITHMS
+from fedprox.algorithms.capabilities import Capability
 from fedprox.algorithms.server import RULES
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
 from fedprox.experiment.messages import table_of
-from fedprox_docs import commands, keys, methods, offline, outputs
+from fedprox.simulation.config.compatible import ROWS
+from fedprox_docs import commands, compatible, keys, methods, offline, outputs
 from fedprox_docs.keys import to_markdown
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
@@ -71,6 +73,15 @@ def test_each_method_that_fixes_a_factor_says_why() -> None:
     rows = methods.fixed().splitlines()[2:]
     assert len(rows) == 8
     assert "| {func}`~fedprox.feddyn` | its model is the one" in methods.fixed()
+
+
+def test_every_row_of_what_does_not_go_together_is_on_the_page() -> None:
+    lines = [line.lower() for line in compatible.page().splitlines()]
+    for row in ROWS:
+        first = row.first.words if isinstance(row.first, Capability) else None
+        words = first or compatible.name_of(row.first)  # type: ignore[arg-type]
+        cells = (words, compatible.name_of(row.second), row.why, row.second.instead)
+        assert any(all(cell.lower() in line for cell in cells) for line in lines), cells
 
 
 def test_every_public_name_is_documented() -> None:
@@ -131,7 +142,7 @@ def test_every_command_is_on_the_page_as_its_help_prints_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [commands, keys, offline, outputs], ids=lambda module: module.__name__
+    "module", [commands, compatible, keys, offline, outputs], ids=lambda module: module.__name__
 )
 def test_examples_of_the_extension(module: ModuleType) -> None:
     found = doctest.testmod(module)

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.errors import InputError
-from fedprox.messages.download import arrived, downloaded, rounded, sent_bits
+from fedprox.messages.download import arrived, rounded, sent_bits
 from tests.messages.test_compression import CENTRES, CLIENTS, ROWS, START, D, run
 
 DOWN = fp.Compression("full", bucket=4, download=8)
@@ -97,8 +96,9 @@ def test_what_the_server_computes_is_not_sent_so() -> None:
     doubled = fp.fedavg()._replace(
         server=fp.fedavg().server._replace(params=lambda state: 2 * state)
     )
-    with pytest.raises(InputError, match="fedavg: the server sends what it computes from its stat"):
-        downloaded(doubled, 8, 4, jax.ShapeDtypeStruct((3,), np.float32))
+    line = "fedavg: a method whose server sends what it computes from its state does not go with "
+    with pytest.raises(InputError, match=line):
+        run(DOWN, doubled)
 
 
 def test_other_bits_are_refused() -> None:

@@ -234,14 +234,20 @@ def test_products_are_trained_with_a_sweep_and_screening() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"methods": fp.scaffold()}, "scaffold: its server does not take the mean of the clients'"),
+        ({"methods": fp.scaffold()}, r"scaffold: its clients do not send w_k - w\^t alone"),
         (
             {"methods": fp.fedopt(optax.adam, server_learning_rate=0.1)},
             "fedopt: its server does not",
         ),
-        ({"compression": fp.Compression("sign")}, "compression codes updates"),
-        ({"faults": fp.Faults("clip")}, 'faults.policy must not be "clip"'),
-        ({"evaluation": fp.Evaluation(model="cohort")}, 'evaluation.model must be "server"'),
+        ({"compression": fp.Compression("sign")}, "compression does not go with aggregation.rule"),
+        (
+            {"faults": fp.Faults("clip")},
+            'faults.policy = "clip" does not go with aggregation.rule = "product"',
+        ),
+        (
+            {"evaluation": fp.Evaluation(model="cohort")},
+            'evaluation.model = "cohort" does not go .*; it must be "server"',
+        ),
     ],
 )
 def test_what_products_do_not_fit_is_refused(options: dict[str, Any], line: str) -> None:
@@ -250,7 +256,7 @@ def test_what_products_do_not_fit_is_refused(options: dict[str, Any], line: str)
 
 
 def test_products_need_adapters() -> None:
-    with pytest.raises(fp.InputError, match=r"it is for a model of fedprox\.lora"):
+    with pytest.raises(fp.InputError, match=r"a model without adapters .* use fedprox\.lora"):
         fp.simulate(
             FEDERATION,
             MODEL,

@@ -567,23 +567,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "mimelite": (lambda: fp.mime(beta=0.5, lite=True), {}, "a gradient over all of their rows"),
     "qffl": (lambda: fp.qffl(q=1.0), {}, "a loss over all of their rows"),
     "fedsam": (lambda: fp.fedsam(rho=0.1), {}, "its objective needs whole mini-batches"),
-    "adapt": (lambda: fp.fedprox(mu=0.1, adapt=True), {}, "its mu follows the clients' losses"),
+    "adapt": (lambda: fp.fedprox(mu=0.1, adapt=True), {}, "its mu follows the training loss"),
     "ditto": (lambda: fp.ditto(lam=0.1), {}, "a second model on the same rows"),
-    "ifca": (lambda: fp.ifca(2), {}, "losses of several models over all of their rows"),
+    "ifca": (lambda: fp.ifca(2), {}, "its clients measure several models"),
     "gamma": (
         fp.fedavg,
         {"solver": fp.Solver(0.1, "all", epochs=2, gamma=0.5), "evaluation": fp.Evaluation()},
-        "solver.gamma looks at gradients without noise",
+        'solver.gamma = 0.5 does not go with privacy.unit = "example", since it looks',
     ),
     "line search": (
         fp.fedavg,
         {"solver": fp.Solver(0.1, "all", epochs=2, optimizer=fp.line_search_descent)},
-        "searches along a line looks at losses without noise",
+        "a line search does not go with privacy.unit",
     ),
     "best": (
         fp.fedavg,
         {"selection": fp.Selection(keep="best", measure="train_loss")},
-        "selection: with privacy it needs a validation set",
+        "privacy, since these have no noise; give a validation set that belongs to no client",
     ),
 }
 

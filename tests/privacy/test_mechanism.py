@@ -377,17 +377,20 @@ def test_noise_is_added_in_its_stated_scale() -> None:
 
 
 REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
-    "faults.norm = 10.0; with privacy it must be inf": (
+    'faults.norm = 10.0 does not go with privacy.unit = "client", since a client': (
         "fedavg",
         lambda: {"faults": fp.Faults()},
     ),
-    'evaluation.model = "cohort"; with privacy it must be "server"': (
+    'evaluation.model = "cohort" does not go with privacy.unit = "client"': (
         "fedavg",
         lambda: {"evaluation": fp.Evaluation(model="cohort")},
     ),
-    "fedprox: an adaptive mu follows the clients' losses": ("adaptive", dict),
-    "centralised has all rows in one place": ("centralised", dict),
-    "feddane releases gradients and updates, whose norms differ": (
+    'fedprox: its mu follows the training loss, so privacy.unit = "client" does not fit': (
+        "adaptive",
+        dict,
+    ),
+    "centralised: it has all rows in one place, so privacy.unit": ("centralised", dict),
+    "feddane: its clients send gradients first, so privacy.adaptive_clip does not fit": (
         "feddane",
         lambda: {"privacy": fp.Privacy(1.0, noise_multiplier=1, adaptive_clip=fp.AdaptiveClip())},
     ),

@@ -160,6 +160,6 @@ def test_stragglers_epochs_that_see_the_cohort_are_refused() -> None:
     with pytest.raises(fp.InputError) as error:
         released(METHODS["fedavg"], systems, 5)
     assert str(error.value) == (
-        "systems.straggler_epochs: leave it out with privacy, since the function sees who else is "
-        "in the cohort"
+        'systems.straggler_epochs does not go with privacy.unit = "client", since the function '
+        "sees who else is in the cohort; leave it out"
     )

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import inspect
 import math
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.simulation.config.protocol import PARTS
 from tests.catalogue import VARIANTS
+from tests.settings import all_settings, half, halves, never, tried
 from tests.variants import mostly_slow
 
 CLIENTS, CLASSES, FEATURES = 4, 3, 2
@@ -84,20 +84,6 @@ def augment(key: jax.Array, rows: jax.Array) -> jax.Array:
     return rows + 0.1 * jax.random.normal(key, rows.shape)
 
 
-def half(straggler: Any) -> int:
-    return max(1, int(straggler.epochs) // 2)
-
-
-def gammas(t: int, clients: Any) -> Any:
-    del t
-    return np.full(len(clients), 0.5)
-
-
-def never(record: fp.Record) -> bool:
-    del record
-    return False
-
-
 def ignored(progress: fp.Progress) -> None:
     del progress
 
@@ -154,10 +140,7 @@ VALUES: dict[str, list[Any]] = {
     "solver.batch_size": ["all", 3],
     "solver.epochs": [1],
     "solver.steps": [1, 4],
-    "solver.gamma": [0.0, 0.5, gammas],
-    "solver.learning_rate_decay": [0.5],
-    "solver.weight_decay": [0.1],
-    "solver.clip": [0.1],
+    "solver.gamma": [0.0, 0.5, halves],
     "solver.optimizer": [optax.adam, functools.partial(optax.sgd, momentum=0.9), optax.lbfgs],
     "cohort.clients_per_round": [1, 4],
     "cohort.over_selection": [1.5],
@@ -165,45 +148,26 @@ VALUES: dict[str, list[Any]] = {
     "systems.deadline": [0.25, 10.0],
     "systems.straggler_epochs": [half],
     "faults.norm": [1.0, math.inf],
-    "evaluation.every": [2],
-    "evaluation.rows": [1],
-    "evaluation.clients": [2],
-    "evaluation.fine_tune": [2],
     "target.measure": ["train_loss", "test_accuracy", "validation_loss", "test_margin"],
     "target.value": [0.9, 100.0],
     "target.lower_is_better": [True],
     "selection.measure": ["validation_accuracy", "test_accuracy", "train_loss", "test_margin"],
     "selection.patience": [1],
-    "privacy.clip": [1.0],
-    "privacy.epsilon": [5.0],
     "privacy.noise_multiplier": [0.0, 2.0],
     "privacy.delta": [0.001],
-    "privacy.adaptive_clip": [fp.AdaptiveClip()],
-    "privacy.accountant": ["pld", "rdp"],
-    "privacy.capacity": [3],
     "population.step_seconds": [(0.1, 0.2, 0.3, 5.0), fp.LogNormal(0.1, 1.0)],
     "population.download": [1000.0],
     "population.upload": [fp.LogNormal(1000.0, 1.0)],
-    "population.latency": [1.0],
     "population.available": [fp.DayNight(), fp.Intervals([0, 1], [0.0, 3.0], [6.0, 9.0], 12.0)],
-    "population.dropout": [0.4],
-    "asynchronous.buffer": [2],
-    "asynchronous.a": [1.0],
-    "asynchronous.b": [1],
     "asynchronous.most_staleness": [1],
-    "aggregation.faulty": [0.3],
-    "aggregation.bucket": [3],
-    "aggregation.radius": [0.1],
     "aggregation.ranks": [(1, 2, 1, 2)],
     "attack.share": [0.6],
     "attack.scale": [0.1],
-    "attack.seed": [1],
     "compression.share": [1.0],
-    "compression.bits": [4],
     "compression.bucket": [3],
     "compression.download": [8, 16],
 }
-"""Values to try of each setting; those of a choice, or of a switch, are found by its type."""
+"""Values to try in place of those of `tests.settings`; those of choices are found by type."""
 
 NEEDED: dict[str, dict[str, Any]] = {
     "asynchronous": {"population.step_seconds": 0.1},
@@ -227,9 +191,6 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """What a setting, or each of a part, is for, unless the case says otherwise."""
 
-NO_SETTINGS = ("methods", "progress")
-"""Arguments of `simulate` that are no settings: the methods, and whether stderr shows progress."""
-
 
 def choices(kind: Any) -> list[Any]:
     """All values of a type that has few: a choice or a switch."""
@@ -239,23 +200,11 @@ def choices(kind: Any) -> list[Any]:
     return list(get_args(kind)) if get_origin(kind) is Literal else inner
 
 
-def all_settings() -> dict[str, list[Any]]:
-    """Every setting of `simulate`, of each part by itself, and the values to try."""
-    hints = get_type_hints(fp.simulate)
-    kinds: dict[str, Any] = {}
-    for name in inspect.signature(fp.simulate).parameters:
-        if name in NO_SETTINGS:
-            continue
-        if name in ("federation", "model") or name not in PARTS:
-            kinds[name] = hints[name]
-            continue
-        of_part = get_type_hints(PARTS[name])
-        kinds |= {f"{name}.{f.name}": of_part[f.name] for f in dataclasses.fields(PARTS[name])}
-    found = {name: choices(kind) or VALUES.get(name, []) for name, kind in kinds.items()}
-    return found | {name: VALUES[name] for name in VALUES.keys() & kinds.keys()}
+SETTINGS = {
+    name: VALUES.get(name) or choices(kind) or tried(name) for name, kind in all_settings().items()
+}
+"""Every setting, and the values to try."""
 
-
-SETTINGS = all_settings()
 CHANGES = [(name, value) for name, values in SETTINGS.items() for value in values]
 Case = tuple[str, tuple[tuple[str, Any], ...]]
 """A method's name in the catalogue, and the settings to be changed."""

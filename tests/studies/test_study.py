@@ -77,7 +77,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ),
         (
             {"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}},
-            "0 %, Scaffnew: scaffnew needs every client in every round",
+            "0 %, Scaffnew: scaffnew: it needs every client in every round, so cohort.",
         ),
     ],
     ids=["method", "setting", "both"],

@@ -3,7 +3,7 @@
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from fedprox_docs import commands, keys, methods, papers
+from fedprox_docs import commands, compatible, keys, methods, papers
 
 # made before autodoc changes the signatures that it reads
 PAGES = {
@@ -12,6 +12,7 @@ PAGES = {
     "reference/command": ("<!-- commands -->", commands.page()),
     "reference/api/methods": ("<!-- methods -->", methods.page()),
     "howto/compose": ("<!-- fixed -->", methods.fixed()),
+    "concepts/compatible": ("<!-- what goes with what -->", compatible.page()),
     "concepts/local-problem": ("<!-- methods -->", methods.table()),
 }
 

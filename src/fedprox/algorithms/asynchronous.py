@@ -18,10 +18,8 @@ from fedprox.algorithms.base import (
     Message,
     Solution,
     State,
-    difference,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require
 from fedprox.model import Params
 
 
@@ -45,16 +43,9 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
     Args:
         algorithm: The method; its clients keep no state, also not within a round.
         most_staleness: The largest staleness.
-        models: Whether the server moves towards the clients' models, and not by their updates.
-
-    Raises:
-        InputError: If `models` is set, and clients send other messages than w_k - w^t.
+        models: Whether the server moves towards the clients' models, and not by their updates; the
+            method's clients then send w_k - w^t alone.
     """
-    require(
-        not models or algorithm.client.message is difference,
-        f'{algorithm.name}: asynchronous.adds = "models" needs a method whose clients send '
-        'w_k - w^t alone; it must be "updates"',
-    )
     count = most_staleness + 1
 
     def started(state: Versions, context: ClientContext) -> State:

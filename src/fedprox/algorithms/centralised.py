@@ -2,8 +2,6 @@
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.fedavg import local_loss
-from fedprox.errors import require
-from fedprox.solver import Solver
 
 
 def centralised() -> Algorithm:
@@ -35,13 +33,4 @@ def centralised() -> Algorithm:
         stragglers="keep",
         pooled=True,
         fixed=dict.fromkeys(("server", "stragglers", "average"), "it has no clients"),
-    )
-
-
-def check_pooled(algorithm: Algorithm, solver: Solver) -> None:
-    """Raise `InputError` if a solver asks for the clients of a method that has none."""
-    require(
-        not algorithm.pooled or not callable(solver.gamma),
-        f"{algorithm.name} has no clients, so solver.gamma cannot be a function of them; it must "
-        "be a number",
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms import capabilities as needs
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
@@ -58,38 +59,11 @@ def state_of(clusters: Clusters, cluster: jax.Array) -> State:
     return jax.tree.map(lambda a: a[cluster], clusters.states)
 
 
-def check_local(name: str, local: Algorithm) -> None:
-    """Raise `InputError` unless a method can run inside a cluster.
-
-    Args:
-        name: What messages call it.
-        local: The method.
-    """
-    require(
-        isinstance(local, Algorithm),
-        f"{name} = {shown(local)}; it must be a method, such as fedprox.fedavg()",
-    )
-    why = (
-        "has all rows in one place"
-        if local.pooled
-        else "measures the model of one server"
-        if local.first.measures or local.adapt is not None
-        else "has several models already"
-        if local.first.probe is not None
-        else "has models of the clients' own"
-        if local.personal is not None
-        else "remembers from one model on"
-        if local.client.memory is not None
-        else "needs every client in every round"
-        if local.everyone
-        else "evaluates another model than it sends"
-        if local.server.evaluated is not None
-        else ""
-    )
-    require(
-        not why,
-        f"{name}: {local.name} {why}; it must be a method such as fedavg, fedprox or feddyn",
-    )
+REFUSED = (
+    *(needs.POOLED, needs.EVERYONE, needs.GRADIENT, needs.LOSS, needs.ADAPTS),
+    *(needs.PROBES, needs.OWN_MODELS, needs.REMEMBERS, needs.EVALUATES),
+)
+"""What a method inside a cluster cannot have: it meets one of several models."""
 
 
 def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
@@ -135,7 +109,12 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
     """
     require_whole("ifca: k", k)
     inner = fedavg() if local is None else local
-    check_local("ifca: local", inner)
+    require(
+        isinstance(inner, Algorithm),
+        f"ifca: local = {shown(local)}; it must be a method, such as fedprox.fedavg()",
+    )
+    instead = "it must be a method such as fedavg, fedprox or feddyn"
+    needs.require_none("ifca: local", inner, REFUSED, instead)
     count = int(k)
     shown_name = "" if inner.name == "fedavg" else inner.name
 

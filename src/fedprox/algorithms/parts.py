@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms import capabilities as needs
 from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
@@ -17,9 +18,7 @@ from fedprox.algorithms.base import (
     Personal,
     Solution,
     add,
-    difference,
     local_update,
-    same_params,
 )
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.errors import require, shown
@@ -69,6 +68,13 @@ def check_parts(name: str, parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
+REFUSED = (
+    *(needs.POOLED, needs.GRADIENT, needs.LOSS, needs.ADAPTS, needs.KEEPS_STATE),
+    *(needs.SERVER_STATE, needs.OTHER_UPDATE, needs.OTHER_MESSAGE),
+)
+"""What a method cannot have whose clients keep parameters to themselves: it averages models."""
+
+
 def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
     r"""A method whose clients keep some parameters to themselves.
 
@@ -95,18 +101,9 @@ def personal_parts(method: Algorithm, parts: Sequence[str]) -> Algorithm:
         >>> fp.personal_parts(fp.fedprox(mu=0.1), ["dense2"]).variant
         'own dense2'
     """
-    name, given = method.name, check_parts(method.name, parts)
-    averages = (
-        method.server.init is same_params
-        and method.server.update is add
-        and method.client.message is difference
-    )
-    reads_server = method.first.measures or method.adapt is not None or method.pooled
-    require(
-        averages and method.client.state is None and not reads_server,
-        f"{name}: personal parts need a method that averages models, with no state of its own, and "
-        "does not measure the server's",
-    )
+    given = check_parts(method.name, parts)
+    instead = "it must be a method such as fedavg, fedprox, fedsam or fedlc"
+    needs.require_none("personal_parts", method, REFUSED, instead)
 
     def composed(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
         """F_k(w), from w^t with the client's own parts."""

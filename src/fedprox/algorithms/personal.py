@@ -11,7 +11,6 @@ from fedprox.algorithms.base import (
     Algorithm,
     ClientContext,
     ClientState,
-    First,
     HParams,
     OnClient,
     OnServer,
@@ -42,17 +41,21 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
         del state, hparams
         return jnp.zeros((), real_type()), keep(context.state, solution.params)
 
-    return algorithm._replace(
-        subproblem=personal.subproblem,
-        personal=None,
-        client=algorithm.client._replace(
+    # made anew, as a copy would keep what a list of fields to be reset forgets
+    return Algorithm(
+        algorithm.name,
+        personal.subproblem,
+        hparams=algorithm.hparams,
+        stragglers=algorithm.stragglers,
+        settings=algorithm.settings,
+        client=OnClient(
+            solver=algorithm.client.solver,
+            state=algorithm.client.state,
+            objective=personal.objective,
             message=message,
             size=lambda sent: sent,
-            objective=personal.objective,
-            whole_batches=False,
-            memory=None,
         ),
-        first=First(),
+        server=OnServer(params=algorithm.server.params),
     )
 
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.messages import Hiding, Setup
 from fedprox.errors import require
-from fedprox.messages.private import check_private_steps, releases
+from fedprox.messages.private import releases
 from fedprox.simulation.planning.jobs import Jobs
-from fedprox.solver import Solver
 
 ROUNDING = 1e-5
 """Relative error of numbers that were computed in single precision."""
@@ -49,26 +48,12 @@ def check_declaration(setup: Setup, hiding: Hiding, algorithm: Algorithm, points
         f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
     )
     _require_one_point(points)
-    why = algorithm.not_private or ("its mu follows losses without noise" * bool(algorithm.adapt))
-    require(not why, f"{algorithm.name}: {why}, so privacy does not fit")
-    require(
-        hiding.adaptive_clip is None or algorithm.first.exchange is None,
-        f"{algorithm.name}: privacy.adaptive_clip does not fit a method with a first exchange",
-    )
 
 
-def check_steps(setup: Setup, algorithm: Algorithm, solver: Solver, points: int) -> None:
-    """Raise `InputError` if clipping and noise in local steps do not hide the rows of a method.
-
-    Args:
-        setup: The run, whose local steps hide rows.
-        algorithm: The method, as the library has it.
-        solver: Its local solver.
-        points: Its sweep points.
-    """
+def check_steps(setup: Setup, points: int) -> None:
+    """Raise `InputError` if a run whose local steps hide rows declares what it cannot keep."""
     require(setup.privacy is None, BOTH)
     _require_one_point(points)
-    check_private_steps(algorithm, solver)
 
 
 def _require_one_point(points: int) -> None:

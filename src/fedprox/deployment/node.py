@@ -228,7 +228,7 @@ class Node:
             others, before = self.spent.others(setup), self.spent.before
             self.policy.check_privacy(setup.privacy, others, before)
         if setup.private_steps is not None:
-            check_steps(setup, parts.given, parts.solver, parts.points)
+            check_steps(setup, parts.points)
         if request.kind == "prepare":
             self._check_planned(request, setup, parts)
             self.policy.check_planned(parts.given, parts.solver, self.federation.train.sizes)

@@ -47,10 +47,10 @@ from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
 from fedprox.simulation.compiled.node_part import FirstPart, Part, gradients_program, part_program
 from fedprox.simulation.compiled.round import Inputs, Server
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.compatible import Case, check
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.config.systems import Systems
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
 from fedprox.simulation.devices.programs import Request, compiled, debugs
 from fedprox.simulation.loop.planner import plan_call
@@ -418,7 +418,6 @@ def methods_of(
         raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
-    require_deployable(algorithm)
     hiding, compression, privacy = setup.privacy, None, None
     if hiding is not None:
         privacy = hiding.clipping
@@ -437,18 +436,18 @@ def methods_of(
         model=model,
         solver=solver,
         cohort=Cohort(min(len(federation), max(1, round(share)))),
-        systems=Systems(),
         faults=Faults("drop", math.inf),
         rounds=setup.rounds,
-        evaluation=Evaluation(rows=measured_rows, model=setup.evaluated, gradients=setup.gradients),
+        evaluation=Evaluation(model=setup.evaluated, gradients=setup.gradients),
         client_store="host",
         seeds=(0,),  # shapes depend on it, and a restarted node must have the same
-        target=None,
-        stop_at_target="never",
         privacy=privacy,
         compression=compression,
         aggregation=Aggregation("product" if setup.products else "mean"),
     )
+    check(Case(protocol, algorithm, algorithm.solver(solver), "deployment"))
+    measured = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
+    protocol = replace(protocol, evaluation=measured)
     given = by_products(algorithm) if setup.products else algorithm
     if compression is not None:
         given = compression.received(given, model.shapes)
@@ -460,24 +459,8 @@ def methods_of(
     )  # the coordinator does these
     training, trained = replace(protocol, evaluation=Evaluation(gradients=False)), part
     if compression is not None:
-        trained = compressed(part, compression, model.shapes, coded=True)
+        trained = compressed(part, compression, coded=True)
     return algorithm, Method(training, trained), Method(protocol, part)
-
-
-def require_deployable(algorithm: Algorithm) -> None:
-    """Raise `InputError` if no node runs a method."""
-    name = algorithm.name
-    require(not algorithm.pooled, f"{name} has all rows in one place; leave it out in a deployment")
-    require(
-        not algorithm.everyone,
-        f"{name} needs every client in every round; leave it out in a deployment, where nodes may "
-        "be missing",
-    )
-    require(
-        algorithm.first.probe is None,
-        f"{name}: its clients measure several models; leave it out in a deployment, whose nodes "
-        "measure one",
-    )
 
 
 def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:

@@ -26,7 +26,7 @@ from fedprox.deployment.messages import (
     Securing,
     Setup,
 )
-from fedprox.deployment.parts import parameters_in_words, require_deployable
+from fedprox.deployment.parts import parameters_in_words
 from fedprox.deployment.run_file import Ledger
 from fedprox.deployment.secure.keys import has_signed
 from fedprox.deployment.secure.setting import securing_of
@@ -38,6 +38,7 @@ from fedprox.experiment.sections import Experiment
 from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.messages.faults import Faults
 from fedprox.model import digest
+from fedprox.simulation.config.compatible import DEPLOYMENT, Case, check
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -81,21 +82,7 @@ def check_deployable(experiment: Experiment) -> None:
     solver, _ = solver_of(experiment.solver)
     for number, table in enumerate(experiment.method):
         method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
-        require_deployable(method)
-    for setting, given, instead in (
-        ("attack", experiment.attack, "clients are what they are"),
-        ("aggregation.ranks", experiment.aggregation.ranks, "all messages have one shape"),
-        ("evaluation.rows", experiment.evaluation.rows, "nodes measure all their rows"),
-        ("evaluation.clients", experiment.evaluation.clients, "nodes evaluate all their clients"),
-        ("evaluation.fine_tune", experiment.evaluation.fine_tune, "nodes report no single clients"),
-    ):
-        require(given is None, f"{setting}: leave it out in a deployment, where {instead}")
-    for name in ("by_client", "client_records"):
-        require(
-            not getattr(experiment.evaluation, name),
-            f"evaluation.{name}: leave it out in a deployment, where nodes return sums over their "
-            "clients",
-        )
+        check(Case(experiment, method, place="deployment"), of=DEPLOYMENT)
 
 
 def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
@@ -110,35 +97,6 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
-    unit = None if resolved.privacy is None else resolved.privacy.unit
-    require(
-        unit != "client" or resolved.population is None,
-        "population: a private deployment draws its rounds from the system's entropy, so a resumed "
-        "run could not tell the time; leave the section out",
-    )
-    require(
-        unit != "example" or resolved.asynchronous is None,
-        'privacy.unit = "example": without a barrier the clock decides how many steps a client '
-        "takes, and noise is for a number that is known before; leave [asynchronous] out",
-    )
-    if resolved.compression is not None:
-        require(
-            resolved.asynchronous is None,
-            "compression: without a barrier nodes send messages in full; use one of both",
-        )
-        require(
-            resolved.evaluation.model == "server",
-            f'evaluation.model = "{resolved.evaluation.model}"; with compression nodes do not send '
-            'models, so it must be "server"',
-        )
-    for method in resolved.methods:
-        require(
-            resolved.faults is None
-            or resolved.faults.policy != "clip"
-            or method.client.state is None,
-            f'faults.policy = "clip": {method.name} has client state; use "drop" in a deployment, '
-            "where nodes store it before the coordinator compares their messages",
-        )
     secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
@@ -149,6 +107,9 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         gradients = any(solver.gamma is not None for solver in solvers)
         resolved.table["evaluation"]["gradients"] = gradients
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
+    for method in resolved.methods:
+        solver = method.solver(resolved.solver)
+        check(Case(resolved, method, solver, "deployment", secure is not None))
     if resolved.privacy is not None:
         _require_one_run(resolved, experiment.seed)
     _require_measures(resolved, joined.reports)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of
 from fedprox.federation import Federation, Rows
 from fedprox.messages.faults import beside
@@ -71,22 +70,6 @@ class Attack:
         order = generator(self.seed, Purpose.ATTACK).permutation(count)
         attacks[order[: round(self.share * count)]] = True
         return attacks
-
-    def check_method(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if an attack changes only a part of what a method's clients send."""
-        why = (
-            "it has no clients"
-            if algorithm.pooled
-            else "an attack would leave out the gradients that its clients send before"
-            if algorithm.first.exchange is not None
-            else "an attack would also change which model a message is for"
-            if algorithm.first.probe is not None
-            else ""
-        )
-        require(
-            not why or not self.changes_messages,
-            f'{algorithm.name}: {why}; leave out the attack, or use "label-flip"',
-        )
 
     def flipped(self, federation: Federation) -> Federation:
         """The federation whose attackers have flipped labels, if that is the attack.

@@ -23,7 +23,6 @@ from fedprox.algorithms.base import (
     Solution,
     State,
     add_scaled,
-    difference,
 )
 from fedprox.algorithms.check import message_shape
 from fedprox.algorithms.lift import lift
@@ -171,35 +170,17 @@ class Compression:
         """
         if self.download is None:
             return algorithm
-        self.check_method(algorithm, params)
         return downloaded(algorithm, self.download, self.bucket, params)
 
-    def check_method(self, algorithm: Algorithm, params: Params) -> None:
-        """Raise `InputError` if a method sends more than an update that may arrive changed.
 
-        Args:
-            algorithm: The method.
-            params: Shapes and types of the model's parameters.
-        """
-        why = (
-            "its clients send gradients before, which would travel in full"
-            if algorithm.first.exchange is not None
-            else "its clients do not send an update of the whole model and nothing else"
-            if shapes_in(message_shape(algorithm, params)) != shapes_in(params)
-            else "its clients keep a state that belongs to what they sent"
-            if algorithm.client.message is not difference
-            and algorithm.client.state is not None
-            and algorithm.personal is None
-            and not algorithm.client.keeps_sent
-            else ""
-        )
-        require(not why, f"{algorithm.name}: {why}; run it without compression")
+def sends_more(algorithm: Algorithm, params: Params) -> bool:
+    """Whether a method's clients send anything but an update of the whole model."""
 
+    def like(tree: Any) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [leaf.shape for leaf in leaves]
 
-def shapes_in(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """The structure of a tree, and the shapes of its leaves."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [leaf.shape for leaf in leaves]
+    return bool(like(message_shape(algorithm, params)) != like(params))
 
 
 ROUNDING = 1e-6
@@ -218,21 +199,14 @@ def random_key(words: jax.Array | None) -> Any:
     return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def compressed(
-    algorithm: Algorithm, setting: Compression, params: Params, *, coded: bool = False
-) -> Algorithm:
+def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = False) -> Algorithm:
     """The same method, whose messages arrive as their codec leaves them.
 
     Args:
-        algorithm: The method.
+        algorithm: The method, whose clients send an update of the whole model.
         setting: The setting.
-        params: Shapes and types of the model's parameters.
         coded: Whether clients send what travels, for a node, and not what arrives of it.
-
-    Raises:
-        InputError: If the method's messages cannot be compressed.
     """
-    setting.check_method(algorithm, params)
 
     def arrives(
         message: Message, error: Any, words: jax.Array | None

@@ -26,7 +26,6 @@ from fedprox.algorithms.base import (
     State,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require
 from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
 
@@ -80,15 +79,12 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
     """The same method, whose clients receive the model in 8 or 16 bits a number.
 
     Args:
-        algorithm: The method.
+        algorithm: The method; its server sends a part of its state.
         bits: 8 or 16.
         row: Numbers that share a scale.
         params: Shapes and types of the model's parameters.
-
-    Raises:
-        InputError: If the server sends something that it computes from its state.
     """
-    places = _places(algorithm, params)
+    at = places(algorithm, params)
     restore = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), params))[1]
 
     def received(state: Sent) -> Params:
@@ -97,7 +93,7 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
     def seen(state: Sent, _: ClientContext) -> State:
         """The state as clients have it, with the model that has arrived."""
         leaves, structure = jax.tree.flatten(state.state)
-        for place, leaf in zip(places, jax.tree.leaves(received(state)), strict=True):
+        for place, leaf in zip(at, jax.tree.leaves(received(state)), strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(structure, leaves)
 
@@ -116,13 +112,6 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
     )
 
 
-def _places(algorithm: Algorithm, params: Params) -> list[int]:
-    """Which leaves of a method's state are the parameters that it sends."""
-    state = jax.eval_shape(algorithm.server.init, params)
-    places = inputs_returned(algorithm.server.params, state)
-    require(
-        -1 not in places,
-        f"{algorithm.name}: the server sends what it computes from its state; leave out "
-        "compression.download",
-    )
-    return places
+def places(algorithm: Algorithm, params: Params) -> list[int]:
+    """Which leaves of a method's state are the parameters that it sends; -1 for none of them."""
+    return inputs_returned(algorithm.server.params, algorithm.state_like(params))

@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import as_float, require, require_one_of, shown
 from fedprox.precision import real_type
 
@@ -78,26 +77,6 @@ class Faults:
     def compares(self) -> bool:
         """Whether the sizes of a round's updates are compared."""
         return math.isfinite(as_float(self.norm))
-
-    def check_private(self) -> None:
-        """Raise `InputError` if a client would change whether others count."""
-        require(
-            not self.compares,
-            f"faults.norm = {self.norm}; with privacy it must be inf, since a client would change "
-            "whether others count",
-        )
-
-    def check_method(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if a method needs the updates that would be left out."""
-        require(
-            not algorithm.everyone or self.policy == "fail",
-            f'{algorithm.name} needs every client in every round: faults.policy must be "fail"',
-        )
-        require(
-            algorithm.first.probe is None or self.policy != "clip",
-            f"{algorithm.name}: its clients send updates of different models, which are not "
-            'scaled down: faults.policy must not be "clip"',
-        )
 
 
 def sound(*trees: Any) -> jax.Array:

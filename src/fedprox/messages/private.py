@@ -27,13 +27,11 @@ from fedprox.algorithms.base import (
     add_scaled,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require
 from fedprox.messages.normals import standard_normals
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.privacy.norms import norm_bound
 from fedprox.privacy.setting import CLIPS, Privacy
-from fedprox.solver import Solver
 
 
 class Guarded(NamedTuple):
@@ -93,67 +91,6 @@ def releases(algorithm: Algorithm) -> int:
     (1, 2)
     """
     return 1 if algorithm.first.exchange is None else 2
-
-
-def check_private(algorithm: Algorithm, privacy: Privacy) -> None:
-    """Raise `InputError` if clipping and noise do not hide the clients of a method."""
-    name = algorithm.name
-    require(
-        not algorithm.pooled,
-        f"{name} has all rows in one place, so privacy cannot hide its clients; run it without",
-    )
-    require(
-        not algorithm.not_private,
-        f"{name}: {algorithm.not_private}, so privacy does not fit; run it without",
-    )
-    require(
-        algorithm.adapt is None,
-        f"{name}: an adaptive mu follows the clients' losses, which have no noise; with privacy "
-        "give mu without adapt",
-    )
-    require(
-        not privacy.adaptive_clip or algorithm.first.exchange is None,
-        f"{name} releases gradients and updates, whose norms differ; leave out "
-        "privacy.adaptive_clip",
-    )
-
-
-def check_private_steps(algorithm: Algorithm, solver: Solver) -> None:
-    """Raise `InputError` if clipping and noise in local steps do not hide the examples of a method.
-
-    All that leaves a client, and what it keeps, must follow from its noised steps.
-    """
-    name, personal = algorithm.name, algorithm.personal
-    reasons = {
-        "it has all rows in one place": algorithm.pooled,
-        "its clients compute a gradient over all of their rows, without noise": (
-            algorithm.first.gradient
-        ),
-        "its clients compute a loss over all of their rows, without noise": algorithm.first.loss,
-        "its clients count the labels of their rows, without noise": algorithm.first.labels,
-        "its clients compute losses of several models over all of their rows, without noise": (
-            algorithm.first.probe is not None
-        ),
-        "its objective needs whole mini-batches, so no gradient belongs to one example": (
-            algorithm.client.whole_batches
-        ),
-        "its mu follows the clients' losses, which have no noise": algorithm.adapt is not None,
-        "its clients train a second model on the same rows": (
-            personal is not None and personal.subproblem is not None
-        ),
-    }
-    for reason, holds in reasons.items():
-        require(not holds, f'{name}: {reason}, so privacy.unit = "example" does not fit')
-    require(
-        solver.gamma is None,
-        f'{name}: solver.gamma looks at gradients without noise; with privacy.unit = "example" '
-        "leave it out",
-    )
-    require(
-        not solver.searches_line,
-        f"{name}: an optimizer that searches along a line looks at losses without noise; with "
-        'privacy.unit = "example" use another',
-    )
 
 
 def private(

@@ -25,7 +25,6 @@ from fedprox.algorithms.base import (
     difference,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require
 from fedprox.messages.faults import beside
 from fedprox.model import Params
 from fedprox.model.variants import FACTORS, adapted
@@ -40,17 +39,9 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     alone, so what is zero stays zero.
 
     Args:
-        algorithm: The method.
+        algorithm: The method, whose server takes the mean of the clients' models.
         ranked: Whether clients have ranks of their own.
-
-    Raises:
-        InputError: If its server does not replace the model by the mean of the clients'.
     """
-    require(
-        algorithm.client.message is difference and algorithm.server.update is add,
-        f"{algorithm.name}: its server does not take the mean of the clients' models, so "
-        'aggregation.rule must not be "product"',
-    )
 
     def received(state: Params, context: ClientContext) -> Params:
         return state if context.rank is None else _at_rank(state, context.rank)

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.messages.products import counted, mean_product, shares
 
@@ -123,8 +122,7 @@ class Aggregation:
 
     def check_ranks(self, clients: int, most: int) -> None:
         """Raise `InputError` unless each client has a rank that the model's adapters have."""
-        if self.ranks is None:
-            return
+        assert self.ranks is not None
         require(
             len(self.ranks) == clients,
             f"aggregation.ranks has {len(self.ranks)} ranks; there are {clients} clients",
@@ -132,22 +130,6 @@ class Aggregation:
         require(
             max(self.ranks) <= most,
             f"aggregation.ranks: {max(self.ranks)}; the model's adapters have rank {most}",
-        )
-
-    def check_method(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if a rule does not see all that a method's clients send."""
-        why = (
-            "it has no clients"
-            if algorithm.pooled
-            else "its clients send gradients before, of which the mean is taken"
-            if algorithm.first.exchange is not None
-            else "its clients send updates of different models"
-            if algorithm.first.probe is not None
-            else ""
-        )
-        require(
-            not self.stores or not why,
-            f'{algorithm.name}: {why}, so aggregation.rule must be "mean"',
         )
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:

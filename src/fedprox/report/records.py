@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
 
-from fedprox.measures import KINDS, MEASURES
+from fedprox.measures import KINDS, MEASURES, OPTIONAL
 from fedprox.report.rows import apart, is_simple
 from fedprox.simulation.results.record import COLUMNS, Record
 from fedprox.simulation.results.run import Run

@@ -22,6 +22,7 @@ from fedprox.model import Model, Params, with_base
 from fedprox.privacy import Privacy
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.compatible import Case, check
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.method import Method, checked_methods
 from fedprox.simulation.config.population import Population
@@ -365,16 +366,7 @@ def prepare(
         settings["federation"] = attack.flipped(settings["federation"])
     protocol = Protocol(**settings, seeds=_seeds(seed))
     compared = checked_methods(protocol, methods)
-    require(
-        protocol.asynchronous is None or protocol.population is not None,
-        "asynchronous: who is done when is a matter of the clients' devices: give a population",
-    )
-    deadline = protocol.systems.deadline
-    require(
-        deadline is None or protocol.population is not None,
-        f"systems.deadline = {shown(deadline)}; give a population beside it: without, it is a real "
-        "clock's, which only a deployment has",
-    )
+    check(Case(protocol, place="simulation"))
     if protocol.evaluation.clients is None:
         check_measured(mesh, protocol.federation, protocol.measured)
     return Prepared(mesh, protocol, compared)

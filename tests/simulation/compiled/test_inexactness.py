@@ -385,7 +385,9 @@ def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
 def test_the_pooled_baseline_refuses_a_gamma_for_each_client() -> None:
     federation = ragged_federation([20, 30])
     solver = Solver(0.1, batch_size=10, epochs=2, gamma=lambda _t, k: np.full(len(k), 0.5))
-    with pytest.raises(InputError, match="centralised has no clients"):
+    with pytest.raises(
+        InputError, match=r"centralised: .* solver\.gamma as a function of clients does not fit"
+    ):
         one_run(federation, models.logistic(federation), centralised(), solver)
 
 

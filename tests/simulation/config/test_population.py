@@ -50,7 +50,7 @@ def work_of(
     settings |= {"federation": federation(), "model": model, "population": population}
     protocol = Protocol(**settings | options)
     method = Method(protocol, protocol.reported(algorithm))
-    protocol.check(method.algorithm, method.solver)
+    protocol.check(algorithm, method.solver)
     found = works(protocol, method.algorithm, method.solver, 0)
     return [next(found) for _ in range(rounds)]
 
@@ -463,8 +463,14 @@ def test_a_population_that_cannot_be_is_refused(options: dict[str, Any], message
 PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0)
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"systems": fp.Systems(deadline=1.0)}, "systems.deadline = 1.0; give a population beside it"),
-    ({"cohort": fp.Cohort(2, over_selection=1.5)}, "it needs a population"),
+    (
+        {"systems": fp.Systems(deadline=1.0)},
+        "no population in a simulation does not go with systems.deadline = 1.0",
+    ),
+    (
+        {"cohort": fp.Cohort(2, over_selection=1.5)},
+        "no population does not go with cohort.over_selection = 1.5",
+    ),
     ({"population": fp.Population([1.0] * 2)}, "2 numbers; the federation has 3 clients"),
     (
         {"population": fp.Population(available=fp.Intervals([4], [0.0], [1.0], 2.0))},
@@ -472,7 +478,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"population": fp.Population(available=fp.DayNight()), "privacy": PRIVATE},
-        "with privacy every client must be as likely to be drawn",
+        "since every client must always be as likely to be drawn",
     ),
     (
         {
@@ -480,7 +486,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
             "cohort": fp.Cohort(1, over_selection=2.0),
             "privacy": PRIVATE,
         },
-        "with privacy it must be 1",
+        "since fast clients would take part more often; it must be 1",
     ),
     (
         {"population": fp.Population(9.0), "systems": fp.Systems(deadline=1.0)},

@@ -27,7 +27,6 @@ from fedprox.simulation.devices.mesh import lane_mesh, shard
 from fedprox.simulation.storage.client_store import open_store
 from tests import methods
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START, beside_the_oracle
-from tests.catalogue import VARIANTS
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 
 
@@ -83,15 +82,6 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
         lambda hparams, _: methods.FedProx(START, CLIENTS, hparams["mu"]),
         evaluated="clients",
     )
-
-
-STATEFUL = [each for each in (v.method for v in VARIANTS.values()) if each.client.state]
-
-
-@pytest.mark.parametrize("method", STATEFUL, ids=lambda method: method.name)
-def test_a_client_drawn_twice_could_not_keep_two_states(method: Algorithm) -> None:
-    with pytest.raises(InputError, match=rf"{method.name}.*proportional"):
-        Cohort(2, sampling="proportional").check_method(method, 4)
 
 
 def test_the_mean_of_all_clients_needs_to_know_each_once() -> None:

@@ -62,25 +62,6 @@ def securing_of(
         f"deployment.secure.honest = {given.honest}; it is for [privacy]: leave it out",
     )
     require_one_of("deployment.secure.bits", given.bits, (32, 64))
-    solvers = [method.solver(resolved.solver) for method in resolved.methods]
-    refused = {
-        "[asynchronous]": resolved.asynchronous is not None,
-        "privacy.adaptive_clip": resolved.privacy is not None
-        and resolved.privacy.adaptive_clip is not None,
-        "[compression]": resolved.compression is not None,
-        "faults.norm": resolved.faults is not None and resolved.faults.compares,
-        "aggregation.rule": resolved.aggregation.stores,
-        "evaluation.gradients": resolved.evaluation.gradients
-        and "gradients" in experiment.evaluation.model_fields_set,
-        "solver.gamma": any(solver.gamma is not None for solver in solvers),
-        'cohort.sampling = "proportional"': resolved.cohort.sampling == "proportional",
-    }
-    found = [name for name, is_set in refused.items() if is_set]
-    require(
-        not found,
-        f"deployment.secure: {', '.join(found)} {'do' if len(found) > 1 else 'does'} not fit, "
-        "since the operator sees no node's message alone; leave out one or the other",
-    )
     everybody = resolved.cohort.clients_per_round == len(resolved.federation)
     require(
         not hidden or everybody,

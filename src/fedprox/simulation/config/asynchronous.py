@@ -6,12 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.systems import Systems
-from fedprox.solver import Solver
+from fedprox.errors import require_number, require_one_of, require_whole
 
 Staleness = Literal["constant", "polynomial", "hinge"]
 """How the weight of an update falls with its staleness."""
@@ -85,52 +80,3 @@ class Asynchronous:
         if self.staleness == "hinge":
             return 1.0 / (1.0 + self.a * np.maximum(late - self.b, 0.0))
         return np.ones_like(late)
-
-    def check(self, cohort: Cohort, systems: Systems, evaluation: Evaluation) -> None:
-        """Raise `InputError` if cohorts or stragglers are those of rounds with a barrier."""
-        require(
-            evaluation.model != "clients",
-            "asynchronous: the mean of all clients' last models is that of rounds with a barrier; "
-            'evaluation.model must be "server" or "cohort"',
-        )
-        require(
-            self.buffer <= cohort.clients_per_round,
-            f"asynchronous.buffer = {self.buffer}; it must be at most the clients at work, "
-            f"cohort.clients_per_round = {cohort.clients_per_round}",
-        )
-        require(
-            cohort.sampling == "uniform" and cohort.over_selection == 1,
-            "asynchronous: clients are drawn one after the other: cohort.sampling must be "
-            '"uniform", and cohort.over_selection 1',
-        )
-        require(
-            systems.stragglers == 0 and systems.deadline is None,
-            "asynchronous: a slow client is late and not a straggler: leave out systems.stragglers "
-            "and systems.deadline",
-        )
-
-    def check_method(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` if the message of a client does not stand alone."""
-        why = (
-            "it has no clients"
-            if algorithm.pooled
-            else "it needs every client in every round"
-            if algorithm.everyone
-            else "its clients keep a state that belongs to the server's"
-            if algorithm.client.state is not None
-            else "its clients need the gradients of one model"
-            if algorithm.first.exchange is not None
-            else "its clients measure several models of one round"
-            if algorithm.first.probe is not None
-            else "its clients remember from one model on"
-            if algorithm.client.memory is not None
-            else "its mu follows the loss of each round"
-            if algorithm.adapt is not None
-            else ""
-        )
-        require(not why, f"{algorithm.name}: {why}, so it cannot be asynchronous")
-        require(
-            solver.gamma is None,
-            f"{algorithm.name}: with solver.gamma nobody knows how long a client takes; leave it "
-            "out, or asynchronous",
-        )

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import LARGEST, require, require_number, require_one_of, require_whole
 from fedprox.streams import Purpose, generator
 
@@ -71,21 +70,6 @@ class Cohort:
             "there are no first K: it must be 1",
         )
 
-    def check_method(self, algorithm: Algorithm, clients: int) -> None:
-        """Raise `InputError` if cohorts of some clients do not fit a method."""
-        require(
-            algorithm.client.state is None or self.sampling != "proportional",
-            f"{algorithm.name}: its clients keep a state, or their last models are evaluated, and "
-            'with cohort.sampling = "proportional" a client may be drawn twice; it must be '
-            '"uniform" or "bernoulli"',
-        )
-        require(
-            not algorithm.everyone
-            or (self.sampling == "uniform" and self.clients_per_round >= clients),
-            f"{algorithm.name} needs every client in every round: cohort.clients_per_round must be "
-            f"{clients}, and cohort.sampling uniform",
-        )
-
     @property
     def drawn(self) -> int:
         """How many clients are drawn with "uniform" sampling."""
@@ -95,14 +79,6 @@ class Cohort:
     def messages(self) -> int:
         """How many messages end a round at most."""
         return self.clients_per_round if self.over_selection > 1 else LARGEST
-
-    def check_private(self) -> None:
-        """Raise `InputError` if who takes part is not a draw from all clients."""
-        require(
-            self.over_selection == 1,
-            f"cohort.over_selection = {self.over_selection}; with privacy it must be 1, since the "
-            "fast clients would take part more often",
-        )
 
     def sizes(self, clients: int) -> range:
         """The possible sizes of a cohort that is drawn from `clients` clients."""

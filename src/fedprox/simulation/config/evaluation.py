@@ -5,11 +5,9 @@ from typing import get_args
 
 import numpy as np
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
-from fedprox.solver import Solver
 
 
 @dataclass(frozen=True)
@@ -71,32 +69,7 @@ class Evaluation:
                 isinstance(value, bool | np.bool_),
                 f"evaluation.{name} = {shown(value)}; it must be True or False",
             )
-
-    def check_private(self) -> None:
-        """Raise `InputError` if the measured model has no noise."""
-        require(
-            self.model == "server",
-            f'evaluation.model = "{self.model}"; with privacy it must be "server", the only model '
-            "that has noise",
-        )
-
-    def check_method(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` if a method needs other measures, or does not have the model."""
-        require(
-            self.gradients or solver.gamma is None,
-            "evaluation.gradients = false; with solver.gamma it must be true, since gradients show "
-            "whether gamma was reached",
-        )
-        require(
-            algorithm.adapt is None or algorithm.server.evaluated is None,
-            f"{algorithm.name}: an adaptive mu follows the loss of the model that is sent out; "
-            'evaluation.model must be "server"',
-        )
-        require(
-            not algorithm.several_models or self.model == "server",
-            f'{algorithm.name}: evaluation.model = "{self.model}"; for a method whose clients have '
-            'models of their own it must be "server"',
-        )
+            object.__setattr__(self, name, bool(value))
 
     def of(self, federation: Federation) -> "Evaluation":
         """The same evaluation, with `clients` set to None if it is not fewer than all clients."""

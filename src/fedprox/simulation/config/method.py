@@ -196,9 +196,8 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
     check_model(protocol.model, protocol.federation)
     for algorithm in algorithms:
         check_algorithm(algorithm, protocol.model.shapes)
+        protocol.check(algorithm, algorithm.solver(protocol.solver))
     methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
-    for method in methods:
-        protocol.check(method.algorithm, method.solver)
     for algorithm, method in zip(algorithms, methods, strict=True):
         check_objective(algorithm, protocol.model, protocol.federation)
         _check_still(algorithm, method)

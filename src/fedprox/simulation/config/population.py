@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, shown
 from fedprox.simulation.config.availability import DayNight, Intervals
 from fedprox.simulation.config.pace import Legs, Pace
@@ -161,22 +160,6 @@ class Population:
         if isinstance(available, Intervals):
             available = available.of_devices(clients)
         return replace(self, **lists, available=available)
-
-    def check_private(self) -> None:
-        """Raise `InputError` if who takes part is not a draw from all clients."""
-        require(
-            self.available is None,
-            "population.available: with privacy every client must be as likely to be drawn in "
-            "every round; leave it out",
-        )
-
-    def check_method(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if a method needs clients that may be lost."""
-        require(
-            not algorithm.everyone or (self.available is None and self.dropout == 0),
-            f"{algorithm.name} needs every client in every round: leave out population.available "
-            "and population.dropout",
-        )
 
     def pace(
         self,

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -17,24 +18,24 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.centralised import check_pooled
 from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
-from fedprox.federation import Examples, Federation
+from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
 from fedprox.messages.compression import Compression, compressed
 from fedprox.messages.faults import Faults
-from fedprox.messages.private import check_private, check_private_steps, private, releases
+from fedprox.messages.private import private, releases
 from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
-from fedprox.model.variants import adapted, rank_of
+from fedprox.model.variants import rank_of
 from fedprox.privacy import Privacy
 from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.privacy.setting import check_delta
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
+from fedprox.simulation.config.compatible import Case, check
 from fedprox.simulation.config.evaluation import Evaluation
 from fedprox.simulation.config.pace import Pace, legs_of
 from fedprox.simulation.config.population import Population
@@ -49,29 +50,6 @@ from fedprox.streams import Purpose, check_seed, generator
 
 Storage = Literal["auto", "device", "host", "disk"]
 """Where client state is stored."""
-
-
-PARTS = {
-    "federation": Federation,
-    "model": Model,
-    "solver": Solver,
-    "cohort": Cohort,
-    "systems": Systems,
-    "faults": Faults,
-    "evaluation": Evaluation,
-    "target": Target,
-    "selection": Selection,
-    "privacy": Privacy,
-    "population": Population,
-    "asynchronous": Asynchronous,
-    "aggregation": Aggregation,
-    "attack": Attack,
-    "compression": Compression,
-}
-"""The types of a protocol's parts."""
-
-OPTIONAL = ("faults", "target", "privacy", "population", "asynchronous", "attack", "compression")
-"""The parts that may be None."""
 
 
 MOST_ROUNDS = 10**7
@@ -175,72 +153,16 @@ class Protocol:
         )
         if self.population is not None:
             self.population.check(len(self.federation))
-        require(
-            self.cohort.over_selection == 1 or self.population is not None,
-            f"cohort.over_selection = {self.cohort.over_selection}; it needs a population, which "
-            "says whose messages are first",
-        )
         if self.asynchronous is not None:
             require(
-                not self.hides_clients, "asynchronous: privacy has no accounting for it; use one"
+                self.asynchronous.buffer <= self.cohort.clients_per_round,
+                f"asynchronous.buffer = {self.asynchronous.buffer}; it must be at most the clients "
+                f"at work, cohort.clients_per_round = {self.cohort.clients_per_round}",
             )
-            self.asynchronous.check(self.cohort, self.systems, self.evaluation)
-        self._check_messages()
         check_delta(self.privacy, self.federation.train.sizes)
-        if self.hides_clients:
-            self.cohort.check_private()
-            if self.population is not None:
-                self.population.check_private()
-            if self.faults is not None:
-                self.faults.check_private()
-            self.evaluation.check_private()
-            self.systems.check_private()
-        if self.privacy is not None and not isinstance(self.federation.validation, Examples):
-            self.selection.check_private()
-
-    def _check_messages(self) -> None:
-        """Raise `InputError` if rules or attacks do not fit what else happens to messages."""
-        lies = self.lies is not None
-        for name, given in (("aggregation.rule", self.aggregation.stores), ("attack", lies)):
-            require(
-                not given or not self.hides_clients,
-                f"{name}: with privacy, noise hides clients in a mean; use one of both",
-            )
-            require(
-                not given or self.asynchronous is None,
-                f"{name}: a buffer's updates have weights of their own; use one of both",
-            )
-        if self.aggregation.rule == "product":
-            line = 'aggregation.rule = "product"; '
-            require(adapted(self.model.shapes), line + "it is for a model of fedprox.lora")
+        check(Case(self))
+        if self.aggregation.ranks is not None:
             self.aggregation.check_ranks(len(self.federation), rank_of(self.model.shapes))
-            require(self.compression is None, line + "compression codes updates: use one of both")
-            require(self.evaluation.model == "server", line + 'evaluation.model must be "server"')
-            require(
-                self.faults is None or self.faults.policy != "clip",
-                line + 'faults.policy must not be "clip", which scales updates',
-            )
-        if self.compression is not None:
-            require(
-                not self.hides_clients,
-                "compression: with privacy, messages that are clipped would arrive larger or "
-                "smaller; use one of both",
-            )
-            require(
-                self.asynchronous is None or not self.compression.error_feedback,
-                "compression.error_feedback = True; without a barrier a client keeps nothing from "
-                "one update to the next: leave it out",
-            )
-            require(
-                self.asynchronous is None or self.asynchronous.adds == "updates",
-                f'asynchronous.adds = "{self.asynchronous and self.asynchronous.adds}"; with '
-                'compression it must be "updates"',
-            )
-        require(
-            self.aggregation.before != "bucketing" or self.cohort.sampling == "uniform",
-            'aggregation.before = "bucketing"; buckets are of clients in the order of their draw, '
-            'so cohort.sampling must be "uniform"',
-        )
 
     def plain(self, clients_per_round: int) -> "Protocol":
         """The same data, model and solver in rounds of so many clients, with no other setting.
@@ -469,7 +391,7 @@ class Protocol:
             algorithm = by_products(algorithm, ranked=self.aggregation.ranks is not None)
         if self.compression is not None:
             algorithm = self.compression.received(algorithm, self.model.shapes)
-            algorithm = compressed(algorithm, self.compression, self.model.shapes)
+            algorithm = compressed(algorithm, self.compression)
         reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
         if self.asynchronous is not None:
             return asynchronous(
@@ -508,54 +430,13 @@ class Protocol:
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.
 
-        Each part of the protocol says what it requires of a method.
-
         Args:
-            algorithm: The method.
+            algorithm: The method, before `reported`.
             solver: The solver that its clients use.
         """
         for t in (0, self.rounds - 1):
             solver.factor(t)
-        self._check_noise(algorithm, solver)
-        require(
-            algorithm.server.starts == 1 or self.initial is None,
-            f"{algorithm.name}: it begins with {algorithm.server.starts} random models; leave out "
-            "initial",
-        )
-        require(
-            algorithm.first.probe is None or solver.gamma is None,
-            f"{algorithm.name}: solver.gamma is relative to the server's model, and clients start "
-            "from several; leave it out",
-        )
-        whole = solver.gamma is not None or solver.searches_line
-        require(
-            algorithm.client.objective is None or not whole,
-            f"{algorithm.name}: clients have an objective in place of F_k, so neither solver.gamma "
-            "nor an optimizer that searches along a line can be used",
-        )
-        require(
-            not algorithm.own_parts or solver.gamma is None,
-            f"{algorithm.name}: solver.gamma is relative to the server's model, from which clients "
-            "with parts of their own do not start; leave it out",
-        )
-        self.cohort.check_method(algorithm, len(self.federation))
-        self.systems.check_method(algorithm, solver)
-        if self.faults is not None:
-            self.faults.check_method(algorithm)
-        self.evaluation.check_method(algorithm, solver)
-        self._check_processes(algorithm)
-        check_pooled(algorithm, solver)
-        if self.privacy is not None and self.hides_clients:
-            check_private(algorithm, self.privacy)
-        if self.hides_examples:
-            check_private_steps(algorithm, solver)
-        if self.population is not None:
-            self.population.check_method(algorithm)
-        if self.asynchronous is not None:
-            self.asynchronous.check_method(algorithm, solver)
-        self.aggregation.check_method(algorithm)
-        if self.attack is not None:
-            self.attack.check_method(algorithm)
+        check(Case(self, algorithm, solver))
         deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
         for seed in self.seeds:
             in_time = None
@@ -573,40 +454,14 @@ class Protocol:
             except InputError as error:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
 
-    def _check_noise(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` if a method needs an objective, and mini-batches have their own."""
-        if not is_noisy(self.federation, self.model):
-            return
-        where, noise = "data", "augmentation"
-        if self.federation.augment is None:
-            where, noise = "model", "dropout, or other random outputs in training,"
-        require(
-            solver.gamma is None and not solver.searches_line,
-            f"{where}: with {noise} each mini-batch has a different objective, so neither "
-            "solver.gamma nor an optimizer that searches along a line can be used",
-        )
-        require(
-            not algorithm.first.measures,
-            f"{algorithm.name}: with {noise} mini-batches do not have the objective of the "
-            f"{'gradients' if algorithm.first.gradient else 'losses'} that its clients compute "
-            f"first; use {where} without",
-        )
 
-    def _check_processes(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if a method needs all rows in one process, and there are several."""
-        processes = self.ownership.processes
-        require(
-            not algorithm.pooled or processes == 1,
-            f"{algorithm.name} has all rows in one place, and there are {processes} processes; it "
-            "must be run by one",
-        )
-        fine_tune = self.evaluation.fine_tune is not None
-        own = fine_tune or algorithm.several_models
-        require(
-            not own or processes == 1,
-            f"{algorithm.name}: clients' own models are measured by one process, and there are "
-            f"{processes}",
-        )
+PARTS: dict[str, Any] = {
+    name: kind
+    for name, hint in get_type_hints(Protocol).items()
+    for kind in get_args(hint) or (hint,)
+    if is_dataclass(kind)
+}
+"""The types of a protocol's parts."""
 
 
 def pace_of(
@@ -657,8 +512,8 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
 def check_parts(**parts: object) -> None:
     """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
     for name, part in parts.items():
-        kind = PARTS[name]
-        optional = name in OPTIONAL
+        kind, hint = PARTS[name], get_type_hints(Protocol)[name]
+        optional = NoneType in get_args(hint)
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(
                 f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
@@ -103,27 +102,6 @@ class Systems:
                 "give either stragglers or a deadline, and not both",
             )
             require_number("systems.deadline", self.deadline, positive=True)
-
-    def check_private(self) -> None:
-        """Raise `InputError` if a client's work depends on who else is in the cohort."""
-        require(
-            self.straggler_epochs is None,
-            "systems.straggler_epochs: leave it out with privacy, since the function sees who else "
-            "is in the cohort",
-        )
-
-    def check_method(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` if a method needs work that clients may not do."""
-        require(
-            algorithm.stragglers == "keep" or solver.gamma is None or self.deadline is None,
-            f"{algorithm.name} drops stragglers, but with solver.gamma and systems.deadline a "
-            "straggler is known only after its work: leave out one of the three",
-        )
-        require(
-            not algorithm.everyone or (self.stragglers == 0 and self.deadline is None),
-            f"{algorithm.name} needs every client in every round: leave out systems.stragglers and "
-            "systems.deadline",
-        )
 
     def work(
         self,

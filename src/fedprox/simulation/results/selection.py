@@ -57,14 +57,6 @@ class Selection:
         """Whether anything depends on the measure."""
         return self.keep == "best" or self.patience is not None
 
-    def check_private(self) -> None:
-        """Raise `InputError` if measures of clients choose anything."""
-        require(
-            not self.selects,
-            "selection: with privacy it needs a validation set that belongs to no client, since "
-            "clients' measures have no noise",
-        )
-
     def among(self, known: Sequence[str]) -> "Selection":
         """The same selection with its measure, checked against the measures of records.
 
