@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedprox.diagnostics.estimates import mean_error
 from fedprox.diagnostics.fairness import fairness
 from fedprox.errors import InputError
+from fedprox.measures import MEASURES
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
@@ -23,6 +24,9 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 Floats = NDArray[np.float64]
+
+ALWAYS = {name: each.missing for name, each in MEASURES.items() if each.missing is not None}
+"""The measures that each record has, as they are before they are measured."""
 
 NAMED = 5
 """Most faulty clients that an error names."""
@@ -148,11 +152,12 @@ def records_of(
     rates = np.asarray(done.now.hparams["learning_rate"])
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.now.hparams)
     for i, run in enumerate(runs):
-        measures = same | {name: values[i] for name, values in at_points.items()}
+        measures = ALWAYS | same | {name: values[i] for name, values in at_points.items()}
         measures["total_steps"] = run.client_steps + int(taken[i])
         if bits is not None:
             before = run.history[-1].bits_up if run.history else 0
             measures["bits_up"] = (before or 0) + bits * since.messages
+        order = sorted(measures, key=list(MEASURES).index)
         yield Record(
             label=run.label,
             method=run.method,
@@ -160,7 +165,7 @@ def records_of(
             learning_rate=_in_force(run.learning_rate, rates[i], scheduled),
             seed=run.seed,
             round=done.now.round,
-            measures={n: _plain(v) for n, v in measures.items() if v is not None},
+            measures={n: _plain(measures[n]) for n in order if measures[n] is not None},
             metrics=dict.fromkeys(always, math.nan)
             | {name: float(values[i]) for name, values in metrics.items()},
         )
