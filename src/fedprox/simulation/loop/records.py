@@ -109,14 +109,6 @@ def records_of(
 ) -> Iterator[Record]:
     """Wait for an evaluation, and make a record for each sweep point.
 
-    Args:
-        done: The evaluation.
-        method: The method.
-        runs: The runs of the sweep points so far.
-        counts: How much the evaluation reads of each client.
-        scheduled: The learning rate of the last round if the solver has a schedule, else None.
-        epsilon: Epsilon of all rounds that were released; None without privacy.
-
     Raises:
         InputError: If an update was faulty and `faults.policy` is "fail".
     """
@@ -347,12 +339,6 @@ def client_records_of(
     done: PendingEvaluation, protocol: Protocol, counts: Counts, points: int
 ) -> Sequence[ClientRecord | None]:
     """Wait for an evaluation, and make a client record for each sweep point.
-
-    Args:
-        done: The evaluation.
-        protocol: The protocol.
-        counts: How much the evaluation reads of each client.
-        points: Number of sweep points.
 
     Returns:
         The client records; None in their place if the protocol does not ask for them.
