@@ -19,6 +19,7 @@ ORDER = (
     "personal_models",
     "fairness",
     "adapters",
+    "own_loop",
     "own_objective",
     "diagnose",
     "paired_study",
