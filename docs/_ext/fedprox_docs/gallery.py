@@ -20,6 +20,7 @@ ORDER = (
     "clusters",
     "fairness",
     "adapters",
+    "own_loop",
     "own_objective",
     "diagnose",
     "paired_study",

@@ -254,8 +254,8 @@ def rounds(
         ...     if stage.record.train_loss > loss:
         ...         stage.learning_rate /= 2
         ...     loss = stage.record.train_loss
-        >>> stage.record.round, stage.run.params == stage.params
-        (5, True)
+        >>> stage.record.round, len(stage.run.history)
+        (5, 6)
     """
     arguments = naming_arguments(_arguments, "rounds")(federation, model, method, **settings)
     require(

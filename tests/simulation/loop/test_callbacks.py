@@ -13,7 +13,7 @@ import fedprox as fp
 from fedprox import InputError
 from fedprox.report.notes import notes_on
 from fedprox.simulation.loop import checkpoint, snapshot
-from fedprox.simulation.loop.stopwatch import Stopwatch
+from fedprox.simulation.loop.train import Stopwatch
 from tests.quadratics import quadratic_model, ragged_quadratics
 
 START = np.array([1.0, -1.0, 0.5])

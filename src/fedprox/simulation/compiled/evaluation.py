@@ -169,13 +169,6 @@ def evaluation_program(
 ) -> Wrapped:
     """Compile-once program that measures models on all clients, or on a sample of them.
 
-    Args:
-        model: The model.
-        mesh: The devices.
-        shape: The program's static configuration.
-        specs: How each input is spread over the devices.
-        result: (sums over all devices) -> what the program returns.
-
     Returns:
         (base, params, inputs) -> the result, where `base` is `Model.base`, and params have a
         leading axis of sweep points.
@@ -296,18 +289,7 @@ def read_part(
     screened: bool = False,
     counted: bool = False,
 ) -> Found:
-    """Read all rows of a part, inside `spread`.
-
-    Args:
-        model: The model.
-        params: The models, leaves (points, ...).
-        part: The part.
-        width: Rows of a slice.
-        weights: Weight of each job in the metrics' terms, (jobs, points).
-        shares: Weight of each job's gradient, (jobs,); None if gradients are not computed.
-        screened: Whether jobs are left out whose loss or gradient is not finite.
-        counted: Whether correct labels are counted.
-    """
+    """Read all rows of a part, inside `spread`."""
     reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
     sums_of_rows = partial(row_sums, model, counted=counted)
 
@@ -407,12 +389,6 @@ def plan_evaluation(
     method: Method, data: Data, layout: Layout, mesh: Mesh
 ) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
     """Plan what the evaluations of a method read.
-
-    Args:
-        method: The method.
-        data: The rows that evaluations read, on the devices.
-        layout: The shapes of the method's programs.
-        mesh: The devices.
 
     Returns:
         The program's shape, its inputs, and how these are spread over the devices.

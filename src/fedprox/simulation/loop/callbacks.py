@@ -86,10 +86,6 @@ def pass_on(callbacks: Sequence[Callback], record: Record) -> None:
 def following(callbacks: Sequence[Callback], runs: Sequence[Run]) -> Iterator[list[Run]]:
     """Call `on_start` when the context begins and `on_end` when it ends.
 
-    Args:
-        callbacks: The callbacks.
-        runs: All runs, before their first round.
-
     Yields:
         An empty list, to which the finished runs are appended.
     """

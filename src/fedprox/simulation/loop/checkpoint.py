@@ -133,11 +133,6 @@ class Checkpoints:
     ) -> None:
         """Begin a comparison.
 
-        Args:
-            settings: All settings that results depend on, except the rounds, for JSON.
-            methods: The method of each seed run.
-            planned: The runs of each seed run.
-
         Raises:
             InputError: If the folder is a symbolic link, or has checkpoints of an older format.
         """
@@ -158,9 +153,6 @@ class Checkpoints:
 
         A comparison that ends before its first checkpoint can then resume with the same settings.
         Unless this comparison resumes, the files of an earlier one are removed.
-
-        Args:
-            on_record: Called with each record.
         """
         begun = False
 
@@ -181,9 +173,6 @@ class Checkpoints:
 
     def last(self, number: int) -> Snapshot | None:
         """Read the last valid checkpoint of a seed run.
-
-        Args:
-            number: Number of the seed run.
 
         Returns:
             A snapshot; None if there is none, or if this comparison does not resume.
@@ -269,13 +258,6 @@ class Checkpoints:
         self, number: int, name: str, done: int, snapshot: Callable[[], Snapshot], *, over: bool
     ) -> None:
         """Write a checkpoint if one is due, as always at the end of a seed run.
-
-        Args:
-            number: Number of the seed run.
-            name: Its name, for messages.
-            done: Number of its rounds that are done.
-            snapshot: Waits for all records, and returns a snapshot.
-            over: Whether the seed run is over.
 
         Raises:
             Stopped: If the comparison was asked to stop.

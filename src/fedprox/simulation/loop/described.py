@@ -22,12 +22,7 @@ if initial parameters were passed."""
 
 
 def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dict[str, Any]:
-    """Describe a comparison in types of TOML; the data by their numbers of clients and rows.
-
-    Args:
-        protocol: The protocol of the comparison.
-        methods: The compared methods.
-    """
+    """Describe a comparison in types of TOML; the data by their numbers of clients and rows."""
     federation = protocol.federation
     others = {"federation", "model", "seeds", "target", "initial"}
     table = {f.name: getattr(protocol, f.name) for f in fields(protocol) if f.name not in others}

@@ -42,13 +42,7 @@ MUCH = 2**30
 
 
 class Devices:
-    """The devices of a comparison, and the rows on them, which are copied when they are needed.
-
-    Args:
-        mesh: The devices.
-        protocol: The protocol.
-        checkpoints: Where checkpoints are written, before which calls end; None for none.
-    """
+    """The devices of a comparison, and the rows on them, which are copied when they are needed."""
 
     def __init__(self, mesh: Mesh, protocol: Protocol, checkpoints: Checkpoints | None) -> None:
         self.mesh, self.protocol, self.checkpoints = mesh, protocol, checkpoints
@@ -73,15 +67,7 @@ class Devices:
 
 
 class LocalMethod:
-    """A method on this machine's devices, through programs compiled once.
-
-    Args:
-        devices: The devices.
-        method: The method.
-        start: The start of its first seed.
-        report: Called when programs are about to be compiled.
-        pool: Plans calls ahead in the background.
-    """
+    """A method on this machine's devices, through programs compiled once."""
 
     def __init__(
         self,
@@ -144,14 +130,7 @@ class LocalMethod:
 
 
 class LocalSeed:
-    """The rounds of one seed on this machine's devices.
-
-    Args:
-        local: The method.
-        planned: The calls of the remaining rounds.
-        store: Store of the client state; None for a method without client state.
-        seed: The seed.
-    """
+    """The rounds of one seed on this machine's devices."""
 
     repeated: Sequence[range] = ()  # a round that is repeated has the same noise
 
@@ -207,14 +186,7 @@ class LocalSeed:
     def _gamma(
         self, inexactness: Callable[..., jax.Array], call: Call, after: After, now: RunState
     ) -> jax.Array:
-        """gamma_k of a call's last round.
-
-        Args:
-            inexactness: The program.
-            call: The call.
-            after: Its results.
-            now: The state before the call.
-        """
+        """gamma_k of a call's last round."""
         jobs, last = call.work[-1].jobs, len(call.work) - 1
         mesh = self.local.devices.mesh
         cohort = read_cohort(jobs, call.plan, last, after.before, call.layout, mesh)

@@ -50,14 +50,7 @@ class OwnMeasures(NamedTuple):
 
 
 class OwnModels:
-    """Measures the own models of all clients that an evaluation reads, and that have test rows.
-
-    Args:
-        method: The method.
-        mesh: The devices.
-        data: The rows on the devices.
-        params: Parameters of one sweep point, in shape.
-    """
+    """Measures the own models of all clients that an evaluation reads, and that have test rows."""
 
     def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params) -> None:
         self.method, self.mesh = method, mesh
@@ -73,15 +66,7 @@ class OwnModels:
     def measure(
         self, state: Any, hparams: HParams, store: Store | None, seed: int, done: int
     ) -> OwnMeasures:
-        """Measure the clients' own models.
-
-        Args:
-            state: The server's state.
-            hparams: The hyperparameters, arrays (points,).
-            store: The clients' state; None for a method without.
-            seed: Seed of the run.
-            done: Number of rounds done.
-        """
+        """Measure the clients' own models."""
         model, points = self.method.protocol.model, len(self.method.points)
         params = jax.vmap(self.method.algorithm.server.params)(state)
         clients, shape = len(self.test.sizes), (len(self.test.sizes), points)
@@ -163,15 +148,7 @@ class OwnModels:
 
 
 class FineTuning:
-    """Local steps of clients from given models, by the compiled program of rounds.
-
-    Args:
-        method: The method, whose solver takes the steps.
-        mesh: The devices.
-        data: The rows on the devices.
-        params: Parameters of one sweep point, in shape.
-        steps: Steps of each client.
-    """
+    """Local steps of clients from given models, by the compiled program of rounds."""
 
     def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params, steps: int) -> None:
         protocol = method.protocol
@@ -191,16 +168,7 @@ class FineTuning:
         seed: int,
         done: int,
     ) -> tuple[NDArray[np.int64], Params]:
-        """The client at each place, -1 for none, and its model, leaves (places, points, ...).
-
-        Args:
-            block: The clients.
-            params: The server's model, leaves (points, ...).
-            first: (clients at the places) -> the models from which they start.
-            hparams: The hyperparameters, arrays (points,).
-            seed: Seed of the run.
-            done: Number of rounds done.
-        """
+        """The client at each place, -1 for none, and its model, leaves (places, points, ...)."""
         method, train = self.method, self.method.protocol.federation.train
         solver, t = method.solver, max(0, done - 1)
         ones = np.ones(len(block))

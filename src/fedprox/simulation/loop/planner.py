@@ -23,13 +23,6 @@ def chunks(
 ) -> Iterator[tuple[int, int]]:
     """Divide the remaining rounds into calls, which end at recorded rounds and at pauses.
 
-    Args:
-        begin: The first round.
-        rounds: Number of all rounds.
-        evaluate_every: Rounds between evaluations.
-        most: Most rounds of a call.
-        pause: Rounds between pauses, such as checkpoints.
-
     Yields:
         The first round of a call, and the one after its last.
 
@@ -80,17 +73,7 @@ def plan_call(
     *,
     keyed: bool = False,
 ) -> Call:
-    """Plan the call of some rounds.
-
-    Args:
-        method: The method.
-        rows: The training rows.
-        layout: The shapes, with room for these rounds.
-        seed: Seed of the run.
-        first: The first of the rounds.
-        work: Their work.
-        keyed: Whether its rounds need random keys beside those of mini-batches.
-    """
+    """Plan the call of some rounds."""
     protocol = method.protocol
     on_devices, placed = rows.of(work, layout.width, layout.room.rows)
     plan = plan_rounds(
@@ -115,13 +98,6 @@ class Planner:
 
     Programs with different shapes may differ in the last bits. Therefore the shapes for a round
     depend only on the seed and on the rounds up to it, not on how rounds are grouped into calls.
-
-    Args:
-        method: The method.
-        rows: The training rows.
-        seed: Seed of the run.
-        layout: The shapes of the first call.
-        first: The first round that is planned; the others follow in order.
     """
 
     def __init__(

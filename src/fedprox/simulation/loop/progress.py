@@ -70,10 +70,6 @@ def showing(progress: bool, on_progress: Report | None = None) -> Iterator[Repor
 
     Errors of stderr, such as a closed stream, do not reach the caller.
 
-    Args:
-        progress: Whether to show progress.
-        on_progress: A function that is also called with each progress.
-
     Yields:
         A function to call with each progress.
     """
@@ -182,10 +178,6 @@ def _lines(stream: TextIO) -> Iterator[Report]:
 
 def line(phase: list[tuple[float, Progress]], at: float) -> str:
     """A line of a log.
-
-    Args:
-        phase: The beginning and the last progress of a phase, with their times in seconds.
-        at: The current time in seconds.
 
     >>> now = Progress("fedprox mu=1", 0, 1000, 10_000)
     >>> line([(0.0, now), (60.0, now._replace(round=1200, loss=0.37311))], 60.0)

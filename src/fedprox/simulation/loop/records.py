@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import InputError
-from fedprox.measures import fairness, mean_error
+from fedprox.measures import MEASURES, fairness, mean_error
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.evaluation import Measures
 from fedprox.simulation.config.method import Method
@@ -22,6 +22,9 @@ from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
 
 Floats = NDArray[np.float64]
+
+ALWAYS = {name: each.missing for name, each in MEASURES.items() if each.missing is not None}
+"""The measures that each record has, as they are before they are measured."""
 
 NAMED = 5
 """Most faulty clients that an error names."""
@@ -104,14 +107,6 @@ def records_of(
 ) -> Iterator[Record]:
     """Wait for an evaluation, and make a record for each sweep point.
 
-    Args:
-        done: The evaluation.
-        method: The method.
-        runs: The runs of the sweep points so far.
-        counts: How much the evaluation reads of each client.
-        scheduled: The learning rate of the last round if the solver has a schedule, else None.
-        epsilon: Epsilon of all rounds that were released; None without privacy.
-
     Raises:
         InputError: If an update was faulty and `faults.policy` is "fail".
     """
@@ -147,11 +142,12 @@ def records_of(
     rates = np.asarray(done.now.hparams["learning_rate"])
     adapted = None if algorithm.adapt is None else jax.tree.map(np.asarray, done.now.hparams)
     for i, run in enumerate(runs):
-        measures = same | {name: values[i] for name, values in at_points.items()}
+        measures = ALWAYS | same | {name: values[i] for name, values in at_points.items()}
         measures["total_steps"] = run.client_steps + int(taken[i])
         if bits is not None:
             before = run.history[-1].bits_up if run.history else 0
             measures["bits_up"] = (before or 0) + bits * since.messages
+        order = sorted(measures, key=list(MEASURES).index)
         yield Record(
             label=run.label,
             method=run.method,
@@ -159,7 +155,7 @@ def records_of(
             learning_rate=_in_force(run.learning_rate, rates[i], scheduled),
             seed=run.seed,
             round=done.now.round,
-            measures={n: _plain(v) for n, v in measures.items() if v is not None},
+            measures={n: _plain(measures[n]) for n in order if measures[n] is not None},
             metrics=dict.fromkeys(always, math.nan)
             | {name: float(values[i]) for name, values in metrics.items()},
         )
@@ -341,12 +337,6 @@ def client_records_of(
     done: PendingEvaluation, protocol: Protocol, counts: Counts, points: int
 ) -> Sequence[ClientRecord | None]:
     """Wait for an evaluation, and make a client record for each sweep point.
-
-    Args:
-        done: The evaluation.
-        protocol: The protocol.
-        counts: How much the evaluation reads of each client.
-        points: Number of sweep points.
 
     Returns:
         The client records; None in their place if the protocol does not ask for them.

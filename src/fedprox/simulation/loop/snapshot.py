@@ -154,15 +154,7 @@ def write_state(
     snapshot: Snapshot | None = None,
     checksums: Sequence[str] | None = None,
 ) -> None:
-    """Write the file of a checkpoint.
-
-    Args:
-        path: The file.
-        table: What it says beside the snapshot: the first four fields of `Text`.
-        method: The method.
-        snapshot: The snapshot; None for a file with settings only.
-        checksums: Checksums of all processes' files of its client state.
-    """
+    """Write the file of a checkpoint."""
     table, tree = dict(table), None
     if snapshot is not None:
         now, points = snapshot.now, len(snapshot.runs)
@@ -234,12 +226,6 @@ def restored(
     path: Path, text: Text, arrays: Sequence[tuple[str, NDArray[Any]]], method: Method
 ) -> Snapshot:
     """The snapshot in a checkpoint's file, with arrays of NumPy and without client state.
-
-    Args:
-        path: The file.
-        text: Its text.
-        arrays: Its arrays.
-        method: The method.
 
     Raises:
         Damaged: If its arrays are not such as the method has.

@@ -8,7 +8,8 @@ this machine's devices (`local.py`) or the nodes of a network (`fedprox.deployme
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, State
-from fedprox.errors import InputError
+from fedprox.errors import InputError, require, shown
 from fedprox.files.arrays import Damaged
 from fedprox.model import Params
 from fedprox.precision import real_type
@@ -33,7 +34,6 @@ from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.loop.callbacks import Callback, following, pass_on
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison, fingerprint
-from fedprox.simulation.loop.ends import EarlyEnd
 from fedprox.simulation.loop.execution import (
     Done,
     Engine,
@@ -52,7 +52,6 @@ from fedprox.simulation.loop.records import (
 )
 from fedprox.simulation.loop.snapshot import Snapshot
 from fedprox.simulation.loop.stage import Stage
-from fedprox.simulation.loop.stopwatch import Stopwatch
 from fedprox.simulation.planning.epsilon import Spent, noise_of
 from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.clients import checksum_of, client_columns
@@ -108,12 +107,6 @@ def train(
 ) -> list[Run]:
     """Run some methods on all seeds, or continue from checkpoints.
 
-    Args:
-        protocol: The protocol.
-        methods: The methods, from `checked_methods`.
-        engine: What computes the rounds.
-        follow: How the comparison is followed.
-
     Returns:
         One run for each method, seed and sweep point, with methods outermost and sweep points
         innermost.
@@ -135,15 +128,6 @@ def training(
     start: Snapshot | None = None,
 ) -> Iterator[Stage | None]:
     """The loop itself: it yields after each evaluation, and adds finished runs to `runs`.
-
-    Args:
-        protocol: The protocol.
-        methods: The methods.
-        engine: What computes the rounds.
-        follow: How the comparison is followed.
-        runs: The finished runs.
-        owned: As in `Session`.
-        start: As in `Session`.
 
     Yields:
         What `fedprox.rounds` yields if a user owns the loop, else None.
@@ -171,14 +155,7 @@ def training(
 def train_method(
     session: Session, method: Method, first: int, runs: list[Run]
 ) -> Iterator[Stage | None]:
-    """Run all seeds of one method at all sweep points, each from its last checkpoint.
-
-    Args:
-        session: The environment.
-        method: The method.
-        first: Number of its first seed run.
-        runs: The finished runs.
-    """
+    """Run all seeds of one method at all sweep points, each from its last checkpoint."""
     protocol, checkpoints, execution = session.protocol, session.checkpoints, None
     with ExitStack() as opened:
         for number, seed in enumerate(protocol.seeds, first):
@@ -212,13 +189,7 @@ def train_method(
 
 
 def new_runs(method: Method, seed: int, execution: MethodExecution | None = None) -> list[Run]:
-    """The runs of all sweep points with one seed, before their first round.
-
-    Args:
-        method: The method.
-        seed: The seed.
-        execution: Computes the rounds; None before there is one.
-    """
+    """The runs of all sweep points with one seed, before their first round."""
     algorithm, solver, noise = method.algorithm, method.solver, noise_of(method)
     return [
         Run(
@@ -242,14 +213,6 @@ class SeedRun:
 
     If an evaluation may end the run, each evaluation is awaited before the next call, so that there
     are no records and no model from after the end.
-
-    Args:
-        session: The environment.
-        method: The method.
-        execution: Computes its rounds.
-        start: The start of the remaining rounds.
-        number: Its number in the comparison.
-        runs: The runs of the sweep points, to which records and parameters are added.
     """
 
     def __init__(
@@ -281,11 +244,7 @@ class SeedRun:
         return f"{self.method.name}, seed {self.start.seed}"
 
     def run(self, saved: Snapshot | None) -> Iterator[Stage | None]:
-        """Run the remaining rounds, up to an early end, and yield after each evaluation.
-
-        Args:
-            saved: What they begin from; None for all rounds.
-        """
+        """Run the remaining rounds, up to an early end, and yield after each evaluation."""
         try:
             self._report(self.start.round, best_loss(self.runs) if saved else None)
             if saved is None:
@@ -557,3 +516,100 @@ def finish(session: Session, runs: Sequence[Run], algorithm: Algorithm, end: Run
         run.model_round = run.final.round if best is None else protocol.best(run.history).round
         chosen = last if run.model_round == run.final.round else best
         run.params = jax.tree.map(lambda a, i=i: a[i], chosen)
+
+
+class EarlyEnd:
+    """Decides whether the rounds of a seed run end early.
+
+    A sweep point is over when it has diverged, reached the target, run out of patience, or been
+    stopped by the user's function.
+    """
+
+    def __init__(self, protocol: Protocol, points: int) -> None:
+        self.target, self.stop, self.points = protocol.target, protocol.stop_at_target, points
+        self.diverged, self.reached, self.stopped = set[int](), set[int](), set[int]()
+        self.patience, self.user_stop = protocol.selection.patience, protocol.stop
+        self.best = [protocol.best() for _ in range(points)] if self.patience else []
+        self.seen = 0
+
+    def over(self, runs: Sequence[Run], evaluations: int) -> bool:
+        """Whether the rounds end after the first `evaluations` records of each run."""
+        for index in range(self.seen, evaluations):
+            for point, run in enumerate(runs):
+                self._see(point, run.history[index])
+        self.seen = max(self.seen, evaluations)
+        if self.stop == "any" and self.reached:
+            return True
+        ended = self.diverged | self.stopped
+        if self.stop == "all":
+            ended |= self.reached
+        return len(ended) == self.points
+
+    def _see(self, point: int, record: Record) -> None:
+        if record.diverged:
+            self.diverged.add(point)
+        if self.target and self.target.met(record.value(self.target.measure)):
+            self.reached.add(point)
+        if self.patience and record.measured is not False:
+            best = self.best[point]
+            best.see(record)
+            if best.since >= self.patience:
+                self.stopped.add(point)
+        if self.user_stop is not None and _ask(self.user_stop, record):
+            self.stopped.add(point)
+
+
+def _ask(stop: Callable[[Record], bool], record: Record) -> bool:
+    """Whether the user's function ends the run at a record."""
+    answer = stop(record)
+    require(
+        isinstance(answer, bool | np.bool_),
+        f"stop(record) returns {shown(answer)}; it must return True or False",
+    )
+    return bool(answer)
+
+
+class Stopwatch:
+    """Counts the seconds of rounds and evaluations, and apart from them those of callbacks.
+
+    While callbacks run, the devices compute the rounds that were begun before. So only the time
+    from the end of these rounds to the end of the callbacks is that of callbacks alone.
+    """
+
+    def __init__(self, run: float, callbacks: float) -> None:
+        self._began = time.perf_counter() - run
+        self.callbacks, self._elsewhere = callbacks, 0.0
+        self._waiting = ThreadPoolExecutor(1, "stopwatch")
+
+    @property
+    def run(self) -> float:
+        """Seconds of rounds and evaluations so far."""
+        return time.perf_counter() - self._began - self._elsewhere
+
+    @contextmanager
+    def calling_back(self, computing: Any) -> Iterator[None]:
+        """Count the time here as callbacks', once the devices have computed some arrays."""
+        began = time.perf_counter()
+        ready = self._waiting.submit(_ready_at, computing)
+        try:
+            yield
+        finally:
+            over = time.perf_counter()
+            idle = over - max(began, ready.result()) if ready.done() else 0.0
+            self.leave_out(idle)
+            self.callbacks += idle
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count some seconds that have passed, such as those of writing a checkpoint."""
+        self._elsewhere += seconds
+
+    def close(self) -> None:
+        """End the thread that waits for the devices."""
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+
+
+def _ready_at(arrays: Any) -> float:
+    """Wait for some arrays, and return the time."""
+    with suppress(Exception):  # the loop raises it, where it needs the arrays
+        jax.block_until_ready(arrays)
+    return time.perf_counter()

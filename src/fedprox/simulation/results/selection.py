@@ -60,9 +60,6 @@ class Selection:
     def among(self, known: Sequence[str]) -> "Selection":
         """The same selection with its measure, checked against the measures of records.
 
-        Args:
-            known: The measures of records.
-
         Raises:
             InputError: If the measure is unknown, is on test rows although there are validation
                 rows, or is omitted although there are no validation rows.

@@ -118,10 +118,6 @@ class Target:
     def among(self, known: Collection[str], metrics: Mapping[str, Metric]) -> "Target":
         """The same target, checked against the measures of records, with `lower_is_better` set.
 
-        Args:
-            known: The measures of records.
-            metrics: The model's metrics.
-
         Raises:
             InputError: If records do not have the measure, or it is on test rows although there are
                 validation rows.
@@ -182,12 +178,6 @@ def target_of(
     validated: bool = False,
 ) -> Target | None:
     """The target that an experiment's keys define; None without such a key.
-
-    Args:
-        accuracy: `target_accuracy`, on validation rows if there are any, else on test rows.
-        loss: `target_loss`, on training rows.
-        metric: `target_metric`: a measure's name, its value and which values are better.
-        validated: Whether there are validation rows.
 
     Raises:
         InputError: If more than one key is set, or a value is out of range.
