@@ -20,7 +20,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.events import Events, server_steps
+from fedprox.simulation.parts.events import Events, server_steps
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
 SPEEDS = fp.Population(fp.LogNormal(1.0, spread=1.0))

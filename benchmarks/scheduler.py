@@ -45,7 +45,7 @@ from fedprox.simulation.planning.batch_plan import (
     plan_rounds,
     tick_width,
 )
-from fedprox.simulation.planning.jobs import Jobs, jobs_with
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
@@ -117,7 +117,7 @@ def draw(
     work, working = timed(lambda: systems.work(0, t, drawn.clients, rows, solver))
     weight, none = weights(drawn.mass), np.zeros(cohort)
     home = find_ownership(offsets, processes).of(drawn.clients)
-    jobs = jobs_with(
+    jobs = Jobs(
         drawn.clients,
         first_row=first,
         size=rows,

@@ -27,7 +27,7 @@ from fedprox.models import logistic
 from fedprox.simulation.devices.mesh import lane_mesh
 from fedprox.simulation.devices.processes import find_ownership
 from fedprox.simulation.planning.batch_plan import Capacity, Shape, plan_rounds
-from fedprox.simulation.planning.jobs import jobs_with
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow
 
@@ -141,7 +141,7 @@ def test_augmentation_keys_depend_on_seed_round_client_and_step_alone() -> None:
     sizes = np.array(SIZES, np.int64)
     steps = np.array([solver.steps_for(int(n)) for n in sizes])
     ones = np.ones(4)
-    jobs = jobs_with(
+    jobs = Jobs(
         np.arange(4),
         first_row=OFFSETS[:-1],
         size=sizes,

@@ -315,7 +315,10 @@ def jobs_of(steps: list[int], weight: list[float]) -> Jobs:
     """Jobs of some clients."""
     jobs = Jobs(*(np.zeros(len(steps)) for _ in no_jobs()))  # type: ignore[arg-type]
     return jobs._replace(
-        client=np.arange(len(steps)), steps=np.array(steps), weight=np.array(weight)
+        client=np.arange(len(steps)),
+        steps=np.array(steps),
+        weight=np.array(weight),
+        columns={},
     )
 
 

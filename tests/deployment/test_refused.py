@@ -266,7 +266,7 @@ def test_clipping_scales_the_message_of_a_node() -> None:
         rule=Aggregation(),
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
-    jobs = jobs._replace(client=np.arange(3))
+    jobs = jobs._replace(client=np.arange(3), columns={})
     parts = [
         NodePart(
             i,

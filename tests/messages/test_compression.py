@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Solution
 from fedprox.errors import InputError
-from fedprox.messages.compression import compressed
-from fedprox.simulation.compiled.client_step import CODEC_KEY
+from fedprox.messages.compression import CODEC_KEY, compressed
 from fedprox.streams import Purpose, generator
 from fedprox.subproblem import Subproblem
 from tests.quadratics import quadratic_federation, quadratic_model
@@ -174,7 +173,7 @@ def messages_of(
         lambda message, state, words: method.client.message(
             first,
             {},
-            ClientContext(None, state, jnp.ones(()), key=words),
+            ClientContext(None, state, jnp.ones(()), columns={"key": words}),
             Solution(Subproblem(jnp.zeros_like(message)), message, jnp.int32(1)),
         )
     )

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
+from fedprox.messages.clipped import clipped_sum
+from fedprox.messages.examples import EXAMPLES_KEY
 from fedprox.messages.normals import standard_normals
 from fedprox.messages.private import EXAMPLES
 from fedprox.privacy.accounting import Steps, epsilon_of, worst_steps
-from fedprox.simulation.compiled.client_step import EXAMPLES_KEY
-from fedprox.simulation.compiled.clipped import clipped_sum
 from fedprox.simulation.config.method import noise_words
-from fedprox.simulation.planning.jobs import jobs_with
+from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.planning.poisson import PoissonTicks, poisson_places, poisson_width
 from fedprox.streams import Purpose, generator
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -207,14 +207,8 @@ def test_ticks_are_estimated_without_rows(
 ) -> None:
     """The mean plus four standard deviations is seldom exceeded, and is not far above."""
     count = np.zeros(len(sizes), np.int64)
-    names = ("first_row", "weight", "gamma", "participation", "relative_size", "owner")
-    jobs = jobs_with(
-        np.arange(len(sizes)),
-        size=np.array(sizes),
-        steps=count + steps,
-        device_row=count,
-        **dict.fromkeys(names, count),
-    )
+    jobs = Jobs(*[count] * len(no_jobs()[:-1]))  # type: ignore[arg-type]
+    jobs = jobs._replace(client=np.arange(len(sizes)), size=np.array(sizes), steps=count + steps)
     ticks = PoissonTicks(fp.Solver(0.1, batch, epochs=1), width, 0)
     usual, drawn = ticks.usual(jobs), ticks.count(jobs, 0)
     each = np.minimum(batch, sizes) / np.array(sizes)
@@ -499,12 +493,12 @@ def test_an_audit_stays_below_the_claim_and_comes_near() -> None:
 def test_an_audit_finds_noise_that_is_half_of_what_is_claimed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from fedprox.simulation.compiled import client_step
+    from fedprox.messages import examples
 
     def halved(words: jax.Array, purpose: int, tree: Any) -> Any:
         return jax.tree.map(lambda a: a / 2, standard_normals(words, purpose, tree))
 
-    monkeypatch.setattr(client_step, "standard_normals", halved)
+    monkeypatch.setattr(examples, "standard_normals", halved)
     bound, claimed = audited()
     assert bound > claimed
 

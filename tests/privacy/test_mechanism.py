@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Memory, Personal, Solution
-from fedprox.messages.faults import sound
 from fedprox.messages.private import Clipped, clip_to, private
+from fedprox.messages.sums import sound
 from fedprox.simulation.compiled import layout
 from fedprox.subproblem import Subproblem
 from tests.quadratics import quadratic_federation, quadratic_model, random_quadratics

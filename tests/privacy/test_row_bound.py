@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import fedprox as fp
+from fedprox.messages.clipped import clipped_sum
 from fedprox.messages.private import clip_to
 from fedprox.privacy.norms import norm_bound
-from fedprox.simulation.compiled.clipped import clipped_sum
 from tests.variants import mostly_slow
 
 Vector = np.ndarray[Any, Any]

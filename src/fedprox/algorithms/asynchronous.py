@@ -38,7 +38,7 @@ class Versions(NamedTuple):
 
 
 def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
-    """The same method, whose clients start from the state of `context.staleness` steps ago.
+    """The same method, whose clients start from the state that a column of their context tells.
 
     Args:
         algorithm: The method; its clients keep no state, also not within a round.
@@ -49,15 +49,13 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
     count = most_staleness + 1
 
     def started(state: Versions, context: ClientContext) -> State:
-        assert context.staleness is not None  # the rounds are asynchronous
-        at = jnp.mod(state.step - context.staleness, count)
+        at = jnp.mod(state.step - context.columns["staleness"], count)
         return jax.tree.map(lambda a: a[at], state.past)
 
     def at_rate(hparams: HParams, context: ClientContext | None) -> HParams:
         if context is None:
             return hparams
-        assert context.rate is not None  # the rounds are asynchronous
-        return {**hparams, "learning_rate": hparams["learning_rate"] * context.rate}
+        return {**hparams, "learning_rate": hparams["learning_rate"] * context.columns["rate"]}
 
     def versions(first: State, _: Params) -> Versions:
         past = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), first)

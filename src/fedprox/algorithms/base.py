@@ -72,17 +72,10 @@ class ClientContext(NamedTuple):
             clients'.
         loss: :math:`F_k(w^t)`, a scalar, if `First.loss`; else None.
         memory: What the client remembers within the round, if `OnClient.memory`; else None.
-        staleness: Steps of the server since the client started, an int32 scalar, in asynchronous
-            rounds; else None.
-        rate: The client's learning rate, relative to the round's, in asynchronous rounds; else
-            None.
-        key: Random key of (seed, round, client), two words, if `fedprox.Compression` needs one;
-            else None.
         labels: How many labels of each class the client's rows have, shape (classes,), if
             `First.labels`; else None.
-        rank: Rank of the client's adapters, an int32 scalar, if clients have different ones; else
-            None.
         probed: :math:`F_k` of each model of `First.probe`, shape (models,); None without.
+        columns: What the parts of a run tell the client, by name, such as "rank".
     """
 
     gradient: Params | None
@@ -90,12 +83,9 @@ class ClientContext(NamedTuple):
     relative_size: jax.Array
     loss: jax.Array | None = None
     memory: Any = None
-    staleness: jax.Array | None = None
-    rate: jax.Array | None = None
-    key: jax.Array | None = None
     labels: jax.Array | None = None
-    rank: jax.Array | None = None
     probed: jax.Array | None = None
+    columns: Mapping[str, jax.Array] = {}
 
 
 class Batch(NamedTuple):

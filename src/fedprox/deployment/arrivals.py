@@ -22,12 +22,12 @@ from fedprox.deployment.messages import Setup, Work
 from fedprox.deployment.round_part import Possible, RoundPart, part_shapes, read_part
 from fedprox.deployment.server import Server
 from fedprox.errors import InputError, require
-from fedprox.messages.faults import beside
+from fedprox.messages.sums import beside
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.loop.execution import RunState
-from fedprox.simulation.planning.events import Events, server_steps
+from fedprox.simulation.parts.events import Events, server_steps
 from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.round_work import RoundWork, asynchronous_works, whole_jobs
+from fedprox.simulation.planning.round_work import RoundWork, buffered_works, whole_jobs
 from fedprox.streams import Purpose, generator
 
 REST = 20.0
@@ -151,7 +151,7 @@ class Training:
         """
         parts = []
         for i, client in enumerate(jobs.client.tolist()):
-            key = client, self.now.round - int(jobs.staleness[i])
+            key = client, int(jobs.started(self.now.round)[i])
             if key not in self.parts and key not in self.open:
                 self.send(*key)
             while key not in self.parts:
@@ -201,7 +201,7 @@ def works_at_nodes(training: Training, seed: int, first: int) -> Iterator[RoundW
 
         events = Events(protocol, algorithm, solver, seed, send)
         steps = itertools.islice(server_steps(settings, events, most), first, None)
-    return asynchronous_works(protocol, algorithm, solver, steps, first)
+    return buffered_works(protocol, algorithm, solver, steps, first)
 
 
 class NodeClock:

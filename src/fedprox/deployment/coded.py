@@ -9,10 +9,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedprox.deployment.round_part import RoundPart
-from fedprox.messages.compression import Compression, random_key, word_of
+from fedprox.messages.compression import Compression, client_key, word_of
+from fedprox.messages.normals import random_key
 from fedprox.messages.packing import packed, packed_shapes, unpacked
 from fedprox.model import Params
-from fedprox.simulation.compiled.client_step import client_key
 from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.planning.batch_plan import round_key
 from fedprox.simulation.planning.jobs import Jobs

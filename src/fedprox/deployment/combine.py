@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.messages import Array
 from fedprox.deployment.round_part import RoundPart
-from fedprox.messages.faults import beside, mean_of, scaled, screen, sound
+from fedprox.messages.faults import screen
+from fedprox.messages.sums import beside, mean_of, scaled, sound
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.planning.jobs import Jobs
@@ -102,7 +103,7 @@ def combined(
     weight = jnp.array([part.counted.max() for part in parts])
     screened = screen(faults, finite * answered, sizes, weight)
     scales = np.asarray(screened.scale)
-    bad = answered & np.asarray(screened.faulty)
+    bad = answered & np.asarray(screened.flagged)
     for i, (_, at, part, _) in enumerate(nodes):
         faulty[at] |= bad[i][None] & part.counts
         counts[at] &= (scales[i] > 0)[None]

@@ -21,7 +21,7 @@ from fedprox.deployment.messages import (
 )
 from fedprox.errors import require
 from fedprox.measures import Scatter
-from fedprox.messages.faults import beside
+from fedprox.messages.sums import beside
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
 from fedprox.precision import in_shape

@@ -55,7 +55,7 @@ from fedprox.simulation.devices.mesh import accept_host_arrays, shard
 from fedprox.simulation.devices.programs import Request, compiled, debugs
 from fedprox.simulation.loop.planner import plan_call
 from fedprox.simulation.planning.batch_plan import Capacity
-from fedprox.simulation.planning.jobs import Jobs, jobs_with, no_jobs
+from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.poisson import PoissonTicks
 from fedprox.simulation.planning.reads import Exchange
@@ -156,8 +156,9 @@ class Parts:
         ):
             require(0 <= steps <= most, f"client {name!r}: {steps} steps; the solver takes {most}")
         count = max(len(own), 1)
-        return jobs_with(
-            np.array(work.client, np.int64),
+        client = np.array(work.client, np.int64)
+        return Jobs(
+            client,
             first_row=first,
             size=size,
             steps=np.array(work.steps, np.int64),
@@ -167,6 +168,7 @@ class Parts:
             relative_size=np.array(work.relative_size, np.float64),
             owner=np.zeros(len(own), np.int64),
             device_row=first,
+            columns=self.method.protocol.columns(client),
         )
 
     def releases(self, steps: Mapping[str, int]) -> dict[str, tuple[Mechanism, int]]:
@@ -221,12 +223,11 @@ class Parts:
         if self.method.protocol.hides_examples:
             seed, words = own_entropy(self.points)
             ticks = PoissonTicks(self.solver, self.base.shape.width, seed)
-            jobs = jobs._replace(ticks=ticks.count(jobs, round_))
+            jobs = jobs.with_columns(ticks=ticks.count(jobs, round_))
             given["noise_words"] = words
         work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
         layout = self._layout(work)
-        keyed = self.method.protocol.codes_randomly
-        call = plan_call(self.method, self.rows, layout, seed, round_, [work], keyed=keyed)
+        call = plan_call(self.method, self.rows, layout, seed, round_, [work])
         (x, y), plan, exchange = call.rows, call.plan, call.exchange
         place = plan.place[0, : len(jobs.client)]
         stacked = None
@@ -252,8 +253,8 @@ class Parts:
         if part.local.steps is not None:
             steps = np.asarray(part.local.steps, np.int64)[:count]
         faulty = np.zeros(shape, bool)
-        if part.faulty is not None:
-            faulty = np.asarray(part.faulty).T[:count]
+        if part.flagged is not None:
+            faulty = np.asarray(part.flagged).T[:count]
         late = np.zeros(shape, bool)
         if self.setup.deadline is not None:
             fewest = jobs.steps[:, None] if self.algorithm.stragglers == "drop" else 1
@@ -280,7 +281,7 @@ class Parts:
         program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
         part: FirstPart = self._timed(program, *arguments)
         message = jax.tree.map(np.asarray, part.message)
-        counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.faulty))
+        counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.flagged))
         steps = np.zeros(counts.shape, np.int64)
         return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.messages import Array, prefixed, prefixed_names, require_like, tree_of
 from fedprox.errors import require
-from fedprox.messages.faults import mean_of
+from fedprox.messages.sums import mean_of
 from fedprox.simulation.planning.jobs import Jobs
 
 

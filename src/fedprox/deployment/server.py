@@ -42,7 +42,7 @@ from fedprox.simulation.config.compatible import DEPLOYMENT, Case, check
 from fedprox.simulation.config.method import Method, sweep_points
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.planning.epsilon import LocalSteps, noise_of
+from fedprox.simulation.epsilon import LocalSteps, noise_of
 from fedprox.simulation.results.selection import VALIDATION_LOSS
 
 FINITE = Faults("drop", math.inf)

@@ -1,6 +1,8 @@
 """Attacks: what dishonest clients send, for experiments with robust rules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import jax
@@ -10,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of
 from fedprox.federation import Federation, Rows
-from fedprox.messages.faults import beside
+from fedprox.messages.part import Columns, Part, Reduction
+from fedprox.messages.sums import beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]
@@ -18,7 +21,7 @@ Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Part):
     r"""Clients that send something else than they should, in a simulation.
 
     The attackers are the same clients in all rounds and runs. They know all honest messages of
@@ -66,10 +69,28 @@ class Attack:
 
     def clients(self, count: int) -> NDArray[np.bool_]:
         """Which of `count` clients attack."""
-        attacks = np.zeros(count, bool)
-        order = generator(self.seed, Purpose.ATTACK).permutation(count)
-        attacks[order[: round(self.share * count)]] = True
-        return attacks
+        return _attackers(self.seed, self.share, count).copy()
+
+    @property
+    def keyed(self) -> bool:
+        """Whether attackers send random numbers."""
+        return self.kind == "noise"
+
+    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+        """1 for the clients that change their messages, else 0."""
+        if not self.changes_messages:
+            return {}
+        return {"attacks": _attackers(self.seed, self.share, count)[clients].astype(np.int64)}
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """Attackers see the messages of their round, and change their own."""
+        return reduction._replace(change=self) if self.changes_messages else reduction
+
+    def changed(
+        self, messages: Any, counts: jax.Array, numbers: Mapping[str, Any], key: jax.Array | None
+    ) -> Any:
+        """The messages of a round as they are sent, given the clients' columns."""
+        return self.sent(messages, counts, numbers["attacks"] > 0, key)
 
     def flipped(self, federation: Federation) -> Federation:
         """The federation whose attackers have flipped labels, if that is the attack.
@@ -123,3 +144,12 @@ class Attack:
         leaves, structure = jax.tree.flatten(messages)
         keys: Any = [None] * len(leaves) if key is None else jax.random.split(key, len(leaves))
         return jax.tree.unflatten(structure, map(leaf_sent, leaves, keys))
+
+
+@lru_cache(maxsize=8)
+def _attackers(seed: int, share: float, count: int) -> NDArray[np.bool_]:
+    """Which of `count` clients attack."""
+    attacks = np.zeros(count, bool)
+    order = generator(seed, Purpose.ATTACK).permutation(count)
+    attacks[order[: round(share * count)]] = True
+    return attacks

@@ -7,12 +7,14 @@ what has not arrived and adds it to its next message, so that over all rounds
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import (
     Algorithm,
@@ -29,6 +31,8 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
 from fedprox.messages.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
 from fedprox.messages.download import downloaded, sent_bits
+from fedprox.messages.normals import random_key
+from fedprox.messages.part import Columns, Part, Setting
 from fedprox.model import Params
 
 CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
@@ -36,7 +40,7 @@ CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Part):
     r"""How clients' messages travel in fewer bits.
 
     A message of d numbers is coded as a whole. Records count the bits, and clients' devices send
@@ -161,6 +165,29 @@ class Compression:
             return flat.size * word
         return sent_bits(flat.size, self.download, self.bucket, word)
 
+    @property
+    def keyed(self) -> bool:
+        """Whether rounds need a random key for the codec."""
+        return self.random
+
+    apart = True
+    """A node sends what travels of each message."""
+
+    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+        """The clients' numbers, from which their keys follow."""
+        del count
+        return {"client": clients} if self.random else {}
+
+    def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """The clients' keys, two words each, which only messages read."""
+        if not self.random or key is None:
+            return {}
+        return {"key": jax.vmap(client_key, in_axes=(None, 0))(key, numbers["client"])}
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method whose models and messages travel in fewer bits."""
+        return compressed(self.received(method, setting.params), self)
+
     def received(self, algorithm: Algorithm, params: Params) -> Algorithm:
         """A method as its clients receive the model.
 
@@ -194,9 +221,14 @@ class Owing(NamedTuple):
     error: jax.Array
 
 
-def random_key(words: jax.Array | None) -> Any:
-    """The random key of a client's two words; None without."""
-    return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
+CODEC_KEY = 0x636F6465
+"""Number folded into a round's random key for the codecs of messages."""
+
+
+def client_key(round_key: jax.Array, client: jax.Array) -> jax.Array:
+    """Random key for the message of a client, two words, from that of the round."""
+    key = jax.random.fold_in(random_key(round_key), CODEC_KEY)
+    return jax.random.key_data(jax.random.fold_in(key, client))
 
 
 def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = False) -> Algorithm:
@@ -225,7 +257,7 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
         """What arrives of a message, or its code, the client's state, and what does not arrive."""
         sent, own_state = method.client.message(state, hparams, context, found)
         owed = context.state.error if setting.error_feedback else 0
-        arrived, code, error = arrives(sent, owed, context.key)
+        arrived, code, error = arrives(sent, owed, context.columns.get("key"))
         if algorithm.client.keeps_sent:
             reached = found._replace(params=add_scaled(found.problem.start, 1, arrived))
             _, own_state = method.client.message(state, hparams, context, reached)

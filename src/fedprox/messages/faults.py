@@ -20,13 +20,14 @@ without a sound update changes nothing.
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedprox.errors import as_float, require, require_one_of, shown
+from fedprox.messages.part import Part, Reduction
+from fedprox.messages.sums import Screened
 from fedprox.precision import real_type
 
 Policy = Literal["drop", "fail", "clip"]
@@ -34,7 +35,7 @@ Policy = Literal["drop", "fail", "clip"]
 
 
 @dataclass(frozen=True)
-class Faults:
+class Faults(Part):
     """How faulty updates are treated.
 
     The test for finite numbers is one pass over each message when it arrives. The comparison of
@@ -78,30 +79,15 @@ class Faults:
         """Whether the sizes of a round's updates are compared."""
         return math.isfinite(as_float(self.norm))
 
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """Faulty updates are left out."""
+        return reduction._replace(screen=self)
 
-def sound(*trees: Any) -> jax.Array:
-    """1.0 if the sum of the squares of all numbers is finite, else 0.0.
-
-    >>> float(sound(jnp.ones(3), None)), float(sound(jnp.array([0.0, jnp.nan])))
-    (1.0, 0.0)
-    """
-    floats = [a for a in jax.tree.leaves(trees) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return jnp.isfinite(optax.tree.norm(floats, squared=True)).astype(real_type())
-
-
-class Screened(NamedTuple):
-    """Which updates of a round count, and how much.
-
-    Attributes:
-        scale: Factor of each update, 0 if it is left out, float32 (jobs, points).
-        faulty: Whether each update is faulty, bool (jobs, points).
-        counted: Weight of the updates that are not left out, float32 (points,); exactly 1 if no
-            update is left out, or those left out count as zero.
-    """
-
-    scale: jax.Array
-    faulty: jax.Array
-    counted: jax.Array
+    def screened(
+        self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
+    ) -> Screened:
+        """Which updates of a round count, see `screen`."""
+        return screen(self, sound, size if self.compares else None, weight, fixed=fixed)
 
 
 def screen(
@@ -142,65 +128,3 @@ def screen(
     all_count = (counts | ~is_job).all(axis=0)
     all_count |= fixed
     return Screened(scale, is_job & (~finite | beyond), jnp.where(all_count, 1.0, counted))
-
-
-def beside(numbers: Any, leaf: Any) -> Any:
-    """Numbers, whose axes are the first ones of a leaf, in a shape that goes with the leaf's.
-
-    >>> beside(jnp.ones((2, 3)), jnp.ones((2, 3, 4, 5))).shape
-    (2, 3, 1, 1)
-    """
-    return numbers.reshape(numbers.shape + (1,) * (leaf.ndim - numbers.ndim))
-
-
-def scaled(scale: jax.Array, tree: Any) -> Any:
-    """Scale times a tree; 0 where the scale is 0, even if the tree is NaN or infinite.
-
-    Args:
-        scale: The factors, shape (jobs, points).
-        tree: Leaves (jobs, points, ...).
-    """
-
-    def one(a: jax.Array) -> jax.Array:
-        s = beside(scale, a)
-        return jnp.where(s > 0, s * a, 0)
-
-    return jax.tree.map(one, tree)
-
-
-def times(factor: jax.Array, tree: Any) -> Any:
-    """A tree, leaves (points, ...), times a factor (points,)."""
-    return jax.tree.map(lambda a: a * beside(factor, a), tree)
-
-
-def mean_of(sums: Any, counted: jax.Array | None) -> Any:
-    """Sums over the counted updates, leaves (points, ...), divided by their weight (points,).
-
-    Without screening, `counted` is None: all count, and their weights sum to 1.
-    """
-    if counted is None:
-        return sums
-    divisor = jnp.where(counted > 0, counted, 1.0)
-    return jax.tree.map(lambda a: a / beside(divisor, a), sums)
-
-
-def screened_sum(
-    faults: Faults, vectors: Any, weight: jax.Array, *, fixed: bool = False
-) -> tuple[Any, Screened]:
-    """The weighted sum of stacked vectors that count, and which of them do.
-
-    Args:
-        faults: How faulty vectors are treated.
-        vectors: Leaves (jobs, points, ...).
-        weight: Weights of the vectors (jobs,), 0 for slots without a vector.
-        fixed: As in `screen`.
-    """
-
-    def every(f: Any) -> jax.Array:
-        return jax.vmap(jax.vmap(f))(vectors)
-
-    finite = every(sound)
-    size = jnp.where(finite > 0, every(optax.tree.norm), 0) if faults.compares else None
-    screened = screen(faults, finite, size, weight, fixed=fixed)
-    parts = scaled(weight[:, None] * screened.scale, vectors)
-    return jax.tree.map(lambda a: a.sum(axis=0), parts), screened

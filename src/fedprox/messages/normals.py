@@ -21,6 +21,11 @@ SINE = [(-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in 
 """The series of sin(pi a), whose rest is below 1e-9 up to 1/2."""
 
 
+def random_key(words: jax.Array | None) -> Any:
+    """The random key of two words; None without."""
+    return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
 def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
     """Independent standard normal numbers, one for each number of a tree.
 

@@ -10,6 +10,8 @@ A method with a first exchange releases two sums a round: gradients, then messag
 to the same norm and get noise of their own.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -27,9 +29,12 @@ from fedprox.algorithms.base import (
     add_scaled,
 )
 from fedprox.algorithms.lift import lift
+from fedprox.messages.faults import Faults
 from fedprox.messages.normals import standard_normals
+from fedprox.messages.part import Part, Reduction, Setting
 from fedprox.model import Params
 from fedprox.precision import real_type
+from fedprox.privacy.accounting import Mechanism, mechanism_of
 from fedprox.privacy.norms import norm_bound
 from fedprox.privacy.setting import CLIPS, Privacy
 
@@ -170,3 +175,56 @@ def private(
             sent=lambda gradient: clip_to(privacy.clip, gradient)[0],
         ),
     )
+
+
+@dataclass(frozen=True)
+class HiddenClients(Part):
+    """Privacy of clients.
+
+    Attributes:
+        privacy: The setting.
+    """
+
+    privacy: Privacy
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a round needs a random key: for its noise."""
+        return True
+
+    own_noise = True
+    """Whether each sweep point of each method has noise of its own."""
+
+    independent = True
+    """What other clients have, and how many came, must not show."""
+
+    always_updates = True
+    """Without messages, noise is still released."""
+
+    def mechanism(self, method: Algorithm, setting: Setting) -> Mechanism:
+        """What a run of a method releases about its clients."""
+        _, clients, per_round, sampling, rounds = setting
+        return mechanism_of(self.privacy, clients, per_round, sampling, rounds, releases(method))
+
+    def capacity(self, method: Algorithm, setting: Setting) -> int | None:
+        """Most clients of a round for which privacy accounts."""
+        return self.mechanism(method, setting).capacity
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method with clipped messages and noise."""
+        what = self.mechanism(method, setting)
+        noise = what.noise_multiplier, what.clients_per_round, what.clients
+        return private(method, self.privacy, *noise)
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """What is not finite counts as zero, with or without `Faults`."""
+        screen = reduction.screen or Faults(norm=math.inf)
+        return reduction._replace(screen=screen, fixed=True)
+
+    def hparams(self, hparams: HParams, key: Any) -> HParams:
+        """With the random key of the round and sweep point."""
+        if key is None or "noise_words" not in hparams:  # as on a node, which adds no noise
+            return hparams
+        words = hparams["noise_words"]
+        own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+        return {**hparams, "noise_key": jax.random.key_data(own)}

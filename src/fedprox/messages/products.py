@@ -25,7 +25,7 @@ from fedprox.algorithms.base import (
     difference,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.messages.faults import beside
+from fedprox.messages.sums import beside
 from fedprox.model import Params
 from fedprox.model.variants import FACTORS, adapted
 from fedprox.subproblem import Subproblem
@@ -44,7 +44,7 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """
 
     def received(state: Params, context: ClientContext) -> Params:
-        return state if context.rank is None else _at_rank(state, context.rank)
+        return _at_rank(state, context.columns["rank"])
 
     def message(
         state: Params, hparams: HParams, context: ClientContext, solution: Solution

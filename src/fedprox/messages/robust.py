@@ -5,16 +5,21 @@ of them that are chosen by an adversary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
 
+from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.messages.products import counted, mean_product, shares
+from fedprox.messages.part import Columns, Part, Reduction, Setting
+from fedprox.messages.products import by_products, counted, mean_product, shares
 
 Rule = Literal[
     "mean",
@@ -39,7 +44,7 @@ SMALLEST = 1e-6
 
 
 @dataclass(frozen=True)
-class Aggregation:
+class Aggregation(Part):
     r"""How the server makes one message of a round's.
 
     Rules other than the mean store all messages of a round on each device. Robust rules, all but
@@ -119,6 +124,32 @@ class Aggregation:
     def stores(self) -> bool:
         """Whether the rule reads all messages of a round together."""
         return self.rule != "mean"
+
+    @cached_property
+    def _rank_of(self) -> NDArray[np.int64]:
+        """Rank of each client's adapters, if clients have different ones."""
+        return np.array(self.ranks, np.int64)
+
+    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+        """The ranks of the clients' adapters."""
+        del count
+        return {} if self.ranks is None else {"rank": self._rank_of[clients]}
+
+    def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """Each client knows its rank."""
+        del key
+        return {} if self.ranks is None else {"rank": numbers["rank"]}
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method whose clients send factors as they are, if their products are averaged."""
+        del setting
+        if self.rule != "product":
+            return method
+        return by_products(method, ranked=self.ranks is not None)
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """The rule takes the place of the sum."""
+        return reduction._replace(rule=self) if self.stores else reduction
 
     def check_ranks(self, clients: int, most: int) -> None:
         """Raise `InputError` unless each client has a rank that the model's adapters have."""

@@ -23,7 +23,7 @@ from fedprox.privacy.setting import Privacy
 from fedprox.report.table import TextTable, facts, grid
 from fedprox.simulation.config.cohort import Cohort
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.planning.epsilon import Spent, noise_of
+from fedprox.simulation.epsilon import Spent, noise_of
 
 LARGER = 2, 4
 """Factors of the cohorts that the page compares."""

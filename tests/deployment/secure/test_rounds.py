@@ -34,7 +34,7 @@ from fedprox.deployment.secure.masks import Whole
 from fedprox.deployment.secure.operator_sum import OperatorSum
 from fedprox.deployment.server import Server
 from fedprox.errors import InputError
-from fedprox.messages.faults import mean_of
+from fedprox.messages.sums import mean_of
 from fedprox.privacy.accounting import epsilon_together
 from fedprox.simulation.results.run import Run
 from tests.deployment.federations import (

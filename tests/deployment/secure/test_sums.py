@@ -246,7 +246,7 @@ def test_weights_within_a_node_are_of_one_kind() -> None:
         claims_of(secret.model_copy(update={"by": "clients"}), jobs)
     for change in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
         with pytest.raises(InputError, match="a client without work"):
-            claims_of(secret, jobs._replace(**change))
+            claims_of(secret, jobs._replace(**change))  # type: ignore[arg-type]
     first = secret.model_copy(update={"of": "gradients"})  # which takes no steps
     assert claims_of(first, jobs._replace(steps=np.zeros(2, np.int64))).rate == 0.01
 

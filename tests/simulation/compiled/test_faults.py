@@ -41,7 +41,9 @@ from fedprox import (
 )
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Message, Solution, State
 from fedprox.algorithms.check import check_algorithm
-from fedprox.messages.faults import mean_of, screen, screened_sum, sound
+from fedprox.messages.faults import screen
+from fedprox.messages.part import Reduction
+from fedprox.messages.sums import mean_of, screened_sum, sound
 from fedprox.simulation.compiled import layout
 from fedprox.simulation.compiled.aggregation import Arrived, Result, collector
 from fedprox.simulation.devices.mesh import AXIS
@@ -64,24 +66,23 @@ SHARES = (0.01, 0.1, 0.5, 1.0)
 def test_an_update_that_came_late_is_neither_counted_nor_compared_nor_faulty(norm: float) -> None:
     """Sizes 1, 2, 50 and 1, of which the third is faulty if compared, and the last is late."""
     room = Capacity(ticks=1, slots=4, places=4)
-    rules = collector(Faults("drop", norm), jnp.abs, room)
+    rules = collector(Reduction(screen=Faults("drop", norm)), jnp.abs, room)
     planned = jnp.array([0.2, 0.4, 0.2, 0.2])
     sent, before = jnp.array([[1.0], [2.0], [50.0], [1.0]]), jnp.zeros((4, 1))
     arrived = Arrived(jnp.arange(4), jnp.arange(4), planned.at[3].set(0.0), sent, sent)
 
     def round_() -> Result:
         sums, state = rules.take(rules.begin(sent, before), before, arrived)
-        return rules.end(sums, state, Slots(*[planned] * 5), None)
+        return rules.end(sums, state, Slots(planned, planned, planned, planned, planned), None)
 
     result = jax.jit(jax.vmap(lambda _: round_(), axis_name=AXIS))(jnp.zeros(1))
     result = jax.tree.map(lambda a: a[0], result)
     weighted = [0.2 * 1.0, 0.4 * 2.0] + ([] if norm == 3.0 else [0.2 * 50.0])
-    assert result.counted is not None
+    assert result.screened is not None
     np.testing.assert_allclose(result.sums, [sum(weighted)], rtol=1e-6)
-    assert result.faulty is not None
-    assert result.faulty[:, 0].tolist() == [False, False, norm == 3.0, False]
+    assert result.screened.flagged[:, 0].tolist() == [False, False, norm == 3.0, False]
     if norm == 3.0:
-        np.testing.assert_allclose(result.counted, [0.6], rtol=1e-6)
+        np.testing.assert_allclose(result.screened.counted, [0.6], rtol=1e-6)
         assert result.client_state[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
@@ -348,7 +349,7 @@ def test_vectors_side_by_side_are_compared_too() -> None:
     vectors = jnp.array([[[1.0]], [[2.0]], [[jnp.nan]], [[-300.0]], [[0.0]]])
     weight = jnp.array([0.1, 0.3, 0.2, 0.4, 0.0])
     sums, judged = jax.jit(partial(screened_sum, Faults(norm=5)))(vectors, weight)
-    assert judged.faulty[:, 0].tolist() == [False, False, True, True, False]
+    assert judged.flagged[:, 0].tolist() == [False, False, True, True, False]
     np.testing.assert_allclose(mean_of(sums, judged.counted), [[(0.1 + 0.6) / 0.4]], rtol=1e-6)
 
 

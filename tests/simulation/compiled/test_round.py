@@ -32,7 +32,7 @@ from fedprox.simulation.compiled import layout as laying_out
 from fedprox.simulation.config.protocol import initial_params
 from fedprox.simulation.devices import programs
 from fedprox.simulation.planning import batch_plan
-from fedprox.simulation.planning.jobs import jobs_with
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import pack
 from tests import oracle
 from tests.quadratics import one_run
@@ -295,7 +295,7 @@ def test_a_plan_reads_every_row_once_an_epoch(
 ) -> None:
     solver = Solver(0.1, batch_size=batch, epochs=epochs)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    jobs = jobs_with(
+    jobs = Jobs(
         np.arange(len(sizes)),
         first_row=offsets[:-1],
         size=np.array(sizes),

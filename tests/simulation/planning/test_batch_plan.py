@@ -21,7 +21,7 @@ from fedprox.simulation.planning.batch_plan import (
     plan_bytes,
     plan_rounds,
 )
-from fedprox.simulation.planning.jobs import jobs_with
+from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.packing import choose_lanes, pack, segments
 from fedprox.streams import Purpose, Streams, generator
 
@@ -127,7 +127,7 @@ def test_a_processs_plan_is_that_of_its_jobs_one_after_another(
     owner = np.array([chance.randint(0, processes - 1) for _ in sizes], np.int64)
     ones = np.ones(len(n))
     first = offsets_of(n)[:-1]
-    jobs = jobs_with(
+    jobs = Jobs(
         client,
         first_row=first,
         size=n,

@@ -1,9 +1,9 @@
 """Collecting a round's updates: added as they arrive, screened one by one, or read together.
 
 Without screening, a message is added when its job ends. If updates only have to be
-finite, each is tested when its job ends, and then added or left out. If sizes are compared, a
-rule reads all messages, or some clients attack, messages are stored in their clients' places until
-the last one has arrived. Rules and attacks read them in the order of the draw.
+finite, each is tested when its job ends, and then added or left out. If sizes are compared, or a
+part reads all messages together, they are stored in their clients' places until the last one has
+arrived. Parts read them in the order of the draw.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.base import ClientState, Message
-from fedprox.messages.attack import Attack
-from fedprox.messages.faults import Faults, beside, scaled, screen, sound, times
-from fedprox.messages.robust import Aggregation
-from fedprox.simulation.compiled.lanes import add_weighted, choose, put, total, where_lanes
+from fedprox.messages.part import Reduction
+from fedprox.messages.sums import Screened, beside, scaled, sound, times
+from fedprox.simulation.compiled.lanes import (
+    add_weighted,
+    choose,
+    put,
+    total,
+    where_lanes,
+    zeros_like,
+)
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.batch_plan import Capacity
 from fedprox.simulation.planning.jobs import Slots
@@ -48,14 +54,13 @@ class Result(NamedTuple):
     Attributes:
         sums: The messages that count, times their weights, summed, leaves (points, ...).
         client_state: The clients' new state, leaves (places, points, ...).
-        counted: Weight by which the sums are divided, (points,); None without screening.
-        faulty: Which updates were faulty, bool (slots, points); None without screening.
+        screened: Which updates (slots, points) count, and the weight by which the sums are divided;
+            None without screening.
     """
 
     sums: Message
     client_state: ClientState
-    counted: jax.Array | None
-    faulty: jax.Array | None
+    screened: Screened | None
 
 
 class Collector(NamedTuple):
@@ -72,45 +77,13 @@ class Collector(NamedTuple):
     end: Callable[[Any, ClientState, Slots, jax.Array | None], Result]
 
 
-MEAN = Aggregation()
-"""The weighted mean of all messages."""
-
-
-def stores(faults: Faults | None, rule: Aggregation, attack: Attack | None) -> bool:
-    """Whether the messages of a round are stored until its end."""
-    compares = faults is not None and faults.compares
-    return rule.stores or attack is not None or compares
-
-
 def collector(
-    faults: Faults | None,
-    size: Callable[[Message], jax.Array],
-    room: Capacity,
-    *,
-    fixed: bool = False,
-    rule: Aggregation = MEAN,
-    attack: Attack | None = None,
+    reduction: Reduction, size: Callable[[Message], jax.Array], room: Capacity
 ) -> Collector:
-    """How a round's updates are collected.
-
-    Args:
-        faults: How faulty updates are treated; None means no screening.
-        size: (message) -> its size.
-        room: How much a round's arrays hold.
-        fixed: Whether updates that are left out count as zero, so that the others keep their
-            weight, as privacy and staleness require.
-        rule: What is taken of them.
-        attack: What dishonest clients send in place of their messages; None if all send theirs.
-    """
-    if stores(faults, rule, attack):
-        return _storing(faults, size, room, rule, attack, fixed=fixed)
-    if faults is None:
-        return _without_screening(room)
-    return _screening_finite(faults, room, fixed=fixed)
-
-
-def _no_sums(messages: Message) -> Message:
-    return jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
+    """How a round's updates are collected, given the size of a message."""
+    if reduction.stores:
+        return _storing(reduction, size, room)
+    return _adding(reduction, room)
 
 
 def _zeros_by_slot(messages: Message, room: Capacity) -> jax.Array:
@@ -118,67 +91,58 @@ def _zeros_by_slot(messages: Message, room: Capacity) -> jax.Array:
     return jnp.zeros((room.slots, jax.tree.leaves(messages)[0].shape[1]))
 
 
-def _without_screening(room: Capacity) -> Collector:
-    """Add each message when it arrives."""
-
-    def begin(messages: Message, client_state: ClientState) -> Message:
-        del client_state
-        return _no_sums(messages)
-
-    def take(sums: Message, client_state: ClientState, new: Arrived) -> tuple[Message, ClientState]:
-        ended = new.slot >= 0
-        messages = where_lanes(ended, new.messages, jax.tree.map(jnp.zeros_like, new.messages))
-        sums = add_weighted(sums, new.weight, messages)
-        place = jnp.where(ended, new.place, room.places)
-        return sums, put(client_state, place, new.client_state)
-
-    def end(sums: Message, client_state: ClientState, jobs: Slots, key: jax.Array | None) -> Result:
-        del jobs, key
-        return Result(total(sums), client_state, None, None)
-
-    return Collector(begin, take, end)
+def _sound(*trees: Any) -> jax.Array:
+    """Which updates (lanes, points) are finite, as 1 or 0."""
+    return jax.vmap(jax.vmap(sound))(*trees)
 
 
-def _kept_unless_finite(
-    client_state: ClientState, new: Arrived, is_finite: jax.Array, room: Capacity
+def _state_after(
+    client_state: ClientState,
+    new: Arrived,
+    ended: jax.Array,
+    is_finite: jax.Array | None,
+    room: Capacity,
 ) -> ClientState:
     """The client state after some updates, of which those that are not finite change nothing."""
-    before = jax.tree.map(lambda a: a[new.place], client_state)
-    after = choose(is_finite > 0, new.client_state, before)
-    return put(client_state, jnp.where(new.slot >= 0, new.place, room.places), after)
+    after = new.client_state
+    if is_finite is not None:
+        before = jax.tree.map(lambda a: a[new.place], client_state)
+        after = choose(is_finite > 0, after, before)
+    return put(client_state, jnp.where(ended, new.place, room.places), after)
 
 
-def _screening_finite(faults: Faults, room: Capacity, *, fixed: bool) -> Collector:
-    """Add each message when it arrives, if the update is finite."""
+def _adding(reduction: Reduction, room: Capacity) -> Collector:
+    """Add each message when it arrives; with screening, if the update is finite."""
 
-    def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
+    def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array | None]:
         del client_state
-        return _no_sums(messages), _zeros_by_slot(messages, room)
+        sums = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), messages)
+        return sums, None if reduction.screen is None else _zeros_by_slot(messages, room)
 
     def take(
-        sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
+        sums: tuple[Message, jax.Array | None], client_state: ClientState, new: Arrived
     ) -> tuple[Any, ClientState]:
-        added, finite = sums
-        ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
-        added = add_weighted(added, new.weight, scaled(is_finite, new.messages))
-        finite = put(finite, jnp.where(ended, new.slot, room.slots), is_finite)
-        return (added, finite), _kept_unless_finite(client_state, new, is_finite, room)
+        (added, finite), ended, is_finite = sums, new.slot >= 0, None
+        if finite is None:
+            messages = where_lanes(ended, new.messages, zeros_like(new.messages))
+        else:
+            is_finite = _sound(new.messages, new.client_state)
+            messages = scaled(is_finite, new.messages)
+            finite = put(finite, jnp.where(ended, new.slot, room.slots), is_finite)
+        added = add_weighted(added, new.weight, messages)
+        return (added, finite), _state_after(client_state, new, ended, is_finite, room)
 
     def end(
-        sums: tuple[Message, jax.Array],
-        client_state: ClientState,
-        jobs: Slots,
-        key: jax.Array | None,
+        sums: tuple[Message, jax.Array | None], client_state: ClientState, jobs: Slots, _: Any
     ) -> Result:
-        del key
         added, finite = total(sums)
-        screened = screen(faults, finite, None, jobs.weight, fixed=fixed)
-        return Result(added, client_state, screened.counted, screened.faulty)
+        screened = None if finite is None else reduction.screened(finite, None, jobs.weight)
+        return Result(added, client_state, screened)
 
     return Collector(begin, take, end)
 
 
-def keeping(faults: Faults, room: Capacity) -> Collector:
+def keeping(reduction: Reduction, room: Capacity) -> Collector:
     """Keep all messages as they are, for a node that sends each: leaves (points, slots, ...)."""
 
     def begin(messages: Message, client_state: ClientState) -> tuple[Message, jax.Array]:
@@ -189,23 +153,18 @@ def keeping(faults: Faults, room: Capacity) -> Collector:
     def take(
         sums: tuple[Message, jax.Array], client_state: ClientState, new: Arrived
     ) -> tuple[Any, ClientState]:
-        slot = jnp.where(new.slot >= 0, new.slot, room.slots)
-        is_finite = jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
-        client_state = _kept_unless_finite(client_state, new, is_finite, room)
+        ended, is_finite = new.slot >= 0, _sound(new.messages, new.client_state)
+        slot = jnp.where(ended, new.slot, room.slots)
+        client_state = _state_after(client_state, new, ended, is_finite, room)
         return put(sums, slot, (new.messages, is_finite)), client_state
 
     def end(
-        sums: tuple[Message, jax.Array],
-        client_state: ClientState,
-        jobs: Slots,
-        key: jax.Array | None,
+        sums: tuple[Message, jax.Array], client_state: ClientState, jobs: Slots, _: Any
     ) -> Result:
-        del key
         # leaf by leaf, since they are of several types
         kept, finite = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), sums)
-        screened = screen(faults, finite, None, jobs.weight)
         messages = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), kept)
-        return Result(messages, client_state, screened.counted, screened.faulty)
+        return Result(messages, client_state, reduction.screened(finite, None, jobs.weight))
 
     return Collector(begin, take, end)
 
@@ -231,16 +190,10 @@ class _Waiting(NamedTuple):
 
 
 def _storing(
-    faults: Faults | None,
-    size: Callable[[Message], jax.Array],
-    room: Capacity,
-    rule: Aggregation,
-    attack: Attack | None,
-    *,
-    fixed: bool,
+    reduction: Reduction, size: Callable[[Message], jax.Array], room: Capacity
 ) -> Collector:
     """Store all updates of the round, and look at them together at its end."""
-    together = rule.stores or attack is not None
+    change, screen, rule, _ = reduction
     every_size = jax.vmap(jax.vmap(size))
 
     def begin(messages: Message, client_state: ClientState) -> _Waiting:
@@ -252,7 +205,7 @@ def _storing(
     def take(
         waiting: _Waiting, client_state: ClientState, new: Arrived
     ) -> tuple[_Waiting, ClientState]:
-        ended, is_finite = new.slot >= 0, jax.vmap(jax.vmap(sound))(new.messages, new.client_state)
+        ended, is_finite = new.slot >= 0, _sound(new.messages, new.client_state)
         sizes = jnp.where(is_finite > 0, every_size(new.messages), 0)
         slot = jnp.where(ended, new.slot, room.slots)
         place = jnp.where(ended, new.place, room.places)
@@ -266,28 +219,26 @@ def _storing(
         # the jobs' weights do not know who was late
         finite, sizes, weight = total(waiting[3:])
         slot, messages = waiting.slot, waiting.messages
-        if together:
-            # rules and attacks go by position, which must not depend on who computed what
+        if reduction.ordered:
+            # they go by position, which must not depend on who computed what
             numbered, messages = _by_slot(slot, (slot + 1, messages), room)
             slot = numbered - 1
         in_time = (slot >= 0) & (weight[slot] > 0)
-        if attack is not None:
-            assert jobs.attacks is not None
-            attacks = (slot >= 0) & (jobs.attacks[slot] > 0)
-            messages = _over_points(attack.sent)(messages, in_time, attacks, key)
+        if change is not None:
+            changed = jax.vmap(change.changed, in_axes=(1, None, None, None), out_axes=1)
+            messages = changed(messages, in_time, jobs.numbers(slot), key)
             at = jnp.where(slot >= 0, slot, room.slots)
-            finite = jnp.minimum(finite, put(finite, at, jax.vmap(jax.vmap(sound))(messages)))
+            finite = jnp.minimum(finite, put(finite, at, _sound(messages)))
             sizes = jnp.where(finite > 0, put(sizes, at, every_size(messages)), 0)
         screened = None
-        if faults is not None:
-            compared = sizes if faults.compares else None
-            screened = screen(faults, finite, compared, weight, fixed=fixed)
+        if screen is not None:
+            screened = reduction.screened(finite, sizes, weight)
         factor = jnp.ones_like(finite) if screened is None else screened.scale
 
         def scale_of(slot: jax.Array) -> jax.Array:
             return jnp.where(slot[:, None] >= 0, factor[slot], 0)
 
-        if rule.stores:
+        if rule is not None:
             counts = in_time[:, None] & (scale_of(slot) > 0) & (finite[slot] > 0)
             taken = scaled(scale_of(slot), messages)
             sums = jax.vmap(rule.of, in_axes=(1, 1, None))(taken, counts, weight[slot])
@@ -295,11 +246,9 @@ def _storing(
         else:
             weighted = scaled(weight[slot][:, None] * scale_of(slot), messages)
             sums = jax.tree.map(lambda a: a.sum(axis=0), weighted)
-            sums = sums if together else total(sums)
+            sums = sums if reduction.ordered else total(sums)
         client_state = _interpolate(scale_of(waiting.slot), client_state, waiting.client_state)
-        if screened is None:
-            return Result(sums, client_state, None, None)
-        return Result(sums, client_state, screened.counted, screened.faulty)
+        return Result(sums, client_state, screened)
 
     return Collector(begin, take, end)
 
@@ -310,11 +259,6 @@ def _by_slot(slot: jax.Array, tree: T, room: Capacity) -> T:
     own = put(empty, jnp.where(slot >= 0, slot, room.slots), tree)
     # leaf by leaf, since they are of several types
     return jax.tree.map(lambda a: jax.lax.psum(a, AXIS), own)
-
-
-def _over_points(sent: Callable[..., Any]) -> Callable[..., Any]:
-    """`Attack.sent` for messages whose second axis is that of sweep points."""
-    return jax.vmap(sent, in_axes=(1, None, None, None), out_axes=1)
 
 
 def _interpolate(scale: jax.Array, before: ClientState, after: ClientState) -> ClientState:

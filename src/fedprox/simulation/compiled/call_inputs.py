@@ -21,16 +21,7 @@ from fedprox.simulation.planning.round_work import RoundWork
 def read_cohort(
     jobs: Jobs, plan: BatchPlan, index: int, client_state: ClientState, layout: Layout, mesh: Mesh
 ) -> Cohort:
-    """Plan how to read all rows of a round's clients.
-
-    Args:
-        jobs: The round's jobs.
-        plan: The plan of the call.
-        index: Index of the round in the plan.
-        client_state: The clients' state before the round.
-        layout: The shapes of the programs.
-        mesh: The devices.
-    """
+    """Plan how to read all rows of a round's clients."""
     reading = plan_reading(
         jobs.device_row,
         jobs.device_row + jobs.size,
@@ -53,14 +44,7 @@ def read_cohort(
 def clients_by_place(
     plan: BatchPlan, work: RoundWork, layout: Layout, index: int = 0
 ) -> NDArray[np.int64]:
-    """The client at each place of a round, -1 for none, shape (devices * places,).
-
-    Args:
-        plan: The plan of the call.
-        work: The work of the round.
-        layout: The shapes of the programs.
-        index: Index of the round in the plan.
-    """
+    """The client at each place of a round, -1 for none, shape (devices * places,)."""
     clients = np.full(layout.shape.devices * layout.room.places, -1)
     if len(clients):
         clients[plan.place[index, : len(work.jobs.client)]] = work.jobs.client
@@ -80,13 +64,7 @@ class Held(NamedTuple):
 
 
 def held_state(plan: BatchPlan, work: Sequence[RoundWork], layout: Layout) -> Held:
-    """Whose state a call of a method with client state holds.
-
-    Args:
-        plan: The plan of the call.
-        work: The work of its rounds.
-        layout: The shapes of the programs.
-    """
+    """Whose state a call of a method with client state holds."""
     cohorts = [clients_by_place(plan, each, layout, r) for r, each in enumerate(work)]
     shape, places = layout.shape, layout.room.places
     if shape.rounds == 1:

@@ -1,6 +1,7 @@
 """A client's local solver in a lane: its start, one step, its stop rule, and its message."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +19,10 @@ from fedprox.algorithms.base import (
     State,
 )
 from fedprox.features import Features
-from fedprox.messages.normals import standard_normals
-from fedprox.messages.private import EXAMPLES
+from fedprox.messages.normals import random_key
+from fedprox.messages.part import LocalGradient, Part, known_columns
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.clipped import clipped_sum
 from fedprox.simulation.compiled.gradients import LocalLoss
 from fedprox.simulation.compiled.lanes import over
 from fedprox.simulation.compiled.layout import Layout
@@ -37,48 +37,14 @@ MODEL_KEY = 0x6D6F6465
 split the same key, never derives the model's key."""
 
 
-EXAMPLES_KEY = 0x65786D70
-"""Number folded into a tick's random key for the noise that hides examples."""
-
-
-CODEC_KEY = 0x636F6465
-"""Number folded into a round's random key for the codecs of messages."""
-
-
-def random_key(noise: jax.Array) -> jax.Array:
-    """A tick's random key from its two words."""
-    return jax.random.wrap_key_data(noise, impl="threefry2x32")
-
-
-def round_hparams(
-    hparams: HParams,
-    rate: jax.Array,
-    participation: jax.Array,
-    noise_key: jax.Array | None = None,
-) -> HParams:
-    """The hyperparameters of a round at all sweep points, arrays (points,).
-
-    Args:
-        hparams: The algorithm's hyperparameters, and the base learning rate.
-        rate: Factor of the learning rate in this round.
-        participation: Share of the weight of all clients that takes part.
-        noise_key: Random key of the round's noise, two words; None without privacy. Each sweep
-            point of each method gets a key of its own, by the "noise_words" in `hparams`.
-    """
+def round_hparams(hparams: HParams, rate: jax.Array, participation: jax.Array) -> HParams:
+    """The hyperparameters of a round at all sweep points, arrays (points,)."""
     base = hparams["learning_rate"]
-    given = {
+    return {
         **hparams,
         "learning_rate": base * rate,
         "participation": jnp.broadcast_to(participation, base.shape),
     }
-    if noise_key is None:
-        return given
-
-    def own_key(words: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(random_key(noise_key), words[0])
-        return jax.random.key_data(jax.random.fold_in(key, words[1]))
-
-    return given | {"noise_key": jax.vmap(own_key)(hparams["noise_words"])}
 
 
 class Stop(NamedTuple):
@@ -131,66 +97,37 @@ class LaneState(NamedTuple):
     stop: Stop | None
 
 
-def client_keys(jobs: Slots, slot: jax.Array, noise_key: jax.Array | None) -> jax.Array | None:
-    """Random keys for the messages of the clients in `slot`, two words each (lanes, 2).
-
-    Args:
-        jobs: The jobs of the round.
-        slot: The slots.
-        noise_key: Random key of the round, two words; None without.
-    """
-    if jobs.client is None or noise_key is None:
-        return None
-    return jax.vmap(client_key, in_axes=(None, 0))(noise_key, jobs.client[slot])
-
-
-def client_key(noise_key: jax.Array, client: jax.Array) -> jax.Array:
-    """Random key for the message of a client, two words, from that of the round."""
-    key = jax.random.fold_in(random_key(noise_key), CODEC_KEY)
-    return jax.random.key_data(jax.random.fold_in(key, client))
-
-
 def contexts_of(
+    parts: tuple[Part, ...],
     jobs: Slots,
     slot: jax.Array,
     own: LocalLoss,
     state: ClientState,
     points: int,
-    noise_key: jax.Array | None = None,
+    key: jax.Array | None = None,
 ) -> ClientContext:
-    """What the clients in `slot` (lanes,) know, leaves (lanes, points, ...).
+    """What the clients in `slot` (lanes,) know, leaves (lanes, points, ...)."""
 
-    Args:
-        jobs: The jobs of the round.
-        slot: The slots.
-        own: What these clients computed at w^t.
-        state: Their state.
-        points: Number of sweep points.
-        noise_key: Random key of the round, two words, if codecs need one; else None.
-    """
+    def at_points(column: jax.Array) -> jax.Array:
+        shape = (len(slot), points, *column.shape[1:])
+        return jnp.broadcast_to(column[:, None], shape)
 
-    def at_points(column: Any) -> Any:
-        return None if column is None else jnp.broadcast_to(column[slot][:, None], shape)
-
-    shape, words = (len(slot), points), client_keys(jobs, slot, noise_key)
+    columns = known_columns(parts, jobs.numbers(slot), key)
     return ClientContext(
         own.gradient,
         state,
-        relative_size=at_points(jobs.relative_size),
+        relative_size=at_points(jobs.relative_size[slot]),
         loss=own.value,
         labels=own.labels,
         probed=own.probed,
-        staleness=at_points(jobs.staleness),
-        rate=at_points(jobs.rate),
-        rank=at_points(jobs.rank),
-        key=None if words is None else jnp.broadcast_to(words[:, None], (*shape, 2)),
+        columns={name: at_points(column) for name, column in columns.items()},
     )
 
 
 def learning_rate(broadcast: Broadcast, context: ClientContext) -> jax.Array:
     """A client's learning rate."""
     rate = broadcast.hparams["learning_rate"]
-    return rate if context.rate is None else rate * context.rate
+    return rate * context.columns["rate"] if "rate" in context.columns else rate
 
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:
@@ -206,18 +143,6 @@ def mark_done(lanes: LaneState, chosen: jax.Array) -> LaneState:
     return lanes._replace(stop=lanes.stop._replace(done=done))
 
 
-class Hiding(NamedTuple):
-    """How local steps hide examples.
-
-    Attributes:
-        clip: Largest norm of the gradient of an example.
-        noise: Standard deviation of the noise in the sum of a mini-batch's gradients.
-    """
-
-    clip: float
-    noise: float
-
-
 class ClientStep:
     """The local solver: functions of one client, and of all lanes and sweep points.
 
@@ -227,7 +152,7 @@ class ClientStep:
         solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
         clock: Whether clients also stop by a clock.
-        hiding: How steps hide examples; None if they do not.
+        local_gradient: What steps take in place of a mini-batch's gradient; None for it.
 
     Attributes:
         stops: Whether clients may take fewer than the planned steps.
@@ -240,10 +165,11 @@ class ClientStep:
         solver: Solver,
         layout: Layout,
         clock: bool,
-        hiding: Hiding | None,
+        local_gradient: LocalGradient | None,
     ) -> None:
         self.model, self.algorithm, self.solver = model, algorithm, solver
-        self.hiding = hiding
+        self.local_gradient = local_gradient
+        self.completes = local_gradient is not None and local_gradient.completes
         self.stops = clock or solver.gamma is not None
         self.accumulate, self.width = layout.accumulate, layout.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
@@ -278,13 +204,7 @@ class ClientStep:
         )
 
     def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> Params:
-        """The gradients of a tick of all lanes, less those at the references of their problems.
-
-        Args:
-            lanes: The clients.
-            broadcast: The server's broadcast.
-            batch: The other arguments of `gradient`, with an axis of lanes.
-        """
+        """The gradients of a tick of all lanes, less those at the references of their problems."""
         given = self.given_all(lanes, broadcast)
         gradient = self.gradient_all(lanes.params, given, *batch)
         reference = self.reference_all(lanes, broadcast)
@@ -314,46 +234,24 @@ class ClientStep:
         weights: jax.Array,
         noise: jax.Array | None,
     ) -> Params:
-        """The gradient of a tick's rows.
-
-        Args:
-            params: The client's current model.
-            given: What the client's objective reads; None for F_k.
-            x: Features of the rows (B, ...).
-            y: Labels of the rows.
-            weights: 1 / the mini-batch's size, or 0 for padding, shape (B,).
-            noise: The tick's random key, uint32 (2,); None if nothing is random.
-        """
+        """The gradient of rows with weights of 1 / the mini-batch's size, or 0 for padding."""
         key = None
         if noise is not None and self.model.train is not None:
             key = jax.random.fold_in(random_key(noise), MODEL_KEY)
         what = DERIVED
         if self.algorithm.client.objective is not None:
             what = f"{self.algorithm.name}: jax.grad of its objective"
-        gradient = jax.grad(self._loss) if self.hiding is None else self._clipped
-        return call(what, gradient, params, given, Batch(x, y, weights, key))
+        step = self.local_gradient
+        gradient = jax.grad(self._loss) if step is None else partial(step.gradient, self._loss)
+        return call(what, gradient, params, Batch(x, y, weights, key), given)
 
-    def _loss(self, params: Params, given: Any, batch: Batch) -> jax.Array:
+    def _loss(self, params: Params, batch: Batch, given: Any) -> jax.Array:
         """The loss of a tick's rows."""
         if self.algorithm.client.objective is None:
             return weighted_loss(self.model, params, *batch)
         return self.algorithm.client.objective(self.model, params, batch, given)
 
-    def _clipped(self, params: Params, given: Any, batch: Batch) -> Params:
-        """As the gradient of `_loss`, with the gradient of each row clipped."""
-        assert self.hiding is not None
-        x, y, weights, key = batch
-        one = jnp.ones(1, weights.dtype)
-        keys = None if key is None else jax.random.key_data(jax.random.split(key, len(x)))
-
-        def loss(params: Params, x: jax.Array, y: jax.Array, words: jax.Array | None) -> jax.Array:
-            own = None if words is None else random_key(words)
-            return self._loss(params, given, Batch(x[None], y[None], one, own))
-
-        total = clipped_sum(loss, self.hiding.clip, params, x, y, keys)(weights > 0)
-        return jax.tree.map(lambda a: weights.max() * a, total)
-
-    def noised(
+    def completed(
         self,
         gradients: Params,
         broadcast: Broadcast,
@@ -361,38 +259,25 @@ class ClientStep:
         last: jax.Array,
         noise: jax.Array,
     ) -> Params:
-        """The gradients of a tick, with the noise of the mini-batches that it completes.
+        """The gradients of a tick, changed in lanes whose mini-batch it completes."""
+        step = self.local_gradient
+        assert step is not None
 
-        Args:
-            gradients: The gradients of all lanes and sweep points.
-            broadcast: The server's broadcast.
-            size: Mean size of each lane's mini-batches, (lanes,).
-            last: Whether the tick completes a lane's mini-batch, (lanes,).
-            noise: The lanes' random keys, uint32 (lanes, 2).
-        """
-        assert self.hiding is not None
-        deviation = self.hiding.noise * last / size
+        def complete(gradient: Params, hparams: HParams, size: Any, words: jax.Array) -> Params:
+            return step.completed(gradient, hparams, size, random_key(words))
 
-        def added(gradient: Params, words: jax.Array, scale: jax.Array, noise: jax.Array) -> Params:
-            key = jax.random.fold_in(random_key(noise), EXAMPLES_KEY)
-            for word in (0, 1):  # no two runs of a comparison share noise
-                key = jax.random.fold_in(key, words[word])
-            normals = standard_normals(jax.random.key_data(key), EXAMPLES, gradient)
-            return jax.tree.map(lambda g, n: g + scale * n, gradient, normals)
-
-        every = over(added, (0, 0, None, None))
-        words = broadcast.hparams["noise_words"]
+        every = over(complete, (0, 0, None, None))
 
         def of_lane(given: Any) -> Params:
-            gradient, scale, noise, last = given
+            gradient, size, words, last = given
             return jax.lax.cond(
-                last, lambda g: every(g, words, scale, noise), lambda same: same, gradient
+                last, lambda g: every(g, broadcast.hparams, size, words), lambda g: g, gradient
             )
 
-        lanes = gradients, deviation, noise, last
+        lanes = gradients, size, noise, last
         if jax.default_backend() == "cpu":  # numbers for a lane that needs none would cost as much
-            noisy: Params = jax.lax.map(of_lane, lanes)
-            return noisy
+            changed: Params = jax.lax.map(of_lane, lanes)
+            return changed
         return jax.vmap(of_lane)(lanes)
 
     def tick(
@@ -403,16 +288,7 @@ class ClientStep:
         last: jax.Array,
         check: jax.Array | None,
     ) -> LaneState:
-        """One tick: a mini-batch step, a part of one, or a part of a check.
-
-        Args:
-            lane: The client.
-            broadcast: The server's broadcast.
-            gradient: The gradient of the tick's rows, from `gradients`.
-            last: Whether the tick completes its mini-batch.
-            check: Whether the mini-batch is a check of the stop rule; None for a solver without
-                checks.
-        """
+        """One tick: a mini-batch step, a part of one, or a part of a check."""
         if self.accumulate:
             gradient = jax.tree.map(jnp.add, lane.gradient, gradient)
         problem = self.algorithm.subproblem(*broadcast, lane.context)
@@ -453,16 +329,7 @@ class ClientStep:
         size: jax.Array,
         active: jax.Array,
     ) -> LaneState:
-        """One step of an optimizer that searches along a line, on all of the client's rows.
-
-        Args:
-            lane: The client.
-            broadcast: The server's broadcast.
-            rows: All clients' features and labels.
-            first: The client's first row.
-            size: Its number of rows.
-            active: Whether the lane has a client.
-        """
+        """One step of an optimizer that searches along a line, on all of the client's rows."""
         problem = self.algorithm.subproblem(*broadcast, lane.context)
         whole = _whole_client(self.model, self.width)
 
@@ -489,13 +356,7 @@ class ClientStep:
     def message(
         self, lane: LaneState, broadcast: Broadcast, steps: jax.Array
     ) -> tuple[Message, ClientState]:
-        """The message of a client whose job has ended, and its new state.
-
-        Args:
-            lane: The client.
-            broadcast: The server's broadcast.
-            steps: The planned mini-batch steps.
-        """
+        """The message of a client whose job has ended, and its new state."""
         problem = self.algorithm.subproblem(*broadcast, lane.context)
         taken = steps if lane.stop is None else lane.stop.steps
         solution = Solution(problem, lane.params, taken)
@@ -511,14 +372,7 @@ def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:
 def _apply_stop_rule(
     stop: Stop | None, gradient: Params, last: jax.Array, check: jax.Array | None
 ) -> tuple[Stop | None, jax.Array]:
-    """The stop rule after a tick, and whether the client takes a step.
-
-    Args:
-        stop: The stop rule before the tick; None without a rule.
-        gradient: grad h_k at the client's current model.
-        last: Whether the gradient is complete.
-        check: Whether the gradient is a check; None if every gradient is of all rows.
-    """
+    """The stop rule after a tick, and whether the client takes a step."""
     if stop is None:
         return None, last
     if stop.gamma is None or stop.reference is None:

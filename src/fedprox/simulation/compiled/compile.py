@@ -21,7 +21,13 @@ from fedprox.simulation.compiled.evaluation import (
 )
 from fedprox.simulation.compiled.inexactness import inexactness_program
 from fedprox.simulation.compiled.layout import Layout
-from fedprox.simulation.compiled.round import After, Inputs, Server, hiding_of, rounds_program
+from fedprox.simulation.compiled.round import (
+    After,
+    Inputs,
+    Server,
+    local_gradient_of,
+    rounds_program,
+)
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import REPLICATED, accept_host_arrays, zeros_on
 from fedprox.simulation.devices.programs import Request, compiled_once
@@ -99,7 +105,7 @@ class Compiler:
                 requests["evaluation"], inputs = self._evaluation(layout, state)
             protocol = self.method.protocol
             # gamma is relative to one model, from which not all of these clients started
-            one_model = protocol.asynchronous is None
+            one_model = not any(part.several_starts for part in self.method.parts)
             # and to F_k, which not all methods solve
             algorithm = self.method.algorithm
             solves = algorithm.client.objective is None and not algorithm.own_parts
@@ -178,12 +184,11 @@ class Compiler:
         )
 
     def _empty_plan(self, layout: Layout) -> BatchPlan:
-        protocol = self.method.protocol
         return plan_rounds(
             *(layout.shape, layout.room, self.method.solver, 0, []),
-            noisy=protocol.noisy,
-            keyed=protocol.keyed,
-            optional=protocol.of_jobs,
+            noisy=self.method.protocol.noisy,
+            keyed=self.method.keyed,
+            columns=self.method.no_columns,
         )
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:
@@ -200,9 +205,8 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
     return (
         *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
         *(solver.clip, solver.weight_decay, solver.gamma is None),
-        *(protocol.federation.augment, method.faults, method.private, hiding_of(method)),
-        *(protocol.aggregation, protocol.attack, protocol.compression),
-        protocol.asynchronous is not None,
+        *(protocol.federation.augment, local_gradient_of(method)),
+        tuple(part.program_key for part in method.parts),
         *(protocol.evaluation.gradients, layout._replace(idle=0.0), mesh),
     )
 

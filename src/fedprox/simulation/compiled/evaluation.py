@@ -22,7 +22,7 @@ from fedprox.diagnostics.clients import row_sums
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
-from fedprox.messages.faults import scaled, sound
+from fedprox.messages.sums import scaled, sound
 from fedprox.metrics import Terms, value_of
 from fedprox.model import Model, Params, with_base
 from fedprox.precision import real_type

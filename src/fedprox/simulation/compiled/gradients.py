@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.features import Features
-from fedprox.messages.faults import Faults, Screened, beside, screened_sum
+from fedprox.messages.sums import Screen, Screened, beside, screened_sum
 from fedprox.model import Model, Params, read_slice, weighted_loss
 from fedprox.simulation.compiled.clock import (
     Clock,
@@ -66,11 +66,6 @@ class LocalLoss(NamedTuple):
 def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
     """How many labels of each class rows have, shape (classes,).
 
-    Args:
-        y: Labels (B,) or (B, length), below 0 for none.
-        inside: 1 for the rows that count, else 0, shape (B,).
-        classes: Number of classes.
-
     >>> label_counts(jnp.array([[2, -1], [0, 2]]), jnp.ones(2), 3).tolist()
     [1.0, 0.0, 2.0]
     """
@@ -84,17 +79,9 @@ def summed_losses(
 ) -> Callable[..., LocalLoss]:
     """Gradients and losses summed over each lane's slice, at all sweep points.
 
-    Args:
-        model: The model.
-        shared: Whether all lanes share the same parameters, leaves (points, ...), or each has its
-            own, leaves (lanes, points, ...).
-        gradient: Whether gradients are computed.
-        value: Whether losses are computed; without gradients, by forward passes alone.
-        classes: Number of classes whose labels are counted; 0 for none.
-
     Returns:
         (params, x, y, inside) -> sums (lanes, points, ...), where the last three arguments are the
-        result of `reader`.
+        result of `reader`, and only parameters that are not shared have an axis of lanes.
     """
 
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
@@ -118,13 +105,7 @@ def summed_losses(
 def with_probe(
     losses_of: Callable[..., LocalLoss], model: Model, models: Params | None
 ) -> Callable[..., LocalLoss]:
-    """The same function of each lane's slice, which also sums the losses of other models.
-
-    Args:
-        losses_of: Of `summed_losses`.
-        model: The model.
-        models: Parameters of the others, leaves (points, models, ...); None for none.
-    """
+    """The same function of each lane's slice, which also sums the losses of other models."""
     if models is None:
         return losses_of
     of_models = jax.vmap(partial(weighted_loss, model), in_axes=(0, None, None, None))
@@ -198,7 +179,7 @@ class _Times(NamedTuple):
 def exchange_gradients(
     model: Model,
     layout: Layout,
-    faults: Faults | None,
+    screen: Screen | None,
     send: Callable[[Params], Params],
     *,
     fixed: bool,
@@ -210,19 +191,8 @@ def exchange_gradients(
 ) -> Callable[..., Exchanged]:
     """The first exchange of one round, inside the rounds' program.
 
-    Args:
-        model: The model.
-        layout: The shapes of the method's programs.
-        faults: How faulty gradients of the first cohort are treated; None means no screening. With
-            screening, all gradients are stored until the last one is computed.
-        send: (gradient of one client) -> what it sends, if it is in the first cohort.
-        fixed: Whether the mean divides by the sum of all weights also if gradients are left out.
-        gradient: Whether gradients are computed. A first cohort needs them.
-        loss: Whether the losses of the clients about to work are computed.
-        classes: Number of classes of which their labels are counted; 0 for none.
-        probes: Number of other models whose losses they compute; 0 for none.
-        clock: The clock by which jobs stop; None if all are computed. Jobs of the first cohort that
-            stop have no weight; they need screening.
+    With screening, all gradients are stored until the last one is computed. Those that the clock
+    stops have no weight, which needs screening.
 
     Returns:
         (w^t, x, y, exchange, until, received, models) -> what is computed. `until` is None without
@@ -245,7 +215,7 @@ def exchange_gradients(
         models: Params | None = None,
     ) -> Exchanged:
         losses_of = with_probe(summed(shared=received is None), model, models)
-        room = slots if faults is None else len(exchange.jobs.weight)
+        room = slots if screen is None else len(exchange.jobs.weight)
         counted = {"classes": classes, "probes": probes}
         like = measured_like(params, gradient=gradient, loss=loss, **counted)
         watch = None if clock is None else begin_watch(clock, ())
@@ -296,7 +266,7 @@ def exchange_gradients(
             return jnp.all(carry[-1].done)
 
         # with screening, they are added at the end
-        sums = zeros(params) if gradient and faults is None else None
+        sums = zeros(params) if gradient and screen is None else None
         times = _Times.begun(watch, lanes, room)
         start = params if received is None else zeros(params, lanes)
         carry = (zeros(like, lanes), zeros(like, room), sums, start, times)
@@ -310,13 +280,13 @@ def exchange_gradients(
         )
         own, sums, late = total((own, sums, None if times is None else times.late))
         own_late = None if late is None else late[:slots] > 0
-        if faults is None:
+        if screen is None:
             return Exchanged(own, sums, None, own_late)
         first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
         weight = exchange.jobs.weight[slots:]
         if late is not None:
             weight = jnp.where(late[slots:] > 0, 0.0, weight)
-        sums, screened = screened_sum(faults, first, weight, fixed=fixed)
+        sums, screened = screened_sum(screen, first, weight, fixed=fixed)
         return Exchanged(jax.tree.map(lambda a: a[:slots], own), sums, screened, own_late)
 
     return gradients

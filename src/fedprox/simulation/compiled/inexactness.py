@@ -56,12 +56,6 @@ def inexactness_program(
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
 
-    Args:
-        method: The method, which defines h_k.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
-
     Returns:
         (base, state, hparams, local models, rows, cohort) -> gamma (slots, points). The base is
         `Model.base`, and the state is the one that defined the local problems; local models have
@@ -106,7 +100,7 @@ def inexactness_program(
             gradient = losses[1].gradient if algorithm.first.gradient else None
             state = jax.tree.map(lambda a: a[cohort.places[slot]], cohort.client_state)
             own = LocalLoss(gradient, losses[1].value)
-            context = contexts_of(cohort.jobs, slot, own, state, points)
+            context = contexts_of(method.parts, cohort.jobs, slot, own, state, points)
             new = gamma_all(broadcast, params, losses, context)
             gammas = gammas.at[jnp.where(ended, slot, slots)].set(new, mode="drop")
             return where_lanes(ended, jax.tree.map(jnp.zeros_like, sums), sums), gammas

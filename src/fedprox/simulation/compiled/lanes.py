@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedprox.algorithms.base import ClientState
-from fedprox.messages.faults import beside
+from fedprox.messages.sums import beside
 from fedprox.simulation.devices.mesh import AXIS
 from fedprox.simulation.planning.packing import Segments
 
@@ -30,14 +30,10 @@ def total(tree: T) -> T:
 
 
 def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`f` for all lanes, or all sweep points, at once.
+    """`f` for all lanes, or all sweep points, at once; 0 in `in_axes` for arguments with the axis.
 
     A single lane or point is run without the axis. With it, XLA's CPU compiler would transpose the
-    operands of every matrix product.
-
-    Args:
-        f: The function of one lane or point.
-        in_axes: For each argument, 0 if it has the axis (the first one of its leaves), else None.
+    operands of every matrix multiplication.
     """
     batched = jax.vmap(f, in_axes=in_axes)
 
@@ -63,17 +59,9 @@ def run_segments(
     begin_jobs: Callable[[jax.Array, T], T] | None = None,
     idle: Callable[[T], jax.Array] | None = None,
 ) -> T:
-    """Run all segments: each begins jobs, ticks to its end, and ends jobs.
+    """Run all segments: each begins jobs, ticks to its end or until `idle`, and ends jobs.
 
-    Args:
-        ends: One device's segments: `stop` (room,), `count` (), `begin` and `end` (room,
-            lanes).
-        tick: (tick number, carry) -> carry.
-        end_jobs: (slot of the job that ends in each lane (lanes,), -1 for none, carry) -> carry.
-        carry: The initial carry.
-        begin_jobs: (slot of the job that begins in each lane (lanes,), -1 for none, carry) ->
-            carry.
-        idle: (carry) -> whether the remaining ticks of the segment would change nothing.
+    Jobs begin and end by their slots in each lane (lanes,), -1 for none.
     """
 
     def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
@@ -123,6 +111,11 @@ def add_weighted(mean: T, weight: jax.Array, values: T) -> T:
     )
 
 
+def zeros_like(shapes: T) -> T:
+    """Zeros of the shapes and types of a tree."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
 def from_all_devices(tree: T) -> T:
     """The parts of all devices, one after another along the first axis."""
     return jax.tree.map(lambda a: jax.lax.all_gather(a, AXIS, tiled=True), tree)
@@ -139,12 +132,7 @@ def part_of_device(tree: T) -> T:
 
 
 def take_cohort(held: ClientState, at: jax.Array) -> ClientState:
-    """The state of a round's clients on this device, leaves (places, points, ...).
-
-    Args:
-        held: The state of all clients of the call, leaves (clients, points, ...).
-        at: Where each place's client is in `held`, (devices, places); out of range for none.
-    """
+    """The state of a round's clients on this device, by where each place's client is in `held`."""
     own = at[jax.lax.axis_index(AXIS)]
     return jax.tree.map(lambda a: a.at[own].get(mode="clip"), held)
 

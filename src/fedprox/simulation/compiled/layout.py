@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from fedprox.model import Params
-from fedprox.simulation.compiled.aggregation import stores
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.planning.batch_plan import (
     Capacity,
@@ -137,13 +136,7 @@ def spare(capacities: Sequence[Capacity]) -> Capacity:
 
 
 def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
-    """The capacity that one round needs, without gathered rows.
-
-    Args:
-        layout: The layout; its own room only shows which fields are used.
-        solver: The local solver, with the algorithm's settings.
-        work: The round's work.
-    """
+    """The capacity that one round needs, without gathered rows, of the fields that are used."""
     shape, room = layout.shape, layout.room
     processes, lanes = shape.processes, shape.devices * shape.lanes
     packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.owner, processes)
@@ -165,14 +158,7 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
 
 
 def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) -> Layout:
-    """Choose the shapes and the number of lanes for the first rounds of a method.
-
-    Args:
-        method: The method.
-        rows: The training rows.
-        devices: Number of devices.
-        params: Parameters of one sweep point, in shape.
-    """
+    """Choose the shapes and the number of lanes for the first rounds of a method."""
     sample = sample_rounds(method)
     parameters = sum(a.size for a in jax.tree.leaves(params))
     layout = _empty_layout(method, sample, devices, parameters)
@@ -191,8 +177,8 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) ->
 
 
 def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
-    """The capacity with slots for the largest cohort that privacy accounts for, if it has one."""
-    most = None if method.mechanism is None else method.mechanism.capacity
+    """The capacity with slots for the largest cohort, if its size has a limit."""
+    most = method.protocol.capacity(method.algorithm)
     if most is None:
         return capacity
     return capacity._replace(slots=most, exchange_slots=most if capacity.exchange_slots else 0)
@@ -200,7 +186,7 @@ def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:
 
 def stores_messages(method: Method) -> bool:
     """Whether each device stores the messages of a round until its end."""
-    return stores(method.faults, method.rule, method.protocol.lies)
+    return method.reduction.stores
 
 
 def _empty_layout(
@@ -213,7 +199,7 @@ def _empty_layout(
     tick = (
         solver.batch_of(largest) if algorithm.client.whole_batches else tick_width(solver, largest)
     )
-    if protocol.hides_examples:
+    if protocol.samples_rows:
         tick = example_width(protocol, solver)
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
@@ -221,7 +207,7 @@ def _empty_layout(
     cost = lane_cost(
         parameters * points,
         accelerator=jax.default_backend() != "cpu",
-        private=protocol.hides_examples,
+        samples_rows=protocol.samples_rows,
     )
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
@@ -241,7 +227,7 @@ def _empty_layout(
             cohort_ticks=int(protocol.evaluation.gradients),
             exchange_ticks=int(algorithm.first.reads),
         ),
-        accumulate=protocol.hides_examples
+        accumulate=protocol.samples_rows
         or (not solver.searches_line and (solver.batch_of(largest) > tick or needs_checks(solver))),
         batched=points == 1 or batch_points(parameters),
         idle=0.0,
@@ -289,11 +275,13 @@ def sample_rounds(method: Method) -> list[RoundWork]:
         solver = replace(solver, gamma=0.0)
     rounds = drawn_works(protocol, method.algorithm, solver, protocol.seeds[0])
     sample = list(itertools.islice(rounds, count))
-    if not protocol.hides_examples:
+    if not protocol.samples_rows:
         return sample
     # drawing the rows of so many rounds could take longer than the run
     ticks = PoissonTicks(solver, example_width(protocol, solver), protocol.seeds[0])
-    return [work._replace(jobs=work.jobs._replace(ticks=ticks.usual(work.jobs))) for work in sample]
+    return [
+        work._replace(jobs=work.jobs.with_columns(ticks=ticks.usual(work.jobs))) for work in sample
+    ]
 
 
 class LaneCost(NamedTuple):
@@ -310,23 +298,18 @@ class LaneCost(NamedTuple):
     most: int
 
 
-def lane_cost(parameters: int, *, accelerator: bool, private: bool = False) -> LaneCost:
+def lane_cost(parameters: int, *, accelerator: bool, samples_rows: bool = False) -> LaneCost:
     """The cost of ticks on an accelerator or on a CPU.
 
     On a CPU, four tenths of a small model's step are overhead (measured with logistic regression).
-    Larger models are faster with one lane, since XLA transposes the operands of every product that
-    has a batch axis. An accelerator runs tens of small lanes in the time of one, if their
-    parameters fit.
-
-    Args:
-        parameters: Number of parameters of one lane, at all sweep points together.
-        accelerator: Whether the backend is a GPU or TPU.
-        private: Whether steps hide examples, which is arithmetic for small models too.
+    Larger models are faster with one lane, since XLA transposes the operands of every matrix
+    multiplication that has a batch axis. An accelerator runs tens of small lanes in the time of
+    one, if their parameters fit.
     """
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
         return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
-    small = parameters <= SMALL_STEP and not private
+    small = parameters <= SMALL_STEP and not samples_rows
     return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
 
 
@@ -335,8 +318,5 @@ def batch_points(parameters: int) -> bool:
 
     They then share a mini-batch's rows and a tick's overhead, which is most of a small model's
     step. The parameters of a larger model should stay in a core's cache from step to step.
-
-    Args:
-        parameters: Number of parameters of the model at one point.
     """
     return jax.default_backend() != "cpu" or parameters <= SMALL_STEP

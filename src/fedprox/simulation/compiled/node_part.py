@@ -10,7 +10,7 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientState
 from fedprox.features import Features
-from fedprox.messages.faults import mean_of, times
+from fedprox.messages.sums import mean_if_screened, times
 from fedprox.model import Params, with_base
 from fedprox.simulation.compiled.clock import Clock, Until
 from fedprox.simulation.compiled.gradients import exchange_gradients
@@ -36,39 +36,31 @@ class Part(NamedTuple):
     """A node's part of one round, before the server's update.
 
     Attributes:
-        message: The messages that count, times their weights, summed, leaves (points, ...). With
-            compression what each client sends, leaves (points, slots, ...).
+        message: The messages that count, times their weights, summed, leaves (points, ...). If they
+            travel apart, what each client sends, leaves (points, slots, ...).
         counted: Sum of the weights of those that count, (points,).
         local: The clients after the round. Their steps are never None if there is a clock.
         client_state: State of the clients, as in `Server`.
-        faulty: Which updates were faulty, bool (points, slots); None without screening.
+        flagged: Which updates screening flagged, bool (points, slots); None without screening.
     """
 
     message: Any
     counted: jax.Array
     local: Local
     client_state: ClientState
-    faulty: jax.Array | None
+    flagged: jax.Array | None
 
 
 def part_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
-    """Compile-once program for a node's part of one round.
-
-    Args:
-        method: The method. Its state holds the mean gradient of the first cohort already, if it
-            has such an exchange.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
-        clock: The clock by which clients stop; None if they take all planned steps.
+    """Compile-once program for a node's part of one round, after a first exchange, if any.
 
     Returns:
         (base, server, inputs) -> Part, where `base` is `Model.base`. With a clock, `Inputs.until`,
         `BatchPlan.due` and `Exchange.due` say when clients stop.
     """
-    apart = method.protocol.compression is not None
+    apart = any(each.apart for each in method.parts)
 
     def part(base: Any, server: Server, inputs: Inputs) -> Part:
         run = partial(_part, RoundsProgram(method, base, layout, clock, apart=apart))
@@ -76,7 +68,7 @@ def part_program(
         return done
 
     same: Any = REPLICATED
-    specs = Part(same, same, same, client_state=PER_DEVICE, faulty=same)
+    specs = Part(same, same, same, client_state=PER_DEVICE, flagged=same)
     inputs = inputs_spec(rows, exchange=method.algorithm.first.reads, clock=clock is not None)
     return spread(mesh, part, (same, Server(same, PER_DEVICE), inputs), out_specs=specs)
 
@@ -88,26 +80,19 @@ class FirstPart(NamedTuple):
         message: The gradients that count, times their weights, summed, leaves (points, ...).
         counted: Sum of these weights, (points,).
         counts: Which gradients count, bool (jobs, points).
-        faulty: Which gradients were faulty, bool (jobs, points).
+        flagged: Which gradients screening flagged, bool (jobs, points).
     """
 
     message: Any
     counted: jax.Array
     counts: jax.Array
-    faulty: jax.Array
+    flagged: jax.Array
 
 
 def gradients_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
     """Compile-once program for a node's part of a first exchange.
-
-    Args:
-        method: The method.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
-        clock: The clock by which clients stop; None if all gradients are computed.
 
     Returns:
         (base, params (points, ...), x, y, exchange, until) -> FirstPart, where `base` is
@@ -125,9 +110,9 @@ def gradients_program(
         gradients = exchange_gradients(
             with_base(method.protocol.model, base),
             layout,
-            method.faults,
+            method.reduction.screen,
             method.algorithm.first.sent,
-            fixed=method.private,
+            fixed=method.reduction.fixed,
             clock=clock,
         )
         now = exchange_of_round(exchange, jnp.int32(0))
@@ -136,7 +121,7 @@ def gradients_program(
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
         scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
         counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
-        return FirstPart(read.sums, counted, scale > 0, read.screened.faulty)
+        return FirstPart(read.sums, counted, scale > 0, read.screened.flagged)
 
     inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
     specs = (REPLICATED, REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
@@ -150,13 +135,13 @@ def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
     local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
     weight = plan.jobs.weight
     counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
-    if result.faulty is not None:
-        counts = jnp.where(result.faulty, 0.0, counts)
+    flagged = None if result.screened is None else result.screened.flagged
+    if flagged is not None:
+        counts = jnp.where(flagged, 0.0, counts)
     if program.clock is not None and local.steps is not None:
         counts = jnp.where(program.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
-    faulty, counted, sums = None, counts.sum(axis=0), result.sums
-    if result.faulty is not None:
-        faulty = result.faulty.T
-    if program.rule.stores:  # sums are what it takes of the messages, times `result.counted`
-        sums = times(counted, mean_of(sums, result.counted))
-    return Part(sums, counted, local, result.client_state, faulty)
+    counted, sums = counts.sum(axis=0), result.sums
+    if program.reduction.rule is not None:  # it makes a mean, which is here times `counted`
+        sums = times(counted, mean_if_screened(sums, result.screened))
+    flagged = None if flagged is None else flagged.T
+    return Part(sums, counted, local, result.client_state, flagged)

@@ -14,6 +14,7 @@ Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,18 +25,18 @@ from jax.stages import Wrapped
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
 from fedprox.algorithms.personal import second_pass
 from fedprox.features import Features, index_of, look_up
-from fedprox.messages.faults import Screened, mean_of
+from fedprox.messages.normals import random_key
+from fedprox.messages.part import LocalGradient
+from fedprox.messages.sums import Screened, mean_if_screened
 from fedprox.model import Params, with_base
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.aggregation import Arrived, Collector, Result, collector, keeping
 from fedprox.simulation.compiled.client_step import (
     Broadcast,
     ClientStep,
-    Hiding,
     LaneState,
     contexts_of,
     mark_done,
-    random_key,
     round_hparams,
     steps_taken,
 )
@@ -62,6 +63,7 @@ from fedprox.simulation.compiled.lanes import (
     run_segments,
     take_cohort,
     where_lanes,
+    zeros_like,
 )
 from fedprox.simulation.compiled.layout import Layout
 from fedprox.simulation.config.method import Method
@@ -72,8 +74,8 @@ from fedprox.simulation.devices.mesh import (
     REPLICATED,
     spread,
 )
+from fedprox.simulation.epsilon import noise_of
 from fedprox.simulation.planning.batch_plan import BatchPlan
-from fedprox.simulation.planning.epsilon import noise_of
 from fedprox.simulation.planning.reads import Exchange
 
 
@@ -143,7 +145,7 @@ class After(NamedTuple):
         before: The last round's client state before that round, leaves (devices * places, points,
             ...); None if gradients are not measured.
         client_state: State of clients, as in `Server`.
-        faulty: Which updates were faulty, bool (points, rounds, jobs), where the jobs are the slots
+        flagged: Which updates screening flagged, bool (points, rounds, jobs): the slots' jobs,
             followed by those of the first cohort; None without screening.
     """
 
@@ -153,17 +155,11 @@ class After(NamedTuple):
     steps: jax.Array | None
     before: ClientState
     client_state: ClientState
-    faulty: jax.Array | None
+    flagged: jax.Array | None
 
 
 def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
     """Compile-once program for up to `layout.shape.rounds` rounds.
-
-    Args:
-        method: The method.
-        layout: The shapes of its programs.
-        mesh: The devices.
-        rows: How x and y are spread over the devices.
 
     Returns:
         (base, server, inputs) -> After, where `base` is `Model.base`.
@@ -175,7 +171,7 @@ def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, 
         return after
 
     same: Any = REPLICATED
-    after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, faulty=same)
+    after = After(same, same, same, same, PER_DEVICE, PER_DEVICE, flagged=same)
     inputs = inputs_spec(rows, exchange=method.algorithm.first.reads)
     specs = (same, Server(same, PER_DEVICE), inputs)
     return spread(mesh, rounds, specs, out_specs=after, donated=(1,))
@@ -238,46 +234,41 @@ class RoundsProgram:
     ) -> None:
         model = with_base(method.protocol.model, base)
         self.algorithm, self.solver = method.algorithm, method.solver
-        self.layout, self.room, self.faults = layout, layout.room, method.faults
+        self.layout, self.room, self.parts = layout, layout.room, method.parts
+        self.reduction = method.reduction
+        self.always_updates = any(part.always_updates for part in self.parts)
         self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
-        hiding = hiding_of(method)
         self.client = ClientStep(
-            model, self.algorithm, self.solver, layout, clock is not None, hiding
+            *(model, self.algorithm, self.solver, layout),
+            *(clock is not None, local_gradient_of(method)),
         )
         self.read = features_reader(method.protocol.federation.augment)
-        self.private = method.private
-        self.asynchronous = method.protocol.asynchronous is not None
         self.second_pass: RoundsProgram | None = None
         personal = self.algorithm.personal
         if personal is not None and personal.subproblem is not None:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
-            # its messages say nothing, so neither a rule nor an attack reads them
+            # its messages say nothing, so nothing but screening reads them
+            screening = self.reduction._replace(change=None, rule=None)
             self.second_pass.collector = collector(
-                *(self.faults, second.algorithm.client.size, self.room), fixed=method.keeps_weights
+                screening, second.algorithm.client.size, self.room
             )
-        self.has_client_keys = method.protocol.codes_randomly
-        self.rule, self.ranked = method.rule, method.rule.ranks is not None
-        self.collector: Collector = collector(
-            *(self.faults, self.algorithm.client.size, self.room),
-            fixed=method.keeps_weights,
-            rule=self.rule,
-            attack=method.protocol.lies,
+        self.collector: Collector = (
+            keeping(self.reduction, self.room)
+            if apart
+            else collector(self.reduction, self.algorithm.client.size, self.room)
         )
-        if apart:
-            assert self.faults is not None  # a node always screens
-            self.collector = keeping(self.faults, self.room)
         self.measured: dict[str, Any] = {
             "gradient": self.algorithm.first.gradient,
             "loss": self.algorithm.first.loss,
             "classes": method.protocol.classes if self.algorithm.first.labels else 0,
             "probes": self.algorithm.probed(model.shapes),
         }
-        screened = self.faults if self.algorithm.first.exchange else None
+        screen = self.reduction.screen if self.algorithm.first.exchange else None
         self.exchange_gradients = exchange_gradients(
-            *(model, layout, screened, self.algorithm.first.sent),
-            fixed=method.keeps_weights,
+            *(model, layout, screen, self.algorithm.first.sent),
+            fixed=self.reduction.fixed,
             clock=clock,
             **self.measured,
         )
@@ -301,16 +292,20 @@ class RoundsProgram:
                 problem_state=one.problem_state if self.keep_local else None,
                 steps=jax.tree.map(jnp.add, carry.steps, taken),
                 before=cohort if self.keep_local else None,
-                faulty=set_faulty(carry.faulty, r, one.faulty),
+                flagged=set_flags(carry.flagged, r, one.flagged),
             )
 
         state, client_state = server
         if held is not None:
             client_state = from_all_devices(client_state)
         first_cohort = cohort_state(client_state, 0)
-        key = plan.noise_key[0] if self.private and plan.noise_key is not None else None
-        first = round_hparams(inputs.hparams, plan.rate[0], plan.participation[0], key)
-        local = self.initial_carry(Broadcast(state, first), first_cohort).local
+
+        def first_local(r: jax.Array) -> Local:
+            now, _ = plan_of_round(plan, inputs.exchange, r)
+            broadcast = Broadcast(state, self.hparams(inputs.hparams, now))
+            return self.initial_carry(broadcast, first_cohort, now).local
+
+        local = zeros_like(jax.eval_shape(first_local, jax.ShapeDtypeStruct((), jnp.int32)))
         initial = After(
             state,
             state if self.keep_local else None,
@@ -318,7 +313,7 @@ class RoundsProgram:
             jax.tree.map(lambda s: s.sum(axis=0), local.steps),
             first_cohort if self.keep_local else None,
             client_state,
-            no_faulty(self, state, inputs.exchange),
+            no_flags(self, state, inputs.exchange),
         )
         after = jax.lax.fori_loop(0, inputs.count, body, initial)
         # leaf by leaf, since a vector of all local models would be one more copy of them
@@ -331,20 +326,33 @@ class RoundsProgram:
         """Whether clients that took these steps by the clock do not count."""
         return taken < (planned if self.algorithm.stragglers == "drop" else 1)
 
-    def initial_carry(self, broadcast: Broadcast, client_state: ClientState) -> _Carry:
+    def hparams(self, hparams: HParams, plan: BatchPlan) -> HParams:
+        """The hyperparameters of a round with this plan, arrays (points,)."""
+        hparams = round_hparams(hparams, plan.rate, plan.participation)
+        key = random_key(plan.noise_key)
+        for part in self.parts:
+            hparams = jax.vmap(part.hparams, (0, None))(hparams, key)
+        return hparams
+
+    def initial_carry(
+        self, broadcast: Broadcast, client_state: ClientState, plan: BatchPlan
+    ) -> _Carry:
         """The carry before the first tick: idle lanes, no messages, no local models."""
         lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.server.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
         own = measured_like(params, **self.measured)
-        context = idle_context(own, client_state, lanes_here, points)
-        if self.asynchronous:
-            none = jnp.zeros((lanes_here, points))
-            context = context._replace(staleness=none.astype(jnp.int32), rate=none)
-        if self.ranked:
-            context = context._replace(rank=jnp.zeros((lanes_here, points), jnp.int32))
-        if self.has_client_keys:
-            context = context._replace(key=jnp.zeros((lanes_here, points, 2), jnp.uint32))
+
+        like = jax.eval_shape(
+            partial(self.contexts, plan, points=points),
+            jax.ShapeDtypeStruct((lanes_here,), jnp.int32),
+            jax.tree.map(lambda a: jax.ShapeDtypeStruct((lanes_here, *a.shape), a.dtype), own),
+            jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct((lanes_here, *a.shape[1:]), a.dtype), client_state
+            ),
+        )
+        context = zeros_like(like._replace(relative_size=None))
+        context = context._replace(relative_size=jnp.ones((lanes_here, points)))  # it divides
         zeros = jnp.zeros(lanes_here)
         stop = None if self.clock is None else zeros
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
@@ -356,6 +364,12 @@ class RoundsProgram:
             lambda a: jnp.zeros((self.room.slots, *a.shape[1:]), a.dtype), self.local_of(lanes)
         )
         return _Carry(lanes, sums, local, client_state, None)
+
+    def contexts(
+        self, plan: BatchPlan, slot: jax.Array, own: LocalLoss, state: ClientState, points: int
+    ) -> ClientContext:
+        """What the clients in `slot` (lanes,) of a round know, leaves (lanes, points, ...)."""
+        return contexts_of(self.parts, plan.jobs, slot, own, state, points, plan.noise_key)
 
     def local_of(self, lanes: LaneState) -> Local:
         """The lanes' clients as they are stored after their job."""
@@ -384,8 +398,7 @@ class Round:
         self.program, self.before, self.x, self.y = program, server, inputs.x, inputs.y
         self.plan, self.jobs, self.exchange = plan, plan.jobs, exchange
         self.until, self.began = inputs.until, jnp.float32(0)
-        key = plan.noise_key if program.private else None
-        self.hparams = round_hparams(inputs.hparams, plan.rate, plan.participation, key)
+        self.hparams = program.hparams(inputs.hparams, plan)
         self.places = plan.place % max(program.room.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
         self.own = LocalLoss(None, None)
@@ -411,15 +424,15 @@ class Round:
         )
         self.own, self.screened, self.late = read.own, read.screened, read.late
         if algorithm.first.exchange is not None:
-            counted = None if read.screened is None else read.screened.counted
-            mean = mean_of(read.sums, counted)
+            mean = mean_if_screened(read.sums, read.screened)
             state = jax.vmap(algorithm.first.exchange)(state, mean, self.hparams)
             self.broadcast = Broadcast(state, self.hparams)
 
     def received(self, slot: jax.Array) -> Params:
         """The parameters that the clients of jobs received, leaves (lanes, points, ...)."""
         none = LocalLoss(None, None)
-        context = contexts_of(self.jobs, slot, none, None, len(self.hparams["learning_rate"]))
+        points = len(self.hparams["learning_rate"])
+        context = self.program.contexts(self.plan, slot, none, None, points)
         assert self.program.algorithm.server.received is not None
         at_points = jax.vmap(self.program.algorithm.server.received)
         return jax.vmap(at_points, in_axes=(None, 0))(self.before.state, context)
@@ -435,7 +448,7 @@ class Round:
             assert carry.lanes.stop is not None
             return jnp.all(carry.lanes.stop.done)
 
-        carry = self.program.initial_carry(self.broadcast, self.before.client_state)
+        carry = self.program.initial_carry(self.broadcast, self.before.client_state, self.plan)
         if self.program.clock is not None:
             # the passes before have ended
             watch = begin_watch(self.program.clock, (self.own, self.late, self.before.client_state))
@@ -448,7 +461,7 @@ class Round:
             begin_jobs=self.begin_jobs,
             idle=all_done if self.program.client.stops else None,
         )
-        key = None if self.plan.noise_key is None else random_key(self.plan.noise_key)
+        key = random_key(self.plan.noise_key)
         end = self.program.collector.end
         return end(carry.sums, carry.client_state, self.jobs, key), carry.local
 
@@ -458,8 +471,8 @@ class Round:
         # all of it whenever a job ends
         state = jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state)
         own = jax.tree.map(lambda a: a[slot], self.own)
-        points, key = len(self.hparams["learning_rate"]), self.plan.noise_key
-        context = contexts_of(self.jobs, slot, own, state, points, key)
+        points = len(self.hparams["learning_rate"])
+        context = self.program.contexts(self.plan, slot, own, state, points)
         stop = None
         if self.until is not None and self.plan.due is not None:
             stop = deadline(self.began, self.until.local, self.plan.due[slot])
@@ -486,8 +499,8 @@ class Round:
         noise = None if plan.noise is None else plan.noise[i]
         batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)
-        if client.hiding is not None and client.hiding.noise and noise is not None:
-            gradient = client.noised(gradient, self.broadcast, size, plan.last[i], noise)
+        if client.completes and noise is not None:
+            gradient = client.completed(gradient, self.broadcast, size, plan.last[i], noise)
         check = None if plan.check is None else plan.check[i]
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
         return carry._replace(lanes=lanes)
@@ -518,34 +531,30 @@ class Round:
         return _Carry(mark_done(lanes, ended), sums, local, client_state, watch)
 
     def update(self, result: Result, local: Local) -> After:
-        """Update the server's state, as if faulty clients had not been in the cohort."""
-        algorithm, hparams, screened = self.program.algorithm, self.hparams, self.screened
-        client_state, faulty = result.client_state, result.faulty
-        # without updates, noise is still released; a server with a buffer has some
-        always = self.program.private or self.program.asynchronous
+        """Update the server's state, as if clients that are left out had not been in the cohort."""
+        algorithm, hparams, flagged = self.program.algorithm, self.hparams, None
+        client_state, screened, first = result.client_state, result.screened, self.screened
+        always = self.program.always_updates
         has_updates = jnp.bool_(True) if always else self.plan.participation > 0
-        if result.counted is not None:
-            participation = hparams["participation"] * result.counted
+        if screened is not None:
+            participation = hparams["participation"] * screened.counted
             hparams = {**hparams, "participation": participation}
-            has_updates = has_updates & (result.counted > 0)
-        if faulty is not None and screened is not None:
+            has_updates, flagged = has_updates & (screened.counted > 0), screened.flagged
+        if flagged is not None and first is not None:
             # no valid g^t: discard this round's updates
-            has_updates = has_updates & (screened.counted > 0)
+            has_updates = has_updates & (first.counted > 0)
             client_state = choose(has_updates[None], client_state, self.before.client_state)
-            faulty = jnp.concatenate([faulty, screened.faulty])
-        mean = mean_of(result.sums, result.counted)
+            flagged = jnp.concatenate([flagged, first.flagged])
+        mean = mean_if_screened(result.sums, screened)
         after = jax.vmap(algorithm.server.update)(self.broadcast.state, mean, hparams)
         state = choose(has_updates, after, self.before.state)
-        return After(state, self.broadcast.state, local, None, None, client_state, faulty)
+        return After(state, self.broadcast.state, local, None, None, client_state, flagged)
 
 
-def hiding_of(method: Method) -> Hiding | None:
-    """How the local steps of a method hide examples; None if they do not."""
-    privacy, noise = method.protocol.privacy, noise_of(method)
-    if privacy is None or noise is None or not method.protocol.hides_examples:
-        return None
-    # without a bound there is no noise
-    return Hiding(privacy.clip, noise * privacy.clip if noise else 0.0)
+def local_gradient_of(method: Method) -> LocalGradient | None:
+    """What local steps of a method take in place of the gradient; None for it."""
+    steps = (part.local_gradient(partial(noise_of, method)) for part in method.parts)
+    return next((step for step in steps if step is not None), None)
 
 
 def features_reader(
@@ -601,35 +610,17 @@ def point_by_point(run: Callable[[Server, Inputs], Any]) -> Callable[[Server, In
     return run_points
 
 
-def no_faulty(rounds: RoundsProgram, state: State, exchange: Exchange | None) -> jax.Array | None:
-    """The initial value of `After.faulty`; None without screening."""
-    if rounds.faults is None:
+def no_flags(rounds: RoundsProgram, state: State, exchange: Exchange | None) -> jax.Array | None:
+    """The initial value of `After.flagged`; None without screening."""
+    if rounds.reduction.screen is None:
         return None
     jobs = rounds.room.slots if exchange is None else exchange.jobs.weight.shape[-1]
     return jnp.zeros((len(jax.tree.leaves(state)[0]), rounds.layout.shape.rounds, jobs), bool)
 
 
-def set_faulty(flags: jax.Array | None, r: jax.Array, faulty: jax.Array | None) -> jax.Array | None:
-    """Set `faulty`, bool (jobs, points), as the flags of round r."""
-    return None if flags is None or faulty is None else flags.at[:, r].set(faulty.T)
-
-
-def idle_context(
-    own: LocalLoss, client_state: ClientState, lanes: int, points: int
-) -> ClientContext:
-    """The context of idle lanes: zeros with the shapes of what clients know."""
-
-    def zeros(like: Any, *shape: int) -> jax.Array:
-        return jnp.zeros((lanes, *shape), like.dtype)
-
-    return ClientContext(
-        jax.tree.map(lambda a: zeros(a, *a.shape), own.gradient),
-        jax.tree.map(lambda a: zeros(a, *a.shape[1:]), client_state),
-        relative_size=jnp.ones((lanes, points)),
-        loss=None if own.value is None else zeros(own.value, points),
-        labels=None if own.labels is None else zeros(own.labels, *own.labels.shape),
-        probed=None if own.probed is None else zeros(own.probed, *own.probed.shape),
-    )
+def set_flags(flags: jax.Array | None, r: jax.Array, flagged: jax.Array | None) -> jax.Array | None:
+    """Set `flagged`, bool (jobs, points), as the flags of round r."""
+    return None if flags is None or flagged is None else flags.at[:, r].set(flagged.T)
 
 
 def plan_of_round(

@@ -1,12 +1,16 @@
 """Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.algorithms.asynchronous import asynchronous
+from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require_number, require_one_of, require_whole
+from fedprox.messages.part import Columns, Part, Reduction, Setting
 
 Staleness = Literal["constant", "polynomial", "hinge"]
 """How the weight of an update falls with its staleness."""
@@ -16,7 +20,7 @@ Adds = Literal["updates", "models"]
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(Part):
     r"""Rounds without barrier: M clients are at work at any time, the server steps at B updates.
 
     M is `Cohort.clients_per_round`. A client that has sent its update is replaced at once by
@@ -80,3 +84,40 @@ class Asynchronous:
         if self.staleness == "hinge":
             return 1.0 / (1.0 + self.a * np.maximum(late - self.b, 0.0))
         return np.ones_like(late)
+
+    several_starts = True
+    """The clients of a step started from different models."""
+
+    always_updates = True
+    """A server with a buffer has some messages."""
+
+    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+        """Steps of the server since the clients started, and their rates relative to the round's.
+
+        These are those of clients that start with the round; the order of events sets others.
+        """
+        del count
+        return {"staleness": np.zeros(len(clients), np.int64), "rate": np.ones(len(clients))}
+
+    def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """Each client knows when it started, and its rate."""
+        del key
+        return {name: numbers[name] for name in ("staleness", "rate")}
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method whose clients start from models of the past."""
+        del setting
+        return asynchronous(method, self.most_staleness, models=self.adds == "models")
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """The other updates of a buffer keep their weights."""
+        return reduction._replace(fixed=True)
+
+    def measures(self, columns: Columns) -> Mapping[str, float]:
+        """The mean staleness of a round's updates."""
+        late = columns.get("staleness", np.zeros(0))
+        return {"staleness": float(late.mean()) if len(late) else 0.0}
+
+    def models_a_round(self, per_round: int) -> float:
+        """A step has the updates of a buffer."""
+        return self.buffer / per_round

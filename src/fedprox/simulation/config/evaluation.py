@@ -1,17 +1,19 @@
 """How often, on which rows and clients, and of which model records are measured."""
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from fedprox.algorithms.reporting import Evaluated
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.reporting import Evaluated, reporting
 from fedprox.errors import require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
+from fedprox.messages.part import Part, Setting
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Part):
     """How the records of a run are measured.
 
     The same rows and clients are read for all methods, seeds and rounds. The initial and the final
@@ -70,6 +72,16 @@ class Evaluation:
                 f"evaluation.{name} = {shown(value)}; it must be True or False",
             )
             object.__setattr__(self, name, bool(value))
+
+    @property
+    def program_key(self) -> Any:
+        """Programs depend on nothing beside the method that `wrap` returns."""
+        return None
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method with the model that is evaluated."""
+        del setting
+        return reporting(method, self.model)
 
     def of(self, federation: Federation) -> "Evaluation":
         """The same evaluation, with `clients` set to None if it is not fewer than all clients."""

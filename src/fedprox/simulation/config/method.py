@@ -24,6 +24,7 @@ from fedprox.algorithms.check import (
 from fedprox.errors import require
 from fedprox.jax_internals import nans_allowed
 from fedprox.messages.faults import Faults
+from fedprox.messages.part import Columns, Part, Reduction
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Params
 from fedprox.model.check import check_model
@@ -118,10 +119,35 @@ class Method:
             return self.labels[0]
         return f"{self.algorithm.name} ({len(self.points)} points together)"
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of its runs; central training has none."""
+        return () if self.algorithm.pooled else self.protocol.parts
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        """How the messages of a round become one."""
+        reduction = Reduction()
+        for part in self.parts:
+            reduction = part.reduce(reduction)
+        return reduction
+
+    @property
+    def keyed(self) -> bool:
+        """Whether its rounds need random keys beside those of mini-batches."""
+        return any(part.keyed for part in self.parts)
+
+    @cached_property
+    def no_columns(self) -> Columns:
+        """The columns of no jobs, which say what its programs read."""
+        return self.protocol.columns(np.zeros(0, np.int64)) if self.parts else {}
+
     @property
     def faults(self) -> Faults | None:
         """How faulty updates are treated; None without screening."""
-        return self.protocol.screening(self.algorithm)
+        screen = self.reduction.screen
+        assert screen is None or isinstance(screen, Faults)
+        return screen
 
     @property
     def tests_by_client(self) -> bool:
@@ -141,7 +167,7 @@ class Method:
     @property
     def keeps_weights(self) -> bool:
         """Whether an update that is left out counts as zero, so that others keep their weights."""
-        return self.private or self.protocol.asynchronous is not None
+        return self.reduction.fixed
 
     @property
     def has_own_models(self) -> bool:
@@ -160,7 +186,7 @@ class Method:
             key: np.array([point[key] for point in self.points], real_type())
             for key in self.points[0]
         }
-        if self.protocol.privacy is not None:
+        if any(part.own_noise for part in self.parts):
             words = [noise_words(self.algorithm, self.solver, point) for point in self.points]
             values["noise_words"] = np.stack(words)
         hparams: HParams = replicate(mesh, values)

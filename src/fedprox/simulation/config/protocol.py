@@ -16,22 +16,21 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
-from fedprox.algorithms.reporting import reporting
 from fedprox.errors import InputError, require, require_one_of, require_whole, shown
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.messages.attack import Attack
-from fedprox.messages.compression import Compression, compressed
+from fedprox.messages.compression import Compression
+from fedprox.messages.examples import HiddenExamples
 from fedprox.messages.faults import Faults
-from fedprox.messages.private import private, releases
-from fedprox.messages.products import by_products
+from fedprox.messages.part import Part, Setting
+from fedprox.messages.private import HiddenClients
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
 from fedprox.model.variants import rank_of
 from fedprox.privacy import Privacy
-from fedprox.privacy.accounting import Mechanism, mechanism_of
+from fedprox.privacy.accounting import Mechanism
 from fedprox.privacy.setting import check_delta
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.cohort import Cohort
@@ -180,11 +179,53 @@ class Protocol:
             seeds=self.seeds,
         )
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts, in the order in which they change a method."""
+        hidden = None
+        if self.privacy is not None:
+            hidden = (HiddenClients if self.hides_clients else HiddenExamples)(self.privacy)
+        given = self.aggregation, self.compression, self.evaluation, self.asynchronous
+        return tuple(
+            part for part in (*given, self.faults, self.attack, hidden) if part is not None
+        )
+
     @property
-    def keyed(self) -> bool:
-        """Whether rounds need random keys beside those of mini-batches."""
-        noisy = self.lies is not None and self.lies.kind == "noise"
-        return self.hides_clients or noisy or self.codes_randomly
+    def setting(self) -> Setting:
+        """What parts read beside their own settings."""
+        cohort = self.cohort
+        return Setting(
+            params=self.model.shapes,
+            clients=len(self.federation),
+            per_round=cohort.clients_per_round,
+            sampling=cohort.sampling,
+            rounds=self.rounds,
+        )
+
+    def columns(self, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The numbers that parts give clients, by name, each of shape (clients,)."""
+        of_parts = [part.columns(clients, len(self.federation)) for part in self.parts]
+        return {name: column for columns in of_parts for name, column in columns.items()}
+
+    @property
+    def independent(self) -> bool:
+        """Whether nothing may depend on which other clients take part in a round."""
+        return any(part.independent for part in self.parts)
+
+    def capacity(self, algorithm: Algorithm) -> int | None:
+        """Most clients of a round of a method; None for any number."""
+        most = [part.capacity(algorithm, self.setting) for part in self.parts]
+        return min((each for each in most if each is not None), default=None)
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether each row of a client is drawn on its own in each local step."""
+        return any(part.samples_rows for part in self.parts)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether mini-batches need random keys."""
+        return self.samples_rows or is_noisy(self.federation, self.model)
 
     @property
     def hides_clients(self) -> bool:
@@ -195,44 +236,6 @@ class Protocol:
     def hides_examples(self) -> bool:
         """Whether the gradients of examples are clipped, and noise is added in local steps."""
         return self.privacy is not None and self.privacy.unit == "example"
-
-    @property
-    def noisy(self) -> bool:
-        """Whether mini-batches need random keys."""
-        return self.hides_examples or is_noisy(self.federation, self.model)
-
-    @property
-    def of_jobs(self) -> tuple[str, ...]:
-        """Which fields of jobs programs read that are not always there."""
-        late = () if self.asynchronous is None else ("staleness", "rate")
-        lies = () if self.lies is None else ("attacks",)
-        ranked = self.aggregation.ranks is not None
-        return (*late, *lies, *("rank",) * ranked, *("client",) * self.codes_randomly)
-
-    @property
-    def lies(self) -> Attack | None:
-        """The attack if it changes messages; one that changes data is in the federation."""
-        attack = self.attack
-        return attack if attack is not None and attack.changes_messages else None
-
-    @property
-    def codes_randomly(self) -> bool:
-        """Whether the codec of messages needs random keys."""
-        return self.compression is not None and self.compression.random
-
-    @cached_property
-    def attackers(self) -> NDArray[np.int64]:
-        """1 for the clients that change their messages, else 0, shape (clients,)."""
-        count = len(self.federation)
-        if self.lies is None:
-            return np.zeros(count, np.int64)
-        return self.lies.clients(count).astype(np.int64)
-
-    @cached_property
-    def ranks(self) -> NDArray[np.int64]:
-        """Rank of each client's adapters, shape (clients,); zeros unless they are different."""
-        given = self.aggregation.ranks
-        return np.array([0] * len(self.federation) if given is None else given, np.int64)
 
     def best(self, history: Sequence[Record] = ()) -> Best:
         """The best value of the selection's measure in the records of a run."""
@@ -264,9 +267,8 @@ class Protocol:
     @cached_property
     def _update_bits(self) -> int | None:
         """Bits of an update, which each record counts."""
-        if self.compression is None:
-            return None
-        return self.compression.update_bits(self.model.shapes)
+        bits = (part.update_bits(self.model.shapes) for part in self.parts)
+        return next((each for each in bits if each is not None), None)
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -345,9 +347,8 @@ class Protocol:
     @property
     def models_a_round(self) -> float:
         """Models sent to clients in a round, in units of a round of FedAvg with a barrier."""
-        if self.asynchronous is None:
-            return 1
-        return self.asynchronous.buffer / self.cohort.clients_per_round
+        per_round = self.cohort.clients_per_round
+        return math.prod(part.models_a_round(per_round) for part in self.parts)
 
     def begin_time(self, algorithm: Algorithm) -> float | None:
         """The time at which the first round of a method may begin; None without a clock."""
@@ -381,51 +382,17 @@ class Protocol:
         return [first, *more]
 
     def reported(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm as it is trained: compressed, with `evaluation.model`, late or private.
-
-        Central training has only one model.
-        """
-        if algorithm.pooled:
-            return algorithm
-        if self.aggregation.rule == "product":
-            algorithm = by_products(algorithm, ranked=self.aggregation.ranks is not None)
-        if self.compression is not None:
-            algorithm = self.compression.received(algorithm, self.model.shapes)
-            algorithm = compressed(algorithm, self.compression)
-        reported, mechanism = reporting(algorithm, self.evaluation.model), self.mechanism(algorithm)
-        if self.asynchronous is not None:
-            return asynchronous(
-                reported,
-                self.asynchronous.most_staleness,
-                models=self.asynchronous.adds == "models",
-            )
-        if self.privacy is None or mechanism is None:
-            return reported
-        return private(
-            reported,
-            self.privacy,
-            mechanism.noise_multiplier,
-            mechanism.clients_per_round,
-            mechanism.clients,
-        )
+        """The algorithm as it is trained, with all parts; central training has only one model."""
+        if not algorithm.pooled:
+            for part in self.parts:
+                algorithm = part.wrap(algorithm, self.setting)
+        return algorithm
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
         """What a run of a method releases about its clients; None unless privacy hides them."""
         if self.privacy is None or not self.hides_clients or algorithm.pooled:
             return None
-        clients, cohort = len(self.federation), self.cohort
-        return mechanism_of(
-            self.privacy,
-            *(clients, cohort.clients_per_round, cohort.sampling),
-            *(self.rounds, releases(algorithm)),
-        )
-
-    def screening(self, algorithm: Algorithm) -> Faults | None:
-        """How a method's faulty updates are treated; central training has no updates."""
-        if algorithm.pooled:
-            return None
-        # what is not finite counts as zero, with or without `faults`
-        return Faults(norm=math.inf) if self.hides_clients and self.faults is None else self.faults
+        return HiddenClients(self.privacy).mechanism(algorithm, self.setting)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol.

@@ -12,7 +12,7 @@ from fedprox.errors import InputError
 from fedprox.model import Model
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.epsilon import noise_of
+from fedprox.simulation.epsilon import noise_of
 from fedprox.solver import name_of
 from fedprox.user_code import describe
 

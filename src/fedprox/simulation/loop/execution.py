@@ -117,7 +117,7 @@ def added(one: Any, other: Any) -> Any:
 def faulty_updates(
     first: int, work: Sequence[RoundWork], slots: int, faulty: Any
 ) -> NDArray[np.int64]:
-    """The faulty updates by the flags of `After.faulty`, rows of (round, point, client)."""
+    """The faulty updates by the flags of `After.flagged`, rows of (round, point, client)."""
     flags, updates = np.asarray(faulty), [np.zeros((0, 3), np.int64)]
     for r, each in enumerate(work):
         for jobs, begin in ((each.jobs, 0), (each.exchange, slots)):

@@ -160,9 +160,9 @@ class LocalSeed:
             gamma=gamma,
             taken=after.local.steps,
         )
-        if after.faulty is not None:
+        if after.flagged is not None:
             slots = call.layout.room.slots
-            wait = partial(faulty_updates, call.first, call.work, slots, after.faulty)
+            wait = partial(faulty_updates, call.first, call.work, slots, after.flagged)
             done = replace(done, faulty=(wait,))
         if method.protocol.evaluation.client_records and not method.algorithm.pooled:
             done = replace(done, clients=(by_job(call.work, after.local.steps),))

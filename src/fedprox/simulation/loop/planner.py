@@ -70,8 +70,6 @@ def plan_call(
     seed: int,
     first: int,
     work: Sequence[RoundWork],
-    *,
-    keyed: bool = False,
 ) -> Call:
     """Plan the call of some rounds."""
     protocol = method.protocol
@@ -83,8 +81,8 @@ def plan_call(
         seed,
         [(t, each.jobs) for t, each in enumerate(placed, start=first)],
         noisy=protocol.noisy,
-        keyed=keyed,
-        optional=protocol.of_jobs,
+        keyed=method.keyed,
+        columns=method.no_columns,
         process_index=protocol.ownership.process_index,
     )
     held = None
@@ -125,8 +123,7 @@ class Planner:
         """The call for rounds with this work, beginning with round `first`."""
         room = self.rows.needed(work, self.layout.width)
         self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
-        keyed = self.method.protocol.keyed
-        return plan_call(self.method, self.rows, self.layout, self.seed, first, work, keyed=keyed)
+        return plan_call(self.method, self.rows, self.layout, self.seed, first, work)
 
     def ahead(self, pool: ThreadPoolExecutor, waiting: Iterator[tuple[int, int]]) -> Iterator[Call]:
         """The calls of some ranges of rounds, planned ahead in the background."""

@@ -16,7 +16,6 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.loop.execution import Done, Measuring, RunState
 from fedprox.simulation.loop.own_models import OwnMeasures
-from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.results.clients import ClientRecord
 from fedprox.simulation.results.record import Record
 from fedprox.simulation.results.run import Run
@@ -130,12 +129,13 @@ def records_of(
         "dropped": work.dropped,
         "communication": algorithm.communication * done.now.round * protocol.models_a_round,
         "time": work.time,
-        "staleness": _staleness(protocol, work),
         "empty_rounds": since.empty,
         **_network(since, measured=done.measures.given is not False),
         "epsilon": epsilon,
         "delta": None if protocol.privacy is None else protocol.privacy.delta,
     }
+    for part in method.parts:
+        same |= part.measures(work.jobs.columns)
     taken, bits = since.steps_at(points), protocol.message_bits(algorithm)
     metrics = {name: np.asarray(each) for name, each in done.measures.metrics.items()}
     always = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]
@@ -178,13 +178,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _staleness(protocol: Protocol, work: RoundWork) -> float | None:
-    """The mean staleness of a round's updates; None but in asynchronous rounds."""
-    if protocol.asynchronous is None:
-        return None
-    return float(work.jobs.staleness.mean()) if len(work.jobs.client) else 0.0
 
 
 def _fairness(clients: Sequence[tuple[Floats, Floats]]) -> dict[str, Sequence[float]]:

@@ -31,6 +31,7 @@ from fedprox.simulation.config.method import Method
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import replicate
 from fedprox.simulation.devices.programs import jit_once
+from fedprox.simulation.epsilon import Spent, noise_of
 from fedprox.simulation.loop.callbacks import Callback, following, pass_on
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from fedprox.simulation.loop.described import describe_comparison, fingerprint
@@ -52,7 +53,6 @@ from fedprox.simulation.loop.records import (
 )
 from fedprox.simulation.loop.snapshot import Snapshot
 from fedprox.simulation.loop.stage import Stage
-from fedprox.simulation.planning.epsilon import Spent, noise_of
 from fedprox.simulation.planning.round_work import no_work
 from fedprox.simulation.results.clients import checksum_of, client_columns
 from fedprox.simulation.results.record import Record

@@ -3,12 +3,12 @@
 A tick reads at most `width` rows. A wider mini-batch takes several ticks, whose gradients are
 added. If a mini-batch solver stops at a gamma, each epoch begins with a check: ticks that read all
 of the client's rows and take no step. An optimizer that searches along a line reads the client's
-rows itself: its tick is one step, and the plan holds only the client's first row. With privacy of
-examples mini-batches are Poisson samples, see `fedprox.simulation.planning.poisson`.
+rows itself: its tick is one step, and the plan holds only the client's first row. If steps sample
+rows, mini-batches are Poisson samples, see `fedprox.simulation.planning.poisson`.
 """
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ ROWS_TOGETHER = 2**15
 
 
 WIDEST_TICK = 128
-"""Most rows of a tick: enough for efficient matrix products, and few enough that clients of
+"""Most rows of a tick: enough for efficient matrix multiplications, and few enough that clients of
 different sizes need little padding."""
 
 
@@ -99,8 +99,8 @@ class Ticks(NamedTuple):
         last: Whether the tick completes its mini-batch, bool (R, D, ticks, L).
         check: Whether the mini-batch is a check of the stop rule, bool (R, D, ticks, L); None if
             the solver needs no checks.
-        noise: Random key of the tick, for augmentation and dropout, uint32 (R, D, ticks, L, 2);
-            None if nothing is random.
+        noise: Random key of the tick, for augmentation and `Model.train`, uint32 (R, D, ticks, L,
+            2); None if nothing is random.
     """
 
     rows: Array
@@ -121,8 +121,7 @@ class BatchPlan(NamedTuple):
             d * places + p.
         rate: Factor of the learning rate, float32 (R,).
         participation: Share of the weight of all clients that takes part, float32 (R,).
-        noise_key: Random key of the noise that hides clients, of an attack or of codecs, uint32
-            (R, 2); None without any of them.
+        noise_key: Random key of a round for its parts, uint32 (R, 2); None if no part needs one.
         due: The part of the time of all jobs after which each job's client stops, float32 in (0, 1]
             (R, slots); None if clients take all planned steps.
     """
@@ -151,23 +150,12 @@ def plan_rounds(
     *,
     noisy: bool = False,
     keyed: bool = False,
-    optional: Collection[str] = (),
+    columns: Mapping[str, NDArray[Any]] = {},
     process_index: int = 0,
 ) -> BatchPlan:
     """Plan the mini-batches of some rounds.
 
     Which rows a client reads in which step depends only on (seed, round, client).
-
-    Args:
-        shape: Shape of the plan; with fewer rounds than `shape.rounds`, the rest is empty.
-        room: How much the plan holds.
-        solver: Defines the batch size and the stop rule; steps and gammas are in the jobs.
-        seed: Seed of the run.
-        rounds: (t, jobs) of each round.
-        noisy: Whether mini-batches need random keys.
-        keyed: Whether rounds need random keys, as `BatchPlan.noise_key`.
-        optional: As in `in_slots`.
-        process_index: The process for which to plan; it only reads the rows of its own clients.
     """
     r, d, lanes, width, processes = shape
     ticks, segments_room = room.ticks, min(room.slots, room.ticks)
@@ -203,9 +191,9 @@ def plan_rounds(
                 check.reshape(-1)[at] = planned.check
             if noise is None:
                 continue
-            columns = (t - jobs.staleness, jobs.client, begin, length)
+            each = (jobs.started(t), jobs.client, begin, length)
             for started, client, first, count in zip(
-                *(a[part].tolist() for a in columns), strict=True
+                *(a[part].tolist() for a in each), strict=True
             ):
                 key = keys.at(started, client).integers(2**32, size=(count, 2), dtype=np.uint32)
                 noise.reshape(-1, 2)[first : first + count * lanes : lanes] = key
@@ -214,7 +202,7 @@ def plan_rounds(
     return BatchPlan(
         Ticks(rows, size, last, check, noise),
         jax.tree.map(lambda *each: np.stack(each), *ends),
-        in_slots([jobs for _, jobs in rounds], r, room.slots, optional),
+        in_slots([jobs for _, jobs in rounds], r, room.slots, columns),
         place,
         rate,
         participation,
@@ -266,8 +254,8 @@ def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
     """Ticks of each job, checks included, shape (jobs,)."""
     if solver.searches_line:
         return jobs.steps
-    if jobs.ticks.any():
-        return jobs.ticks
+    if "ticks" in jobs.columns:
+        return jobs.columns["ticks"]
     epochs = job_epochs(solver, jobs, width)
     per_epoch = solver.steps_per_epoch(jobs.size)
     whole, partial = jobs.steps // per_epoch, jobs.steps % per_epoch
@@ -308,7 +296,7 @@ def _ticks_of(
     if solver.searches_line:
         steps = np.ones(len(job), bool)
         return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)
-    if jobs.ticks.any():
+    if "ticks" in jobs.columns:
         poisson = PoissonTicks(solver, width, seed)
         drawn = [poisson.of(each, round_) for each in range_of(jobs)]
         flat = [np.concatenate(columns) for columns in zip(*drawn, strict=True)]
@@ -316,7 +304,7 @@ def _ticks_of(
         return _Ticks(number, flat[0], mean, last=flat[1], check=np.zeros(len(job), bool))
     epochs = job_epochs(solver, jobs, width)
     clients, counts, sizes = (a.tolist() for a in (jobs.client, epochs.begun, jobs.size))
-    started = (round_ - jobs.staleness).tolist()
+    started = jobs.started(round_).tolist()
     orders = streams.orders(started, clients, counts=counts, sizes=sizes)
     orders += np.repeat(offset, epochs.begun * jobs.size)
     epoch, tick = np.divmod(number, epochs.of_epoch[job])

@@ -1,6 +1,6 @@
 """Jobs: the work of each client in a round, and what compiled programs know of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,11 +28,7 @@ class Jobs(NamedTuple):
         owner: The process that owns the client.
         device_row: The client's first row in the arrays on the devices. It equals `first_row` until
             `TrainingRows.of` sets it.
-        staleness: Steps of the server since the client started; 0 but in asynchronous rounds.
-        rate: The client's learning rate, relative to the round's; 1 but in asynchronous rounds.
-        attacks: Whether the client attacks, 1 or 0.
-        rank: Rank of the client's adapters; 0 unless clients have different ones.
-        ticks: Ticks of the client's Poisson mini-batches; 0 but with privacy of examples.
+        columns: Other numbers by name, of the parts of a run; "ticks" of jobs that sample rows.
     """
 
     client: NDArray[np.int64]
@@ -45,56 +41,33 @@ class Jobs(NamedTuple):
     relative_size: NDArray[np.float64]
     owner: NDArray[np.int64]
     device_row: NDArray[np.int64]
-    staleness: NDArray[np.int64]
-    rate: NDArray[np.float64]
-    attacks: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    ticks: NDArray[np.int64]
+    columns: Mapping[str, NDArray[Any]] = {}
 
     def take(self, chosen: Any) -> "Jobs":
         """Some of these jobs."""
         return jax.tree.map(lambda array: array[chosen], self)
 
+    def with_columns(self, **columns: NDArray[Any]) -> "Jobs":
+        """The same jobs with other columns."""
+        return self._replace(columns={**self.columns, **columns})
+
+    def started(self, t: int) -> NDArray[np.int64]:
+        """The rounds in which the clients of round t started."""
+        return np.asarray(t - self.columns.get("staleness", np.zeros_like(self.client)))
+
 
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
-    real = {"weight", "gamma", "participation", "relative_size", "rate"}
-    kinds: list[Any] = [np.float64 if name in real else np.int64 for name in Jobs._fields]
-    return Jobs(*(np.zeros(0, kind) for kind in kinds))
+    real = {"weight", "gamma", "participation", "relative_size"}
+    kinds = (np.float64 if name in real else np.int64 for name in Jobs._fields[:-1])
+    return Jobs(*(np.zeros(0, kind) for kind in kinds))  # type: ignore[arg-type]
 
 
-def jobs_with(client: NDArray[np.int64], **columns: NDArray[Any]) -> Jobs:
-    """Jobs of clients.
-
-    Args:
-        client: Indices of the clients, shape (jobs,).
-        columns: The other fields of `Jobs`; those of asynchronous rounds, attacks, adapters and
-            Poisson mini-batches may be left out.
-    """
-    usual = {
-        "staleness": np.zeros_like(client),
-        "rate": np.ones(len(client)),
-        "attacks": np.zeros_like(client),
-        "rank": np.zeros_like(client),
-        "ticks": np.zeros_like(client),
-    }
-    return Jobs(client=client, **usual | columns)
-
-
-def jobs_of(
-    train: Rows, ownership: Ownership, client: NDArray[np.int64], **columns: NDArray[Any]
-) -> Jobs:
-    """The jobs of clients on all of their training rows.
-
-    Args:
-        train: The training rows of all clients.
-        ownership: Which process owns which clients.
-        client: Indices of the clients, shape (jobs,).
-        columns: As in `jobs_with`, but those that say where rows are.
-    """
+def jobs_of(train: Rows, ownership: Ownership, client: NDArray[np.int64], **columns: Any) -> Jobs:
+    """The jobs of clients on all of their training rows, given the fields that do not follow."""
     first = train.offsets[client]
-    return jobs_with(
-        client,
+    return Jobs(
+        client=client,
         first_row=first,
         size=train.offsets[client + 1] - first,
         owner=ownership.of(client),
@@ -103,8 +76,8 @@ def jobs_of(
     )
 
 
-DIVISORS = ("size", "relative_size")
-"""The fields of `Slots` that are 1 in an empty slot, since they divide; others are 0."""
+EMPTY = {"size": 1, "relative_size": 1}
+"""What an empty slot has of the numbers that divide; 0 of all others."""
 
 
 class Slots(NamedTuple):
@@ -116,11 +89,7 @@ class Slots(NamedTuple):
         weight: As in `Jobs`.
         gamma: As in `Jobs`.
         relative_size: As in `Jobs`.
-        staleness: As in `Jobs`; None but in asynchronous rounds.
-        rate: As in `Jobs`; None likewise.
-        attacks: As in `Jobs`; None unless some clients change their messages.
-        rank: As in `Jobs`; None unless clients have different ones.
-        client: As in `Jobs`; None unless clients need random keys for their messages.
+        columns: As in `Jobs`, those that the parts of a run have.
     """
 
     size: Array
@@ -128,32 +97,34 @@ class Slots(NamedTuple):
     weight: Array
     gamma: Array
     relative_size: Array
-    staleness: Array | None = None
-    rate: Array | None = None
-    attacks: Array | None = None
-    rank: Array | None = None
-    client: Array | None = None
+    columns: Mapping[str, Array] = {}
+
+    def numbers(self, slot: Any) -> dict[str, Any]:
+        """The columns of the jobs in some slots."""
+        return {name: column[slot] for name, column in self.columns.items()}
 
 
 def in_slots(
-    rounds: Sequence[Jobs], count: int, slots: int, optional: Collection[str] = ()
+    rounds: Sequence[Jobs], count: int, slots: int, columns: Mapping[str, NDArray[Any]]
 ) -> Slots:
-    """The jobs of some rounds, with room for `count` rounds of `slots` jobs.
+    """The jobs of some rounds, with room for `count` rounds of `slots` jobs."""
 
-    Args:
-        rounds: The jobs of each round.
-        count: Most rounds.
-        slots: Most jobs of a round.
-        optional: Those of the fields that may be None and are not.
-    """
-
-    def column(name: str) -> NDArray[Any]:
-        whole = np.issubdtype(getattr(no_jobs(), name).dtype, np.integer)
-        fill = 1 if name in DIVISORS else 0
-        array = np.full((count, slots), fill, np.int32 if whole else real_type())
-        for r, jobs in enumerate(rounds):
-            array[r, : len(jobs.client)] = getattr(jobs, name)
+    def column(name: str, like: NDArray[Any], of_jobs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        kind = np.int32 if np.issubdtype(like.dtype, np.integer) else real_type()
+        array = np.full((count, slots), EMPTY.get(name, 0), kind)
+        for row, values in zip(array, of_jobs, strict=False):
+            row[: len(values)] = values
         return array
 
-    always = Slots._fields[: -len(Slots._field_defaults)]
-    return Slots(**{name: column(name) for name in (*always, *optional)})
+    none = no_jobs()
+    return Slots(
+        **{n: column(n, getattr(none, n), [getattr(each, n) for each in rounds]) for n in FIELDS},
+        columns={
+            name: column(name, like, [each.columns.get(name, like) for each in rounds])
+            for name, like in columns.items()
+        },
+    )
+
+
+FIELDS = Slots._fields[:-1]
+"""The fields of `Slots` that all jobs have."""

@@ -57,13 +57,7 @@ def pack(
     owner: NDArray[np.int64] | None = None,
     processes: int = 1,
 ) -> Packing:
-    """Pack jobs into lanes, the longest first onto the least loaded lane.
-
-    Args:
-        lengths: Ticks of each job, shape (jobs,).
-        lanes: Number of lanes, at least 1.
-        owner: The process whose lanes each job must use, shape (jobs,). None means any.
-        processes: Processes that share the lanes equally.
+    """Pack jobs into lanes of their owners, the longest first onto the least loaded lane.
 
     >>> packing = pack(np.array([5, 2, 4, 3]), lanes=2)
     >>> packing.lane.tolist(), packing.start.tolist(), packing.ticks
@@ -108,14 +102,7 @@ class Segments(NamedTuple):
 
 
 def segments(packing: Packing, devices: int, lanes: int, room: int) -> Segments:
-    """The segments of packed jobs.
-
-    Args:
-        packing: Jobs in `devices * lanes` lanes, numbered device by device. They end at `room`
-            different ticks at most. Jobs without ticks are left out.
-        devices: Number of devices.
-        lanes: Lanes per device.
-        room: Most segments of a device.
+    """The segments of packed jobs, which end at `room` different ticks at most.
 
     >>> ends = segments(pack(np.array([5, 2, 4, 3]), lanes=2), devices=1, lanes=2, room=4)
     >>> ends.stop.tolist(), ends.count.tolist()
@@ -145,11 +132,6 @@ def job_places(packing: Packing, lanes: int, places: int) -> NDArray[np.int64]:
 
     The jobs of a device take its places in order.
 
-    Args:
-        packing: Jobs in lanes, numbered device by device.
-        lanes: Lanes per device.
-        places: Places per device.
-
     >>> job_places(pack(np.array([5, 2, 4, 3]), lanes=2), lanes=1, places=3).tolist()
     [0, 1, 3, 4]
     """
@@ -169,12 +151,6 @@ def choose_lanes(
     A tick of w lanes is assumed to cost `overhead` + w, in units of one lane's arithmetic. Many
     lanes are faster if a tick is mostly overhead (small models, accelerators), and slower if they
     would wait for the longest client.
-
-    Args:
-        rounds: Ticks of each job in some typical rounds.
-        devices: Number of devices.
-        overhead: Cost of a tick that does not grow with its lanes.
-        most: Most lanes per device to consider.
 
     >>> one_long = [np.array([100, 10, 10, 10])]
     >>> choose_lanes(one_long, devices=1, overhead=0.0, most=8)

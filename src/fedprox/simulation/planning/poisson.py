@@ -1,4 +1,4 @@
-"""Poisson mini-batches, for the privacy of examples: each row is drawn on its own in each step.
+"""Poisson mini-batches: each row is drawn on its own in each step.
 
 A mini-batch has any number of rows, so it takes as many ticks as it needs, and at least one. No
 row that was drawn is left out, and the size of a mini-batch has no limit to account for.
@@ -25,11 +25,6 @@ EXAMPLE_BYTES = 2**28
 
 def poisson_width(solver: Solver, largest: int, parameter_bytes: int) -> int:
     """Rows of a tick: most mini-batches take the same number of ticks.
-
-    Args:
-        solver: The local solver.
-        largest: Rows of the largest client.
-        parameter_bytes: Bytes of the parameters.
 
     >>> solver = Solver(0.1, 64, epochs=1)
     >>> poisson_width(solver, 600, 31400), poisson_width(solver, 70, 31400)
@@ -117,7 +112,7 @@ class PoissonTicks:
     def _drawn(self, job: Jobs, t: int) -> tuple[NDArray[np.int64], ...]:
         """Which rows are drawn in which steps, how many in each, and the ticks of each step."""
         size, steps = int(job.size), int(job.steps)
-        stream = self.streams.at(int(t - job.staleness), int(job.client))
+        stream = self.streams.at(int(job.started(t)), int(job.client))
         places = poisson_places(stream, size, self.solver.batch_of(size), steps)
         drawn = np.bincount(places // size, minlength=steps)
         return places, drawn, np.maximum(1, -(-drawn // self.width))

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
 WIDTHS = (16, 32, 64)
 """Candidate widths of a slice, in rows. Wider slices are not faster on a CPU: from 128 rows on,
-XLA's matrix products take a slower path."""
+XLA's matrix multiplications take a slower path."""
 
 
 def slice_width(sizes: NDArray[np.int64]) -> int:
@@ -68,17 +68,7 @@ def plan_reading(
     ticks: int | None = None,
     slots: int | None = None,
 ) -> Reading:
-    """Plan how to read ranges of rows, each of which is a job.
-
-    Args:
-        first: First flat row of each job, shape (jobs,).
-        last: The row after each job's last one, shape (jobs,).
-        width: Rows of a slice.
-        grid: The lanes.
-        owner: The process whose lanes each job must use, shape (jobs,). None means any.
-        ticks: Room for ticks. None means no more than needed.
-        slots: Room for jobs. None means no more than needed.
-    """
+    """Plan how to read ranges of rows, each of which is a job."""
     devices, lanes, processes = grid
     packing = pack(slices(last - first, width), devices * lanes, owner, processes)
     room = ticks if ticks is not None else max(packing.ticks, 1)
@@ -96,11 +86,6 @@ def row_groups(
     bounds: NDArray[np.int64], width: int, grid: Grid
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Divide rows into jobs of equal length regardless of clients, one for each lane.
-
-    Args:
-        bounds: First row of each process, and the number of all rows, shape (processes + 1,).
-        width: Rows of a slice; jobs are whole slices.
-        grid: The lanes.
 
     Returns:
         First row, the row after the last one, and process of each job.
@@ -141,15 +126,7 @@ class Exchange(NamedTuple):
 def plan_exchanges(
     rounds: Sequence[tuple[Jobs, Jobs]], count: int, room: Capacity, width: int, grid: Grid
 ) -> Exchange:
-    """Plan the first exchanges of some rounds.
-
-    Args:
-        rounds: Jobs of the clients about to work, and of the first cohort, in each round.
-        count: Room for rounds.
-        room: How much the plan holds of each.
-        width: Rows of a slice.
-        grid: The lanes.
-    """
+    """Plan the first exchanges of some rounds."""
     slots, readings = room.slots + room.exchange_slots, []
     for r in range(count):
         first, last, owner = (np.zeros(slots, np.int64) for _ in range(3))
@@ -159,9 +136,9 @@ def plan_exchanges(
             owner[at] = jobs.owner
         ticks = room.exchange_ticks
         readings.append(plan_reading(first, last, width, grid, owner=owner, ticks=ticks))
-    working = in_slots([work for work, _ in rounds], count, room.slots)
+    working = in_slots([work for work, _ in rounds], count, room.slots, {})
     working = working._replace(weight=np.zeros_like(working.weight))
-    sending = in_slots([cohort for _, cohort in rounds], count, room.exchange_slots)
+    sending = in_slots([cohort for _, cohort in rounds], count, room.exchange_slots, {})
     return Exchange(
         jax.tree.map(lambda *a: np.stack(a), *readings),
         jax.tree.map(lambda *a: np.concatenate(a, axis=1), working, sending),

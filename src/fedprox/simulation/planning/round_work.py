@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require
 from fedprox.simulation.config.cohort import Drawn, weights
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.events import Events, Step, server_steps
-from fedprox.simulation.planning.jobs import Jobs, jobs_of, jobs_with, no_jobs
+from fedprox.simulation.parts.events import Step, steps_of
+from fedprox.simulation.parts.timeline import FIRST_SHARE, Timeline, timeline_of
+from fedprox.simulation.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.simulation.planning.poisson import PoissonTicks, poisson_width
-from fedprox.simulation.planning.timeline import FIRST_SHARE, Timeline
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
 from fedprox.user_code import call
@@ -55,16 +54,16 @@ def works(
     With a clock, when a round begins depends on all rounds before it, so their work is drawn again.
     """
     drawn = drawn_works(protocol, algorithm, solver, seed, first)
-    if not protocol.hides_examples:
+    if not protocol.samples_rows:
         yield from drawn
         return
     ticks = PoissonTicks(solver, example_width(protocol, solver), seed)
     for t, work in enumerate(drawn, first):
-        yield work._replace(jobs=work.jobs._replace(ticks=ticks.count(work.jobs, t)))
+        yield work._replace(jobs=work.jobs.with_columns(ticks=ticks.count(work.jobs, t)))
 
 
 def example_width(protocol: Protocol, solver: Solver) -> int:
-    """Rows of a tick with privacy of examples."""
+    """Rows of a tick of steps that sample rows."""
     largest = int(protocol.federation.train.sizes.max())
     return poisson_width(solver, largest, protocol.model.size_bytes)
 
@@ -73,46 +72,28 @@ def drawn_works(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int, first: int = 0
 ) -> Iterator[RoundWork]:
     """As `works`, without the ticks of Poisson mini-batches."""
-    if protocol.asynchronous is not None:
-        events = Events(protocol, algorithm, solver, seed)
-        steps = server_steps(protocol.asynchronous, events, protocol.cohort.clients_per_round)
-        rounds = asynchronous_works(protocol, algorithm, solver, steps)
-        yield from itertools.islice(rounds, first, None)
-    elif protocol.population is None:
-        for t in itertools.count(first):
-            yield round_work(protocol, algorithm, solver, seed, t)
-    else:
-        timeline = Timeline(protocol, algorithm, solver, seed)
-        rounds = (
-            round_work(protocol, algorithm, solver, seed, t, timeline) for t in itertools.count()
-        )
-        yield from itertools.islice(rounds, first, None)
+    steps = steps_of(protocol, algorithm, solver, seed)
+    if steps is not None:
+        buffered = buffered_works(protocol, algorithm, solver, steps)
+        yield from itertools.islice(buffered, first, None)
+    timeline = timeline_of(protocol, algorithm, solver, seed)
+    begin = first if timeline is None else 0  # a round begins when the one before ends
+    each = (
+        round_work(protocol, algorithm, solver, seed, t, timeline) for t in itertools.count(begin)
+    )
+    yield from itertools.islice(each, first - begin, None)
 
 
-def asynchronous_works(
+def buffered_works(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, steps: Iterator[Step], first: int = 0
 ) -> Iterator[RoundWork]:
     """The work of the server's steps without a barrier, from step `first` on: its buffer."""
-    settings = protocol.asynchronous
-    assert settings is not None
+    timed = protocol.begin_time(algorithm) is not None
     for t, step in enumerate(steps, first):
         jobs = whole_jobs(protocol, algorithm, solver, step.clients)
-        staleness, rate = t - step.started, solver.factor(t)
-        begun = [solver.factor(each) for each in step.started.tolist()]
-        require(
-            rate > 0 or solver.schedule is None or not any(begun),
-            f"solver.learning_rate: in round {t} its function gives 0 after it was above 0; in "
-            "asynchronous rounds, whose rates are relative to the server's, it must stay above 0",
-        )
-        rates = [each / rate if rate else 0.0 for each in begun]
-        jobs = jobs._replace(
-            weight=jobs.weight * settings.factor(staleness),
-            staleness=staleness,
-            rate=np.array(rates),
-        )
-        clients, time = len(step.clients) + step.lost, None
-        if protocol.population is not None:
-            time = step.time
+        jobs = jobs._replace(weight=jobs.weight * step.factor)
+        jobs = jobs.with_columns(**step.columns(t, solver))
+        clients, time = len(step.clients) + step.lost, step.time if timed else None
         yield RoundWork(clients, step.lost, step.lost, jobs, no_jobs(), time)
 
 
@@ -133,17 +114,7 @@ def round_work(
     t: int,
     timeline: Timeline | None = None,
 ) -> RoundWork:
-    """Draw the cohort and the stragglers of round t, and make the jobs of the round.
-
-    Args:
-        protocol: The protocol.
-        algorithm: The method.
-        solver: The local solver of its clients.
-        seed: The seed.
-        t: The round.
-        timeline: The clock, which stands at the begin of the round and moves to its end; None
-            without one.
-    """
+    """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
     train, deadline = protocol.federation.train, protocol.systems.deadline
     candidates = None if timeline is None else timeline.candidates()
     drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT, candidates)
@@ -155,25 +126,23 @@ def round_work(
     if algorithm.client.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.client.round_steps, seed, t)
         solver = solver.changed(steps=steps)
-    private = protocol.hides_clients
+    alone = protocol.independent
     left, in_time = math.inf if deadline is None else deadline, None
     read, before = np.ones(len(first.clients), bool), 0.0
     if timeline is not None:
         if algorithm.first.exchange is not None:
             read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
-            if private and deadline is not None:  # nobody's time must depend on the others
+            if alone and deadline is not None:  # nobody's time must depend on the others
                 before = FIRST_SHARE * deadline
         left -= before
         in_time = None if deadline is None else timeline.pace.in_time(chosen, left)
-    work = protocol.systems.work(
-        seed, t, chosen, sizes, solver, in_time=in_time, independent=private
-    )
+    work = protocol.systems.work(seed, t, chosen, sizes, solver, in_time=in_time, independent=alone)
     stragglers = int(work.stragglers.sum())
     if algorithm.pooled and not work.steps.sum():
         return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
     if algorithm.pooled:
         one = np.ones(1, np.int64)
-        jobs = jobs_with(  # one client with all rows
+        jobs = Jobs(  # one client with all rows
             one * len(protocol.federation),
             first_row=one * 0,
             size=one * len(train),
@@ -196,8 +165,8 @@ def round_work(
         # whoever arrives late, or never, could not finish either
         stragglers = int((work.stragglers | ~takes_part).sum())
     counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
-    if private:  # the user's function must not see who else takes part
-        gamma = np.array([solver.gammas(t, alone)[0] for alone in counted.clients[:, None]])
+    if alone:  # the user's function must not see who else takes part
+        gamma = np.array([solver.gammas(t, client)[0] for client in counted.clients[:, None]])
     else:
         gamma = solver.gammas(t, counted.clients)
     counted = _with_method_mass(protocol, algorithm, counted)
@@ -224,11 +193,10 @@ def _draw(
     candidates: NDArray[np.int64] | None,
 ) -> Drawn:
     """A cohort of round t, from the candidates; None for all clients."""
-    mechanism = protocol.mechanism(algorithm)
     return protocol.cohort.draw(
         *(seed, t, protocol.federation.train.offsets, purpose),
-        poisson=mechanism is not None,
-        capacity=None if mechanism is None else mechanism.capacity,
+        poisson=protocol.independent,
+        capacity=protocol.capacity(algorithm),
         candidates=candidates,
     )
 
@@ -254,7 +222,7 @@ def _jobs(
     if protocol.cohort.sampling == "proportional":
         total = protocol.cohort.clients_per_round  # draws
     weight, relative_size = weights(drawn.mass), rows * clients / len(protocol.federation.train)
-    if protocol.hides_clients:
+    if protocol.independent:
         # what other clients have, and how many came, must not show
         weight = np.full(len(rows), 1 / protocol.cohort.clients_per_round)
         relative_size = np.ones(len(rows))
@@ -267,6 +235,5 @@ def _jobs(
         gamma=gamma,
         participation=drawn.mass / total,
         relative_size=relative_size,
-        attacks=protocol.attackers[drawn.clients],
-        rank=protocol.ranks[drawn.clients],
+        columns=protocol.columns(drawn.clients),
     )

@@ -107,14 +107,8 @@ def open_store(
 ) -> Store:
     """Open a store in which all clients have the same initial state.
 
-    Args:
-        where: Where to store the state. "auto" takes the first of device (if it is an accelerator),
-            host and disk that has room. On disk, the store is an unnamed file in the folder for
-            temporary files (TMPDIR), which disappears with the process however that ends.
-        initial: The initial state of each client, leaves (points, ...).
-        clients: The clients of this process.
-        mesh: The devices.
-        most: Most clients that can ever take part.
+    On disk it is an unnamed file in the folder for temporary files (TMPDIR), which disappears with
+    the process however that ends.
 
     Raises:
         InputError: If the store does not fit, or is on a device with several processes.

@@ -70,13 +70,6 @@ def copy_to_devices(
 
     With several processes, a process's devices have only the rows of its own clients, numbered from
     0.
-
-    Args:
-        mesh: The devices.
-        federation: The clients and their data.
-        measured: The clients and rows that evaluations read.
-        ownership: Which process owns which clients.
-        measured_ownership: Which process reads which of the clients that evaluations read.
     """
     given = {"train": measured.train, "test": measured.test, "validation": measured.validation}
     read = {name: rows for name, rows in given.items() if rows is not None and len(rows)}
@@ -197,13 +190,6 @@ def training_rows(
     mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
 ) -> TrainingRows:
     """The training rows: those on the devices, or rows gathered for each call.
-
-    Args:
-        mesh: The devices.
-        rows: The training rows of all clients.
-        data: The rows on the devices.
-        ownership: Which process owns which clients.
-        ahead: Number of calls whose rows are gathered ahead.
 
     Returns:
         The training rows. `like` raises `InputError` if the rows of a call do not fit in memory.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.simulation.config.method import Method, checked_methods
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.planning.epsilon import LocalSteps, Spent
+from fedprox.simulation.epsilon import LocalSteps, Spent
 from fedprox.simulation.planning.round_work import round_work
 
 ROUNDS = 8

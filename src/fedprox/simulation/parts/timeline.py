@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.simulation.config.pace import Pace
 from fedprox.simulation.config.protocol import Protocol
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
@@ -36,20 +37,18 @@ class Timeline:
     """The clock of one method and seed.
 
     Args:
-        protocol: The protocol, which has a population.
-        algorithm: The method.
-        solver: The local solver of its clients.
+        pace: How long each client takes.
+        dropout: Chance that a client is lost within a round.
+        clients: Number of clients.
         seed: The seed.
 
     Attributes:
         now: Seconds from the begin of the run to the begin of the next round.
     """
 
-    def __init__(self, protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int) -> None:
-        assert protocol.population is not None
+    def __init__(self, pace: Pace, dropout: float, clients: int, seed: int) -> None:
         self.now = 0.0
-        self.dropout, self.clients = protocol.population.dropout, len(protocol.federation)
-        self.pace = protocol.pace(algorithm, solver, seed)
+        self.pace, self.dropout, self.clients = pace, dropout, clients
         self.dropouts = Streams(seed, Purpose.DROPOUT)
 
     def candidates(self) -> NDArray[np.int64] | None:
@@ -71,14 +70,7 @@ class Timeline:
     def times(
         self, t: int, clients: NDArray[np.int64], steps: NDArray[np.int64], begin: float
     ) -> Times:
-        """When the clients of round t are done, and which of them are lost.
-
-        Args:
-            t: The round.
-            clients: The clients.
-            steps: Their steps.
-            begin: Seconds from the begin of the round to that of this exchange.
-        """
+        """When the clients of round t are done, and which of them are lost."""
         seconds = self.pace.seconds(clients, steps)
         lost = np.full(len(clients), math.inf)
         if self.dropout:
@@ -98,14 +90,7 @@ class Timeline:
         most: int,
         seconds: float,
     ) -> tuple[NDArray[np.bool_], float]:
-        """Which clients count, shape (K,), and the seconds of their exchange.
-
-        Args:
-            times: When the clients are done.
-            takes_part: Whether a client's message counts if it arrives, shape (K,).
-            most: How many messages end the round.
-            seconds: Seconds until the deadline; infinity without one.
-        """
+        """Which clients count, of which `most` end the round, and the seconds of their exchange."""
         arrival = np.where(takes_part, times.arrival, np.inf)
         first = np.argsort(arrival, kind="stable")[:most]
         counts = np.zeros(len(arrival), bool)
@@ -116,3 +101,13 @@ class Timeline:
             if math.isfinite(seconds) and not takes_part.all():
                 return counts, seconds
         return counts, min(float(ends.max(initial=0.0)), seconds)
+
+
+def timeline_of(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int
+) -> Timeline | None:
+    """The clock of a method and seed; None without a population."""
+    if protocol.population is None:
+        return None
+    pace, dropout = protocol.pace(algorithm, solver, seed), protocol.population.dropout
+    return Timeline(pace, dropout, len(protocol.federation), seed)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require
+from fedprox.messages.part import Columns
 from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.config.availability import ROUNDING, Hours
 from fedprox.simulation.config.protocol import Protocol
@@ -40,12 +41,25 @@ class Step(NamedTuple):
         started: The step from whose state each client started, shape (B,).
         time: Seconds from the begin of the run.
         lost: Updates since the step before that were lost or too stale.
+        factor: Weights of the updates, relative to fresh ones, shape (B,).
     """
 
     clients: NDArray[np.int64]
     started: NDArray[np.int64]
     time: float
     lost: int
+    factor: NDArray[np.float64]
+
+    def columns(self, t: int, solver: Solver) -> Columns:
+        """Steps since the clients started, and their rates relative to that of step t, this one."""
+        rate, begun = solver.factor(t), [solver.factor(each) for each in self.started.tolist()]
+        require(
+            rate > 0 or solver.schedule is None or not any(begun),
+            f"solver.learning_rate: in round {t} its function gives 0 after it was above 0; in "
+            "asynchronous rounds, whose rates are relative to the server's, it must stay above 0",
+        )
+        rates = [each / rate if rate else 0.0 for each in begun]
+        return {"staleness": t - self.started, "rate": np.array(rates)}
 
 
 class AtWork(TypingProtocol):
@@ -65,10 +79,9 @@ class AtWork(TypingProtocol):
         """Start clients at a step, at most so many, and return their number."""
 
     def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
-        """The clients that are done next: client, the step at which it started, whether it arrives.
+        """Who is done next: client, the step at which it started, whether it arrives.
 
-        Args:
-            full: Whether M clients are at work; if not, nobody may be done before another goes on.
+        Unless M clients are at work (`full`), nobody may be done before another goes on.
         """
 
     def free(self, clients: list[int]) -> None:
@@ -82,12 +95,6 @@ def server_steps(
 
     Updates that arrive at the same time count in the order in which their clients started. New
     clients start after all that happens at a time, from the newest state.
-
-    Args:
-        asynchronous: The setting.
-        events: The clients at work, none at first.
-        most: M, the clients at work at any time.
-        first: Number of the first step.
     """
     at_work, step, lost = 0, first, 0
     clients, versions = list[int](), list[int]()
@@ -108,7 +115,9 @@ def server_steps(
             clients.append(client)
             versions.append(started)
             if len(clients) == asynchronous.buffer:
-                yield Step(np.array(clients), np.array(versions), events.now, lost)
+                starts = np.array(versions)
+                factor = asynchronous.factor(step - starts)
+                yield Step(np.array(clients), starts, events.now, lost, factor)
                 events.free(clients)
                 step, lost, clients, versions = step + 1, 0, [], []
 
@@ -236,3 +245,13 @@ class Events:
         while self.queue and self.queue[0][0] == self.now:
             _, _, client, started, arrives = heapq.heappop(self.queue)
             yield client, started, arrives
+
+
+def steps_of(
+    protocol: Protocol, algorithm: Algorithm, solver: Solver, seed: int
+) -> Iterator[Step] | None:
+    """The steps of a server that does not wait for a cohort; None if it waits."""
+    if protocol.asynchronous is None:
+        return None
+    events = Events(protocol, algorithm, solver, seed)
+    return server_steps(protocol.asynchronous, events, protocol.cohort.clients_per_round)
