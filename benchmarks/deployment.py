@@ -37,14 +37,13 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy
+from fedprox.deployment.coordinator import Ledger, resolve_deployment
 from fedprox.deployment.endpoints import free_port
 from fedprox.deployment.flower import environment
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
-from fedprox.deployment.processes import Program, running
-from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.server import resolve_deployment
+from fedprox.deployment.processes import Child, running
+from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
 from fedprox.simulation.loop.train import Follow
@@ -133,7 +132,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
         deployment = resolve_deployment(experiment, joined, Ledger())
-        (run,) = deploy(conversation, deployment, Follow(None, [], None, progress=False))
+        (run,) = run_deployment(conversation, deployment, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",
             "heartbeat": "deployment.heartbeat",
@@ -181,7 +180,7 @@ def plain(case: Case, folder: Path, data: Path) -> Turn:
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
     )
     shutil.copy(data / "initial.npz", folder)
-    superlink = Program(
+    superlink = Child(
         "flwr.superlink.cli.flower_superlink:flower_superlink",
         [
             "--insecure",
@@ -193,7 +192,7 @@ def plain(case: Case, folder: Path, data: Path) -> Turn:
         settings,
     )
     supernodes = [
-        Program(
+        Child(
             "flwr.supernode.cli.flower_supernode:flower_supernode",
             [
                 "--insecure",

@@ -21,11 +21,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.deployment import BIG, Case, ours, scratch, write_data
-from fedprox.deployment.messages import Advert, Claims, Securing
-from fedprox.deployment.secure.fixed_point import FixedPoint
-from fedprox.deployment.secure.keys import Identity
-from fedprox.deployment.secure.node_sum import NodeSum
-from fedprox.deployment.secure.operator_sum import OperatorSum
+from fedprox.deployment.crypto import Identity
+from fedprox.deployment.fixed_point import FixedPoint
+from fedprox.deployment.node_sum import NodeSum
+from fedprox.deployment.operator_sum import OperatorSum
+from fedprox.deployment.wire import Advert, Claims, Securing
 
 TURNS = 3
 

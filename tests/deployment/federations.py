@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy
+from fedprox.deployment.coordinator import Ledger, resolve_deployment
 from fedprox.deployment.joining import join
-from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import Arrays, pack_arrays, unpack_arrays
+from fedprox.deployment.kept import States
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import REPORTS, Policy
-from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.server import resolve_deployment
-from fedprox.deployment.states import States
+from fedprox.deployment.remote import run_deployment
+from fedprox.deployment.wire import NamedArrays, pack_arrays, unpack_arrays
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
 from fedprox.simulation.loop.checkpoint import Checkpoints
@@ -50,6 +48,36 @@ FEDPROX = {"name": "fedprox", "mu": 0.5}
 
 EVERYTHING = Policy(report=list(REPORTS))
 """A policy that also reports gradients."""
+
+
+def in_memory(nodes: Sequence[Callable[[Parcel], Parcel]]) -> Network:
+    """A network whose node i answers by calling function i.
+
+    Example:
+        >>> network = in_memory([lambda parcel: parcel])
+        >>> sent = network.send({0: Parcel(b"{}")})
+        >>> [received.parcel.head for received in network.receive(1.0)]
+        [b'{}']
+    """
+    answered = deque[Received]()
+    count = 0
+
+    def send(requests: Mapping[int, Parcel]) -> dict[int, str]:
+        nonlocal count
+        sent = {}
+        for node, parcel in requests.items():
+            count += 1
+            sent[node] = str(count)
+            answered.append(Received(sent[node], nodes[node](parcel)))
+        return sent
+
+    def receive(seconds: float) -> Sequence[Received]:
+        del seconds
+        received = list(answered)
+        answered.clear()
+        return received
+
+    return Network(lambda: range(len(nodes)), send, receive)
 
 
 def table_of(*methods: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
@@ -94,13 +122,13 @@ class Site:
         """Kill the node, and start another."""
         old = self.node
         self.node = Node(old.name, old.federation, old.folder, old.policy, old.identity)
-        self.node._parts, self.node._data = old._parts, old._data
+        self.node._methods, self.node._data = old._methods, old._data
 
     def moved(self, folder: Path) -> "Site":
         """A site of the same clients without client state."""
         node = self.node
         other = Node(node.name, node.federation, folder / node.name, node.policy, node.identity)
-        other._parts, other._data = node._parts, node._data
+        other._methods, other._data = node._methods, node._data
         return Site(other)
 
     def answer(self, parcel: Parcel) -> Parcel:
@@ -269,7 +297,7 @@ def deployed(
     conversation.network = network
     experiment = parse("test", dict(table))
     deployment = resolve_deployment(experiment, joined, ledger or Ledger(run="run1"))
-    return deploy(conversation, deployment, Follow(checkpoints, [], None, progress=False))
+    return run_deployment(conversation, deployment, Follow(checkpoints, [], None, progress=False))
 
 
 def simulated(table: Mapping[str, Any]) -> list[Run]:
@@ -278,7 +306,7 @@ def simulated(table: Mapping[str, Any]) -> list[Run]:
     return train(experiment, resolve(experiment), progress=False)
 
 
-def vector(tree: Arrays | Any) -> np.ndarray:
+def vector(tree: NamedArrays | Any) -> np.ndarray:
     """All numbers of a tree."""
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import tomli_w
 
-from fedprox.deployment.local import local_superlink, make_node_key
-from fedprox.deployment.processes import Program, running
+from fedprox.deployment.processes import Child, running
+from fedprox.deployment.trial import local_superlink, make_node_key
 
 
 class Machines:
@@ -46,7 +46,7 @@ class Machines:
         """Start a node."""
         file = self.files[i]
         arguments = ["node", str(file), "--devices", "1"]
-        program = Program("fedprox.cli:main", arguments, file.with_name("node.log"))
+        program = Child("fedprox.cli:main", arguments, file.with_name("node.log"))
         (self.processes[i],) = self.stack.enter_context(running([program]))
 
     def kill(self, i: int) -> None:

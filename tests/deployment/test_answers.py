@@ -15,35 +15,34 @@ import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
 from fedprox.algorithms.fednova import Message as OfFedNova
 from fedprox.algorithms.qffl import Message as OfQFFL
-from fedprox.deployment.conversation import Answered, Conversation
-from fedprox.deployment.measured import Declared, NodeSums, Shapes, declared_by, sums_of
-from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import (
-    VERSION,
-    Array,
-    Clients,
-    Description,
-    Request,
-    pack_arrays,
-)
+from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
+from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.round_part import RoundPart, part_shapes, read_part, require_clipped
+from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, require_clipped
+from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
 from fedprox.errors import InputError
 from fedprox.messages.private import Clipped, private
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
-from tests.deployment.federations import described
+from tests.deployment.federations import described, in_memory
 
 FLOAT = jax.ShapeDtypeStruct((2,), np.float32)
 ALLOWED = {"a": jax.ShapeDtypeStruct((3, 2), np.float32), "b": FLOAT}
 GOOD: dict[str, Array] = {"a": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
 
 
-def asked(answer: Callable[[Parcel], Parcel]) -> tuple[Conversation, dict[int, Answered]]:
-    """A conversation in which one node was asked for arrays."""
+def asked(answer: Callable[[Parcel], Parcel]) -> Answered | Failed:
+    """What comes of asking a node for arrays."""
     conversation = Conversation(in_memory([answer]), patience=30.0)
     request = Request(version=VERSION, id="x", kind="train")
-    return conversation, conversation.ask({0: request}, allowed={0: ALLOWED})
+    return conversation.ask({0: request}, allowed={0: ALLOWED})[0]
+
+
+def failed(answer: Callable[[Parcel], Parcel]) -> Failed:
+    """Why a node's answer cannot be used."""
+    ended = asked(answer)
+    assert isinstance(ended, Failed)
+    return ended
 
 
 def headed(body: bytes, **values: Any) -> Callable[[Parcel], Parcel]:
@@ -87,30 +86,30 @@ def entry(kind: str, shape: list[int], size: int) -> dict[str, Any]:
 def test_an_answer_that_was_not_asked_for_is_refused_at_once(
     node: Callable[[Parcel], Parcel], line: str
 ) -> None:
-    conversation, answers = asked(node)
-    assert not answers
-    assert conversation.failed[0].startswith(f"its answer is refused: {line}")
-    assert conversation.failed[0].isprintable()
-    assert not conversation.refused
+    why, refused, _ = failed(node)
+    assert why.startswith(f"its answer is refused: {line}")
+    assert why.isprintable()
+    assert not refused
 
 
 def test_a_header_is_checked_before_arrays_are_made() -> None:
     body = pack_arrays({"c": np.zeros(10**7, np.uint8)})
     tracemalloc.start()
-    _, answers = asked(headed(body))
+    failed(headed(body))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert not answers
     assert most < 10**6
 
 
 def test_a_refusal_is_one_short_line() -> None:
-    conversation, _ = asked(headed(b"", refused="a\x1b[2J\n" * 10**3))
-    assert conversation.failed[0].startswith("it refuses: a\\x1b[2J\\na")
-    assert conversation.failed[0].isprintable()
-    assert len(conversation.failed[0]) < 400
-    assert conversation.refused == {0}
-    assert asked(headed(pack_arrays(GOOD)))[1][0].arrays.keys() == GOOD.keys()
+    why, refused, _ = failed(headed(b"", refused="a\x1b[2J\n" * 10**3))
+    assert why.startswith("it refuses: a\\x1b[2J\\na")
+    assert why.isprintable()
+    assert len(why) < 400
+    assert refused
+    answered = asked(headed(pack_arrays(GOOD)))
+    assert isinstance(answered, Answered)
+    assert answered.arrays.keys() == GOOD.keys()
 
 
 MEAN = {"sum": FLOAT, "rows": FLOAT}
@@ -349,7 +348,7 @@ def read(algorithm: Algorithm, message: Any, **hparams: float) -> None:
         assert algorithm.client.possible is not None
         return jax.vmap(algorithm.client.possible)(given, mean, steps)
 
-    read_part(part.arrays(), JOBS, shapes, 1, possible)
+    checked_part(part.arrays(), JOBS, shapes, 1, possible)
 
 
 W = np.array([3.0, 4.0])
@@ -430,7 +429,7 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
     )
     for name, array in arrays.items():
         assert (shapes[name].shape, shapes[name].dtype) == (array.shape, array.dtype), name
-    back = read_part(arrays, JOBS, LIKE, 2)
+    back = checked_part(arrays, JOBS, LIKE, 2)
     assert jax.tree.all(jax.tree.map(np.array_equal, back, TWO))
     three = part_shapes(3, LIKE, 2)
     assert (three["steps"].shape, three["counted"].shape) == ((3, 2), (2,))
@@ -442,18 +441,18 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
         seen.append((jax.tree.map(np.asarray, mean), steps.tolist()))
         return np.array([True, True])
 
-    assert read_part(none.arrays(), empty, LIKE, 2, possible).steps.shape == (0, 2)
+    assert checked_part(none.arrays(), empty, LIKE, 2, possible).steps.shape == (0, 2)
     assert seen[-1][1] == [0, 0]
-    read_part(TWO.arrays(), JOBS, LIKE, 2, possible)
+    checked_part(TWO.arrays(), JOBS, LIKE, 2, possible)
     mean, steps = seen[-1]
     # the step count of a faulty update does not bound what the others send
     assert steps == [4, 2]
     assert mean["v"] == pytest.approx(TREE["v"] / np.array([0.75, 0.5])[:, None, None])
     changed = TWO._replace(steps=np.array([[1, 2], [3, 1]]))
-    read_part(changed.arrays(), JOBS._replace(steps=np.array([3, 3])), LIKE, 2, possible)
+    checked_part(changed.arrays(), JOBS._replace(steps=np.array([3, 3])), LIKE, 2, possible)
     assert seen[-1][1] == [3, 1]
     still = TWO._replace(steps=np.array([[0, 4], [0, 0]]))
-    read_part(still.arrays(), JOBS, LIKE, 2, possible)
+    checked_part(still.arrays(), JOBS, LIKE, 2, possible)
     assert seen[-1][1] == [0, 0]
 
 
@@ -473,7 +472,7 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
 def test_a_part_is_one_that_its_jobs_can_give(changes: dict[str, Any], line: str) -> None:
     arrays = {n: a for n, a in (TWO.arrays() | changes).items() if a is not None}
     with pytest.raises(InputError) as raised:
-        read_part(arrays, JOBS, LIKE, 2)
+        checked_part(arrays, JOBS, LIKE, 2)
     assert str(raised.value).startswith(line)
 
 
@@ -482,9 +481,9 @@ def test_a_part_is_one_that_its_clients_can_send_at_each_point() -> None:
         return jnp.array([True, False])
 
     with pytest.raises(InputError, match="its message is none that its clients can send"):
-        read_part(TWO.arrays(), JOBS, LIKE, 2, only_first)
+        checked_part(TWO.arrays(), JOBS, LIKE, 2, only_first)
     within = TWO._replace(counted=np.array([0.75 * UP, 0.5 / UP], np.float32))
-    read_part(within.arrays(), JOBS, LIKE, 2)
+    checked_part(within.arrays(), JOBS, LIKE, 2)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e25])

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox.deployment import conversation
-from fedprox.deployment.messages import Answer, pack
+from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
-from fedprox.deployment.run_file import Ledger
+from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.errors import InputError
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from tests.deployment.federations import (
@@ -183,7 +183,7 @@ def refusing(node: Node, refused: list[str]) -> Callable[[Parcel], Parcel]:
         if head["kind"] != "train":
             return node.answer(parcel)
         refused.append(head["id"])
-        return pack(Answer(id=head["id"], refused="no"))
+        return parcel_of(Answer(id=head["id"], refused="no"))
 
     return answer
 

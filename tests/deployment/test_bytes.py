@@ -9,8 +9,8 @@ import pytest
 
 from fedprox.algorithms.base import ClientState
 from fedprox.algorithms.check import message_shape
-from fedprox.deployment.parts import Parts
-from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.node_method import NodeMethod
+from fedprox.deployment.payload import RoundPart
 from fedprox.simulation.planning.jobs import Jobs
 from tests.deployment.federations import deployed, nodes_of, table_of
 
@@ -27,7 +27,7 @@ CASES: list[tuple[dict[str, Any], float, float]] = [
 ]
 
 
-def untrained(parts: Parts, jobs: Jobs, *_: Any) -> tuple[RoundPart, ClientState]:
+def untrained(parts: NodeMethod, jobs: Jobs, *_: Any) -> tuple[RoundPart, ClientState]:
     """What a node sends, without training."""
 
     rng = np.random.default_rng(len(parts.setup.method))
@@ -55,7 +55,7 @@ def test_a_round_sends_only_what_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The evaluation sends the model that the next round begins with."""
-    monkeypatch.setattr(Parts, "train", untrained)
+    monkeypatch.setattr(NodeMethod, "train", untrained)
     table = table_of(
         method,
         model=MODEL,

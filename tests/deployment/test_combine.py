@@ -10,11 +10,16 @@ import numpy as np
 import optax
 import pytest
 
-from fedprox.deployment.combine import NodePart, combined
+from fedprox.deployment.combine import (
+    NodePart,
+    NodeSums,
+    combined,
+    evaluation_shapes,
+    measures_together,
+)
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.measured import NodeSums, evaluation_shapes, measures_of
-from fedprox.deployment.messages import Answer, DataKind
-from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.payload import RoundPart
+from fedprox.deployment.wire import Answer, DataKind
 from fedprox.measures import Scatter
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
@@ -284,7 +289,7 @@ def test_the_measures_of_nodes_are_those_of_all_clients() -> None:
         "validation": {"loss": mean([1, 1], [2, 1])},
     }
     nodes = [NodeSums(*each) for each in zip(share, (one, two, three), strict=True)]
-    measures = measures_of(MODEL, nodes, MEASURED, validated=True)
+    measures = measures_together(MODEL, nodes, MEASURED, validated=True)
     weight = np.array([0.5 * 1 + 0.2 * 0.5, 0.5 * 0.5 + 0.2 * 1])
     loss = np.array([0.5 * 2 + 0.2 * 5, 0.5 * 8 + 0.2 * 1])
     near = pytest.approx
@@ -312,7 +317,7 @@ def test_what_no_node_reports_is_nan() -> None:
     number = np.array([1, 0], np.float32)
     sums: dict[str, Any] = {"loss": number, "weight": number, "unmeasured": np.zeros(2, np.int32)}
     nodes = [NodeSums(1.0, sums | {"train": {}, "test": {}, "validation": {}})]
-    measures = measures_of(MODEL, nodes, MEASURED, validated=False)
+    measures = measures_together(MODEL, nodes, MEASURED, validated=False)
     assert measures.gradient_variance is measures.dissimilarity is None
     for name in ("train_near", "test_near"):
         np.testing.assert_array_equal(measures.metrics[name], [np.nan, np.nan])
@@ -340,7 +345,7 @@ def test_gradients_of_nodes_without_a_measured_client_do_not_count() -> None:
             )
             given = sums | {"scatter": (known, means, scatter)}
             nodes.append(NodeSums(0.5, given))
-        measures = measures_of(MODEL, nodes, MEASURED, validated=False)
+        measures = measures_together(MODEL, nodes, MEASURED, validated=False)
         return np.asarray(measures.gradient_variance).tolist()
 
     alone = scatter_of([0, 1], np.full((2, 2), 0.5)).scatter

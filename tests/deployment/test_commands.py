@@ -13,15 +13,14 @@ from typer.testing import CliRunner
 
 from fedprox import InputError, cli
 from fedprox.commands import deployment
-from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import Answer, pack
+from fedprox.deployment.coordinator import Ledger, read_ledger
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import Ledger, read_ledger
 from fedprox.deployment.trial import check_allowed
+from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.files.lock import holder, locked
-from tests.deployment.federations import FEDPROX, deployed, nodes_of, table_of
+from tests.deployment.federations import FEDPROX, deployed, in_memory, nodes_of, table_of
 from tests.test_cli import status
 
 NODE: dict[str, Any] = {
@@ -248,7 +247,7 @@ def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
         def answer(parcel: Any) -> Any:
             head = json.loads(parcel.head)
             if head["kind"] == "train" and (refuses or node is nodes[0]):
-                return pack(Answer(id=head["id"], refused="not today"))
+                return parcel_of(Answer(id=head["id"], refused="not today"))
             return node.answer(parcel)
 
         return answer

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox.deployment.messages import unpack_arrays
+from fedprox.deployment.coordinator import Ledger
+from fedprox.deployment.kept import States
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.parts import Parts
-from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.states import States
+from fedprox.deployment.node_method import NodeMethod
+from fedprox.deployment.wire import unpack_arrays
 from fedprox.errors import InputError
 from fedprox.simulation.compiled import clock as clocks
 from fedprox.simulation.devices.mesh import lane_mesh
@@ -50,13 +50,13 @@ class Slow:
     def __init__(self, seconds: dict[int, float], cold: float = 0.0) -> None:
         self.seconds, self.cold = seconds, cold
         self.began, self.looks, self.extra = 0.0, 0, 0.0
-        self.programs = dict[Parts, int]()
+        self.programs = dict[NodeMethod, int]()
 
-    def read(self, parts: Parts) -> float:
+    def read(self, parts: NodeMethod) -> float:
         """Seconds since some parts' program began."""
         if self.began != parts.began:
             self.began, self.looks, self.extra = parts.began, 0, 0.0
-        programs = len(parts._parts) + len(parts._gradients)
+        programs = len(parts._programs)
         if programs > self.programs.get(parts, 0):
             self.programs[parts], self.extra = programs, self.cold
         self.looks += 1
@@ -69,7 +69,7 @@ def slowed(
 ) -> Callable[[Any], list[Any]]:
     """Let the second node take so many seconds for a tick."""
     clock = Slow({len(nodes[1].federation.train): seconds}, cold)
-    monkeypatch.setattr(Parts, "_seconds", lambda parts: clock.read(parts))
+    monkeypatch.setattr(NodeMethod, "_seconds", lambda parts: clock.read(parts))
     monkeypatch.setattr(clocks, "LOOK_SECONDS", 0.0)  # each tick looks at the clock
     for node in nodes:
         node.mesh = lane_mesh(1)  # so that ticks are counted once
@@ -144,7 +144,7 @@ def test_a_personal_pass_and_the_method_share_the_time(
     assert apart(theirs.params, ditto.params) < 1e-5
     # and the clients have taken steps from w^0 to models of their own
     states = States(nodes[1].runs / "run1" / "0-0")
-    like = next(iter(nodes[1]._parts.values())).client_state
+    like = next(iter(nodes[1]._methods.values())).client_state
     one, other = (states.read(name, 0, like) for name in names)
     assert one.trained.all()
     assert other.trained.all()
@@ -217,12 +217,12 @@ def test_a_node_that_stood_still_recovers(tmp_path: Path, monkeypatch: pytest.Mo
     (node,) = nodes_of(table, tmp_path, nodes=1)
     node.mesh, looks = lane_mesh(1), list[float]()
 
-    def seconds(parts: Parts) -> float:
+    def seconds(parts: NodeMethod) -> float:
         looks.append(parts.began)
         return 2 * DEADLINE if first_round else 0.0
 
     first_round = True
-    monkeypatch.setattr(Parts, "_seconds", seconds)
+    monkeypatch.setattr(NodeMethod, "_seconds", seconds)
 
     def answer(parcel: Parcel) -> Parcel:
         nonlocal first_round
@@ -241,7 +241,7 @@ def test_clients_that_finish_no_step_do_not_count(
     """With two devices, whose looks at the clock nobody counts."""
     late: set[int] = set()
     monkeypatch.setattr(
-        Parts, "_seconds", lambda parts: 2 * DEADLINE * (len(parts.federation.train) in late)
+        NodeMethod, "_seconds", lambda parts: 2 * DEADLINE * (len(parts.federation.train) in late)
     )
     nodes = nodes_of(ONE, tmp_path)
     assert nodes[0].mesh.devices.size == 2

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox.deployment import conversation
-from fedprox.deployment.memory import in_memory
+from fedprox.deployment.coordinator import Ledger
+from fedprox.deployment.kept import States
 from fedprox.deployment.network import Network, Received
-from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.states import States
 from fedprox.simulation.loop.checkpoint import Checkpoints
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
@@ -24,6 +23,7 @@ from tests.deployment.federations import (
     Site,
     bits,
     deployed,
+    in_memory,
     nodes_of,
     table_of,
     unreliable,
@@ -88,7 +88,7 @@ def test_a_node_with_new_programs_has_the_same_bits(
 
     def forget(node: int, number: int, head: dict[str, Any]) -> Fault:
         if node == 0 and head["kind"] == "train" and head["round"] == 2 and number % 2:
-            sites[0].node._parts = {}
+            sites[0].node._methods = {}
         return "restart" if head["kind"] == "train" else ""
 
     assert bits(deployed(SHORT, unreliable(sites, forget))) == undisturbed_short

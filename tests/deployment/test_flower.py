@@ -27,14 +27,13 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
-from fedprox.deployment import endpoints, flower, local
-from fedprox.deployment.endpoints import decoded
+from fedprox.deployment import endpoints, flower, trial
+from fedprox.deployment.crypto import decoded, has_signed, read_identity
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
-from fedprox.deployment.local import LocalSuperLink, local_superlink, make_node_key
 from fedprox.deployment.network import Network, Parcel, Received
-from fedprox.deployment.processes import Program, running
-from fedprox.deployment.secure.keys import has_signed, read_identity
+from fedprox.deployment.processes import Child, running
+from fedprox.deployment.trial import LocalSuperLink, local_superlink, make_node_key
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +46,7 @@ class Federation(NamedTuple):
 
     superlink: LocalSuperLink
     network: Network
-    programs: dict[int, Program]
+    programs: dict[int, Child]
     processes: dict[int, "subprocess.Popen[bytes]"]
 
 
@@ -68,9 +67,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             yield Federation(superlink, network, programs, processes)
 
 
-def echo_node(superlink: LocalSuperLink, key: Path) -> Program:
+def echo_node(superlink: LocalSuperLink, key: Path) -> Child:
     arguments = [superlink.address, str(superlink.ca_certificate), str(key), str(key.parent)]
-    return Program(ECHO, arguments, key.parent / "log")
+    return Child(ECHO, arguments, key.parent / "log")
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -235,15 +234,15 @@ def test_strangers_are_refused(federation: Federation, tmp_path: Path) -> None:
 
 def other_authority(folder: Path) -> Path:
     """The certificate of another authority."""
-    return local._make_certificates(folder)
+    return trial._make_certificates(folder)
 
 
-def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) -> Program:
+def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) -> Child:
     """A SuperNode with options of its own."""
     folder.mkdir()
     arguments = ["--superlink", superlink.address, "--isolation", "process"]
     arguments += ["--host", "127.0.0.1", "--port", str(endpoints.free_port())]
-    return Program(
+    return Child(
         flower.command("flower-supernode"),
         [*arguments, *map(str, options)],
         folder / "log",
@@ -320,10 +319,10 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
 FEDERATION = """
 import sys, threading
 from pathlib import Path
-from fedprox.deployment.endpoints import decoded
+from fedprox.deployment.crypto import decoded
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
-from fedprox.deployment.local import local_superlink, make_node_key
+from fedprox.deployment.trial import local_superlink, make_node_key
 folder = Path(sys.argv[1])
 with local_superlink(folder / "superlink") as superlink:
     key, public = make_node_key(folder / "node")
@@ -446,8 +445,8 @@ def test_both_ends_say_what_is_wrong_with_a_certificate(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     key, _ = make_node_key(tmp_path / "node")
-    monkeypatch.setattr(local, "VALID", datetime.timedelta(minutes=valid))
-    ca_certificate = local._make_certificates(tmp_path)
+    monkeypatch.setattr(trial, "VALID", datetime.timedelta(minutes=valid))
+    ca_certificate = trial._make_certificates(tmp_path)
     if "authority" in line:
         (tmp_path / "other").mkdir()
         ca_certificate = other_authority(tmp_path / "other")

@@ -16,23 +16,26 @@ import typer
 
 import fedprox as fp
 from fedprox import cli
-from fedprox.deployment import conversation, joining, stand_in
+from fedprox.deployment import conversation, joining
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.joining import Joined, join
-from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import Answer, Description, pack
+from fedprox.deployment.coordinator import Ledger, require_same_clients, resolve_deployment
+from fedprox.deployment.joining import (
+    Joined,
+    declared_in_words,
+    description_of,
+    join,
+    labels_in_words,
+)
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.run_file import Ledger, require_same_clients
-from fedprox.deployment.server import resolve_deployment
-from fedprox.deployment.stand_in import declared_in_words, describe, labels_in_words
+from fedprox.deployment.wire import Answer, Description, parcel_of
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
 from fedprox.report.directory import versions
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import bits, deployed, described, table_of
+from tests.deployment.federations import bits, deployed, described, in_memory, table_of
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
 VERSION = fp.__version__
@@ -54,12 +57,16 @@ def described_by(name: str, federation: Federation, **changes: Any) -> Callable[
     """A node that only describes itself."""
 
     def answer(parcel: Parcel) -> Parcel:
-        description = describe(name, VERSION, federation, ["loss"], sampled=False)
-        head = json.loads(parcel.head)
+        description = description_of(name, VERSION, federation, ["loss"], sampled=False)
         changed = Description.model_validate(description.model_dump() | changes)
-        return pack(Answer(id=head["id"], description=changed))
+        return replied(parcel, description=changed)
 
     return answer
+
+
+def replied(parcel: Parcel, **fields: Any) -> Parcel:
+    """An answer to a request."""
+    return parcel_of(Answer(id=json.loads(parcel.head)["id"], **fields))
 
 
 def joined(
@@ -196,11 +203,8 @@ def strange(**values: Any) -> Callable[[Parcel], Parcel]:
         (strange(name="a\x1b[31m"), "name 'a\\x1b[31m'; a name has 1 to 200 printable"),
         (strange(name="x" * 10**4), f"name '{'x' * 299} ...; a name has 1 to 200 printable"),
         (strange(reports=["rows"]), "it reports ['rows']; there are loss, accuracy, metrics,"),
-        (lambda parcel: pack(Answer(id=json.loads(parcel.head)["id"])), "it does not describe its"),
-        (
-            lambda parcel: pack(Answer(id=json.loads(parcel.head)["id"], refused="no\n" * 10**4)),
-            "it refuses: no\\nno\\nno",
-        ),
+        (replied, "it does not describe its"),
+        (lambda parcel: replied(parcel, refused="no\n" * 10**4), "it refuses: no\\nno\\nno"),
         (lambda _: Parcel(b"x" * 10**6), "its answer is refused: 1,000,000 bytes; at most"),
         (lambda parcel: Parcel(parcel.head, b"x"), "its answer is refused: answer: "),
     ],
@@ -212,7 +216,7 @@ def test_a_node_that_cannot_join_is_left_out_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(conversation, "MOST_DESCRIBED", 100_000)
-    monkeypatch.setattr(stand_in, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(joining, "MOST_CLIENTS", 2)
     began, seen = time.monotonic(), list[Sequence[str]]()
     nodes = [described_by("n", data("a")), node, described_by("o", data("c"))]
     result = join(Conversation(in_memory(nodes), patience=5.0), 2, seen.append)

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox.deployment.messages import (
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.deployment.wire import (
     READS,
     VERSION,
     Array,
@@ -18,10 +21,8 @@ from fedprox.deployment.messages import (
     pack_arrays,
     unpack_answer,
     unpack_arrays,
+    unpack_request,
 )
-from fedprox.deployment.network import Parcel
-from fedprox.deployment.node import Node
-from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.errors import InputError
 from fedprox.federation import Federation, Rows
 from tests.deployment.federations import EVERYTHING, Site, deployed, nodes_of, table_of
@@ -271,6 +272,19 @@ def test_a_request_has_nothing_that_its_kind_does_not_read(
     for name in UNREAD:
         refused = Asked(node.answer(edited(requests["evaluate"], **{name: given[name]}))).refused
         assert refused == f"request: evaluate does not read {name}: leave it out"
+
+
+def test_a_stage_of_a_sum_has_nothing_that_it_does_not_read() -> None:
+    advert = {"node": "a", "sum": "", "context": "", "work": {"by": "rows", "rate": 0.5}}
+    given = {"roster": [advert], "included": ["a"]}
+    given |= {name: {"a": ""} for name in ("shares", "commitments", "signatures")}
+    for kind, reads in READS.items():
+        for name in [name for name in given if "secret" in reads and f"secret.{name}" not in reads]:
+            secret = {"sum": "0" * 32, "of": "train", "by": "rows", name: given[name]}
+            head = {"version": VERSION, "id": "x", "kind": kind, "secret": secret}
+            line = f"request: {kind} does not read secret.{name}: leave it out"
+            with pytest.raises(InputError, match=line):
+                unpack_request(Parcel(json.dumps(head).encode()))
 
 
 SAME, FEWER, REFUSED = "the same answer", "fewer measures", "refused"

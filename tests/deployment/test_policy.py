@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedprox.deployment.measured import Declared, Shapes, sums_of
-from fedprox.deployment.messages import Answer, pack, unpack_answer, unpack_arrays
+from fedprox.deployment.combine import Declared, Shapes, sums_of
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.parts import Parts
+from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
+from fedprox.deployment.wire import Answer, parcel_of, unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.experiment.messages import Section
 from fedprox.federation import Federation
@@ -69,7 +69,7 @@ def preparing(node: Node) -> Parcel:
     def record(parcel: Parcel) -> Parcel:
         seen.append(parcel)
         if json.loads(parcel.head)["kind"] == "prepare":
-            return pack(Answer(id=json.loads(parcel.head)["id"], refused="enough"))
+            return parcel_of(Answer(id=json.loads(parcel.head)["id"], refused="enough"))
         return node.answer(parcel)
 
     with pytest.raises(InputError, match="enough"):
@@ -484,12 +484,12 @@ def test_clients_that_are_left_out_do_not_count(
     """With screening, an evaluation leaves out clients whose losses are not finite."""
     one, two = fresh(tmp_path)
     one.node.policy = Policy(fewest_clients=2)
-    evaluate, left_out = Parts.evaluate, 0
+    evaluate, left_out = NodeMethod.evaluate, 0
 
-    def some(parts: Parts, params: Any) -> Any:
+    def some(parts: NodeMethod, params: Any) -> Any:
         return evaluate(parts, params)._replace(unmeasured=jnp.array([left_out]))
 
-    monkeypatch.setattr(Parts, "evaluate", some)
+    monkeypatch.setattr(NodeMethod, "evaluate", some)
     sent: list[set[str]] = []
 
     def record(parcel: Parcel) -> Parcel:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedprox.deployment.coordinator import Ledger, read_ledger
 from fedprox.deployment.node import Node
-from fedprox.deployment.noise import BLOCK, system_normals
 from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.run_file import Ledger, read_ledger
+from fedprox.deployment.remote import NORMALS_AT_ONCE, system_normals
 from fedprox.errors import InputError
 from fedprox.privacy.accounting import Mechanism, epsilons
 from fedprox.simulation.config.cohort import Cohort
@@ -312,8 +312,8 @@ def test_held_out_measures_of_few_clients_are_not_reported(tmp_path: Path) -> No
 
 
 def test_system_normals() -> None:
-    drawn = system_normals({"a": np.zeros((2, BLOCK)), "b": np.zeros(3)})
-    assert drawn["a"].shape == (2, BLOCK)
+    drawn = system_normals({"a": np.zeros((2, NORMALS_AT_ONCE)), "b": np.zeros(3)})
+    assert drawn["a"].shape == (2, NORMALS_AT_ONCE)
     assert drawn["a"].dtype == np.float32
     numbers = drawn["a"].ravel().astype(np.float64)
     require_noise(numbers, 1.0)
@@ -321,4 +321,4 @@ def test_system_normals() -> None:
     assert abs((np.abs(numbers) < 1).mean() - math.erf(math.sqrt(0.5))) < 5 * math.sqrt(
         0.25 / numbers.size
     )
-    assert abs(np.corrcoef(*drawn["a"])[0, 1]) < 5 / math.sqrt(BLOCK)
+    assert abs(np.corrcoef(*drawn["a"])[0, 1]) < 5 / math.sqrt(NORMALS_AT_ONCE)

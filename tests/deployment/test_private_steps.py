@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox.deployment import parts as module
-from fedprox.deployment.messages import unpack_answer, unpack_arrays
+from fedprox.deployment import node_method as module
+from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.run_file import Ledger
+from fedprox.deployment.wire import unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.privacy.accounting import Mechanism, Steps, epsilon_of, epsilon_together, rounded_up

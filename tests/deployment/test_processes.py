@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedprox.deployment import processes
-from fedprox.deployment.processes import Program, running, tail
+from fedprox.deployment.processes import Child, running, tail
 
 SLEEPER = """
 import os, pathlib, signal, sys, time
@@ -62,7 +62,7 @@ def ends(pid: int, seconds: float) -> bool:
 def test_programs_run_and_end_with_the_context(sleeper: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     pids = [tmp_path / "a", tmp_path / "b"]
-    programs = [Program(sleeper, [str(pid)], log, {"COLOR": "blue"}) for pid in pids]
+    programs = [Child(sleeper, [str(pid)], log, {"COLOR": "blue"}) for pid in pids]
     with contextlib.suppress(ZeroDivisionError), running(programs) as started:
         assert [pid_in(pid) for pid in pids] == [process.pid for process in started]
         raise ZeroDivisionError
@@ -75,14 +75,14 @@ def test_a_program_that_ignores_sigterm_is_killed(
 ) -> None:
     monkeypatch.setattr(processes, "GRACE", 0.2)
     pid = tmp_path / "pid"
-    program = Program(sleeper, [str(pid), "stubborn"], tmp_path / "log", {"COLOR": "blue"})
+    program = Child(sleeper, [str(pid), "stubborn"], tmp_path / "log", {"COLOR": "blue"})
     with running([program]) as [process]:
         pid_in(pid)
     assert process.returncode == -signal.SIGKILL
 
 
 def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
-    program = Program("no_such_module:main", [], tmp_path / "log")
+    program = Child("no_such_module:main", [], tmp_path / "log")
     with running([program]) as [process]:
         assert process.wait(30) == 1
     assert tail(program.log, 1) == "ModuleNotFoundError: No module named 'no_such_module'"

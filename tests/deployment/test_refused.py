@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from fedprox.deployment.combine import NodePart, combined
 from fedprox.deployment.conversation import Answered
-from fedprox.deployment.messages import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
+from fedprox.deployment.kept import States
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.parts import Parts
+from fedprox.deployment.node_method import NodeMethod
+from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.round_part import RoundPart
-from fedprox.deployment.states import States
+from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.messages.faults import Faults
 from fedprox.messages.robust import Aggregation
@@ -334,8 +334,8 @@ def requests(
 class Guarded(Node):
     """A node that runs no program."""
 
-    def _parts_of(self, setup: Setup) -> Parts:
-        parts: Any = super()._parts_of(setup)
+    def _method_of(self, setup: Setup) -> NodeMethod:
+        parts: Any = super()._method_of(setup)
         parts._compiled = parts.evaluate = _no_program
         return parts
 
@@ -535,7 +535,7 @@ def test_an_error_in_the_node_is_reported_in_one_line(
     def fail(*_: Any) -> Any:
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(Parts, "evaluate", fail)
+    monkeypatch.setattr(NodeMethod, "evaluate", fail)
     head = unpack_answer(fresh(tmp_path)[0].answer(requests["evaluate"]))
     assert head.refused == "error in the node: RuntimeError: out of memory"
     assert "Traceback" in caplog.text

@@ -11,25 +11,24 @@ import numpy as np
 import pytest
 
 from fedprox.deployment import node as node_module
-from fedprox.deployment.declared import check_clip
-from fedprox.deployment.messages import (
+from fedprox.deployment.coordinator import Ledger
+from fedprox.deployment.kept import EXACTLY, NodeSpent, read_kept, write_kept
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.node_method import NodeMethod
+from fedprox.deployment.policy import Policy, PrivacyPolicy, check_clip
+from fedprox.deployment.wire import (
     VERSION,
     Answer,
-    Hiding,
-    Kind,
+    PrivateRounds,
     Request,
+    RequestKind,
     digest_of,
     pack_arrays,
     unpack_answer,
     unpack_arrays,
     unpack_request,
 )
-from fedprox.deployment.network import Parcel
-from fedprox.deployment.node import Node
-from fedprox.deployment.parts import Parts
-from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.run_file import Ledger
-from fedprox.deployment.spending import EXACTLY, FILE, Spent, read_spent, write_spent
 from fedprox.errors import InputError
 from fedprox.privacy import AdaptiveClip, accounting
 from fedprox.privacy.accounting import Mechanism, composed_with, epsilon_together
@@ -117,8 +116,8 @@ def test_rounds_that_requests_pay(
 ) -> None:
     setup = unpack_request(private[1]["train"]).setup
     assert setup is not None
-    kinds: dict[str, Kind] = {"e": "evaluate", "t": "train", "g": "gradients"}
-    spent = Spent()
+    kinds: dict[str, RequestKind] = {"e": "evaluate", "t": "train", "g": "gradients"}
+    spent = NodeSpent()
     for number, word in enumerate(sequence.split()):
         kind, t = kinds[word[0]], int(word[1:] or 0)
         request = Request(version=VERSION, id="1", kind=kind, setup=setup, round=t)
@@ -131,7 +130,7 @@ def test_rounds_that_requests_pay(
 
 def test_each_sweep_point_is_paid(requests: Requests) -> None:
     request = unpack_request(requests["train"])
-    assert Spent().paid(request, 3, "digest").rounds == 3
+    assert NodeSpent().paid(request, 3, "digest").rounds == 3
 
 
 def test_an_undisturbed_run_pays_its_rounds(fresh: Fresh, tmp_path: Path) -> None:
@@ -193,15 +192,15 @@ def test_it_is_on_disk_before_anything_is_computed(
     node = fresh(tmp_path)[0].node
 
     def killed(*_: Any) -> Any:
-        assert read_spent(node.folder).rounds == 1
+        assert read_kept(NodeSpent, node.folder).rounds == 1
         raise InputError("it got so far")
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device", "spent.json")
 
-    monkeypatch.setattr(Parts, "train", killed)
+    monkeypatch.setattr(NodeMethod, "train", killed)
     assert asked(node, requests["train"]).refused == "it got so far"
-    monkeypatch.setattr(node_module, "write_spent", full)
+    monkeypatch.setattr(node_module, "write_kept", full)
     refused = asked(node, edited(requests["train"])).refused
     assert refused == "spent.json: No space left on device"
     assert node.spent.rounds == 1
@@ -211,8 +210,10 @@ def test_a_damaged_file_ends_the_node_in_one_line(fresh: Fresh, tmp_path: Path) 
     node = fresh(tmp_path)[0].node
     node.folder.mkdir(parents=True, exist_ok=True)
     for content in ("", "{}}", '{"rounds": -1}', '{"runs": {"a": {"round": 1.5}}}'):
-        (node.folder / FILE).write_text(content)
-        with pytest.raises(InputError, match=rf"{FILE}: damaged; it counts what the node has"):
+        (node.folder / NodeSpent.FILE).write_text(content)
+        with pytest.raises(
+            InputError, match=rf"{NodeSpent.FILE}: damaged; it counts what the node has"
+        ):
             Node(node.name, node.federation, node.folder, node.policy)
 
 
@@ -260,7 +261,7 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
 
     monkeypatch.setattr(accounting, "_event", counted)
 
-    def answered(spent: Spent, run: int, t: int) -> Spent:
+    def answered(spent: NodeSpent, run: int, t: int) -> NodeSpent:
         """Check and pay a round of a private run, and steps of a client."""
         mechanism = everybody._replace(noise_multiplier=20 + run)
         assert mechanism.everybody
@@ -272,7 +273,7 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
         policy.check_steps({"a": after.steps["a"]}, after.steps_before)
         return after
 
-    costs, sizes, spent, exact = [], [], Spent(), [(everybody, 0)]
+    costs, sizes, spent, exact = [], [], NodeSpent(), [(everybody, 0)]
     for run in range(320):
         spent = answered(spent, run, 0)
         exact.append((everybody._replace(noise_multiplier=20.0 + run), 1))
@@ -281,9 +282,9 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
             spent = answered(spent, run, 1)
             exact.append((exact[-1][0], 1))
             costs.append(len(computed))
-            write_spent(tmp_path, spent)
-            sizes.append((tmp_path / FILE).stat().st_size)
-            assert read_spent(tmp_path) == spent
+            write_kept(tmp_path, spent)
+            sizes.append((tmp_path / NodeSpent.FILE).stat().st_size)
+            assert read_kept(NodeSpent, tmp_path) == spent
     assert costs == [0, 0]
     assert sizes[1] < 1.01 * sizes[0]
     # nothing is forgotten
@@ -300,7 +301,7 @@ def test_a_run_that_goes_on_after_many_others_is_counted_in_full(
     setup = unpack_request(private[1]["train"]).setup
     assert setup is not None
     assert setup.privacy is not None
-    spent, paid = Spent(), Counter[Mechanism]()
+    spent, paid = NodeSpent(), Counter[Mechanism]()
     order = [*range(EXACTLY), 0, 0, *range(EXACTLY, 2 * EXACTLY), 0, 1, 1]
     for t, run in enumerate(order):
         mechanism = setup.privacy.mechanism._replace(noise_multiplier=20.0 + run, capacity=None)
@@ -355,7 +356,7 @@ def test_a_private_request_keeps_to_the_declaration(
     )
     answer = asked(node, edited(requests["train"], kind=kind, **changes))
     assert answer.refused.startswith(line)
-    assert node.spent == Spent()
+    assert node.spent == NodeSpent()
 
 
 def test_no_more_private_rounds_than_declared(
@@ -395,7 +396,7 @@ def test_an_adaptive_norm_moves_slowly(private: tuple[list[Site], Requests]) -> 
     setup = unpack_request(private[1]["train"]).setup
     assert setup is not None
     assert setup.privacy is not None
-    hiding: Hiding = setup.privacy.model_copy(
+    hiding: PrivateRounds = setup.privacy.model_copy(
         update={"adaptive_clip": AdaptiveClip(0.5, rate=0.2, count_noise=0.1)}
     )
     # a factor of at most exp(0.2 * (4/8 + 1/2 + 10 * 0.1/4)) = 1.28 a round

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedprox.deployment.states import HEAD, NEW, LostStateError, States, keep_last_runs
+from fedprox.deployment.kept import FIRST_LINE, NEW, LostStateError, States, keep_last_runs
 from fedprox.files.arrays import check_arrays, read_arrays, write_arrays
 
 STATE = {"c": np.arange(4, dtype=np.float32).reshape(1, 4), "n": np.ones(1, np.int32)}
@@ -154,7 +154,7 @@ def test_state_is_one_file_of_arrays_in_a_folder_of_its_client(tmp_path: Path) -
     assert folder.name == f"ward_3__-{'x' * 31}-{digest}"
     (file,) = folder.iterdir()
     assert file.name == "7.state"
-    assert check_arrays(file)[0] == f'{HEAD} ["run1", "0-0", {json.dumps(name)}, 7]'
+    assert check_arrays(file)[0] == f'{FIRST_LINE} ["run1", "0-0", {json.dumps(name)}, 7]'
     assert [(keys, array.tolist()) for keys, array in read_arrays(file)] == [
         (["state", "0"], 1.5),
         (["state", "1"], [0, 1, 2]),

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from fedprox.deployment.messages import Request, Setup, Work
+from fedprox.deployment.wire import NodeWork, Request, Setup
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/concepts/threat-model.md"
@@ -40,6 +40,6 @@ def test_every_field_of_a_request_has_a_line() -> None:
     listed = [name for cell in first for name in re.findall(r"`([\w.]+)`", cell)]
     fields = set(Request.model_fields) - {"setup", "work"}
     fields |= {f"setup.{name}" for name in Setup.model_fields}
-    fields |= {f"work.{name}" for name in Work.model_fields}
+    fields |= {f"work.{name}" for name in NodeWork.model_fields}
     assert len(listed) == len(set(listed))
     assert set(listed) == fields

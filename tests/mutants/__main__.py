@@ -52,13 +52,13 @@ TESTS = {
 
 FILES = (
     *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
-    *("deployment/round_part.py", "deployment/states.py"),
+    *("deployment/payload.py", "deployment/kept.py"),
 )
 DIRECT = {
     "deployment/combine.py": ["test_combine.py", "test_answers.py"],
     "deployment/policy.py": ["test_policy_limits.py"],
-    "deployment/round_part.py": ["test_answers.py"],
-    "deployment/states.py": ["test_states.py"],
+    "deployment/payload.py": ["test_answers.py"],
+    "deployment/kept.py": ["test_states.py"],
 }
 """Tests beside each other of modules that neither compile nor keep results: in one process, they
 try all mutants of functions, before others are run."""

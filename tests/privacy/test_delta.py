@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.deployment.messages import Hiding
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
+from fedprox.deployment.wire import PrivateRounds
 from fedprox.privacy.accounting import Mechanism
 from fedprox.privacy.setting import Hidden, Unit
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -157,7 +157,7 @@ def test_a_policy_is_refused_or_warns(unit: Unit, tmp_path: Path) -> None:
 
 def test_a_policy_refuses_a_run_of_so_many_clients_that_its_delta_is_too_large() -> None:
     policy = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=0.01))
-    hiding = Hiding(
+    hiding = PrivateRounds(
         clip=1.0,
         adaptive_clip=None,
         mechanism=Mechanism(100, 10, "bernoulli", None, 4.0, 1, 1e-5, "rdp"),

@@ -28,16 +28,21 @@ from fedprox.commands.shared import (
 )
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import deploy as run_deployment
-from fedprox.deployment.coordinator import methods_of, without_updates
+from fedprox.deployment.coordinator import (
+    Deployment,
+    Ledger,
+    check_deployable,
+    methods_of,
+    read_ledger,
+    require_same_clients,
+    resolve_deployment,
+)
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
-from fedprox.deployment.joining import join
+from fedprox.deployment.joining import declared_in_words, join, labels_in_words
 from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
-from fedprox.deployment.run_file import Ledger, read_ledger, require_same_clients
-from fedprox.deployment.server import Deployment, check_deployable, resolve_deployment
-from fedprox.deployment.stand_in import declared_in_words, labels_in_words
+from fedprox.deployment.remote import run_deployment, without_updates
 from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment

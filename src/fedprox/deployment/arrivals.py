@@ -8,22 +8,20 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
 from fedprox.algorithms.base import State
-from fedprox.deployment.broadcast import Broadcast
 from fedprox.deployment.combine import NodePart
-from fedprox.deployment.conversation import Ended, Named, named
-from fedprox.deployment.messages import Setup, Work
-from fedprox.deployment.round_part import Possible, RoundPart, part_shapes, read_part
-from fedprox.deployment.server import Server
+from fedprox.deployment.conversation import Answered, Digested, Failed, digested
+from fedprox.deployment.coordinator import RemoteMethod
+from fedprox.deployment.payload import RoundPart, checked_part, part_shapes
+from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.errors import InputError, require
 from fedprox.messages.sums import beside
-from fedprox.simulation.config.method import Method
+from fedprox.simulation.config.asynchronous import Asynchronous
 from fedprox.simulation.loop.execution import RunState
 from fedprox.simulation.parts.events import Events, server_steps
 from fedprox.simulation.planning.jobs import Jobs
@@ -33,48 +31,34 @@ from fedprox.streams import Purpose, generator
 REST = 20.0
 """Seconds in which a node whose client failed is not asked again, unless the server steps."""
 
-Key = tuple[int, int]
+Started = tuple[int, int]
 """A client, and the step of the server from which it started."""
 
 
 class Training:
     """The training of single clients, from the server's states at several steps.
 
-    Args:
-        server: What all methods share.
-        method: The method.
-        setup: What nodes must know of it.
-        broadcast: What nodes are sent of it.
-        message: Its message, in shape, leaves (points, ...).
-        possible: (step, hyperparameters) -> which mean messages clients can send; None if any.
-        params: (state) -> its parameters, for a state at each sweep point.
-        work_of: (jobs) -> the jobs as a request has them.
-
     Attributes:
         now: The current state of the run, set by `at`.
+        open: The requests without an answer.
+        parts: What came of the others, until it is used; None if it cannot be.
+        sent: The last step from which clients started, and the arrays that they were sent.
     """
 
     now: RunState
 
     def __init__(
         self,
-        server: Server,
-        method: Method,
+        remote: RemoteMethod,
         setup: Setup,
-        broadcast: Broadcast,
-        message: Any,
-        possible: Callable[[int, Mapping[str, Any]], Possible | None],
-        params: Callable[[State], Any],
-        work_of: Callable[[Jobs], Work],
+        work_of: Callable[[Jobs], NodeWork],
+        settings: Asynchronous,
     ) -> None:
-        settings = method.protocol.asynchronous
-        assert settings is not None
-        self.settings, self.server, self.method, self.setup = settings, server, method, setup
-        self.broadcast, self.message, self.possible = broadcast, message, possible
-        self.params, self.work_of = params, work_of
-        self.open: dict[Key, str] = {}
-        self.parts: dict[Key, NodePart | None] = {}
-        self.sent: tuple[int, Named] | None = None
+        self.remote, self.setup, self.work_of, self.settings = remote, setup, work_of, settings
+        self.server, self.method = remote.server, remote.method
+        self.open: dict[Started, str] = {}
+        self.parts: dict[Started, NodePart | None] = {}
+        self.sent: tuple[int, Digested] | None = None
 
     def at(self, now: RunState) -> None:
         """Go on with the state after a step; what is too old by now is forgotten."""
@@ -91,8 +75,8 @@ class Training:
     def send(self, client: int, step: int) -> None:
         """Ask a client to train from the state at a step."""
         if self.sent is None or self.sent[0] != step:
-            numbers = {name: self.now.hparams[name] for name in self.method.points[0]}
-            self.sent = step, named(self.broadcast.sent(self.state(step), numbers, None))
+            arrays = self.remote.arrays(self.state(step), self.now.hparams)
+            self.sent = step, digested(arrays)
         jobs = self.jobs(client)
         request = self.server.request(
             "train",
@@ -101,7 +85,7 @@ class Training:
             participation=float(jobs.participation.sum()),
             work=self.work_of(jobs),
         )
-        allowed = part_shapes(1, self.message, len(self.method.points))
+        allowed = part_shapes(1, self.remote.messages["train"], len(self.method.points))
         node = self.server.nodes[self.server.owner[client]]
         self.server.conversation.begin(node, request, self.sent[1], allowed)
         self.open[client, step] = request.id
@@ -111,7 +95,7 @@ class Training:
         clients = np.array([client], np.int64)
         return whole_jobs(self.method.protocol, self.method.algorithm, self.method.solver, clients)
 
-    def turn(self) -> list[Key]:
+    def turn(self) -> list[Started]:
         """Wait a while for answers, and return whose requests have ended."""
         conversation = self.server.conversation
         conversation.turn()
@@ -120,23 +104,20 @@ class Training:
             self.parts[key] = self.read(key, conversation.ended.pop(self.open.pop(key)))
         return over
 
-    def read(self, key: Key, ended: Ended) -> NodePart | None:
+    def read(self, key: Started, ended: Answered | Failed) -> NodePart | None:
         """A client's part of a step; None, with a warning, if there is none that can be used."""
         client, step = key
-        index, problem = int(self.server.owner[client]), ended.problem
-        if ended.answered is not None:
+        index, message = int(self.server.owner[client]), self.remote.messages["train"]
+        if isinstance(ended, Answered):
             try:
-                possible = self.possible(step, self.now.hparams)
+                possible = self.remote.possible(step, self.now.hparams)
                 points = len(self.method.points)
-                part = read_part(
-                    ended.answered.arrays, self.jobs(client), self.message, points, possible
-                )
+                part = checked_part(ended.arrays, self.jobs(client), message, points, possible)
+                return NodePart(index, np.zeros(1, np.int64), part, ended)
             except InputError as error:
-                problem = f"its answer is refused: {error}"
-            else:
-                return NodePart(index, np.zeros(1, np.int64), part, ended.answered)
+                ended = Failed(f"its answer is refused: {error}")
         name, node = self.server.protocol.federation.names[client], self.server.name(index)
-        line = f"client {name}, from step {step + 1}: node {node!r}: {problem}"
+        line = f"client {name}, from step {step + 1}: node {node!r}: {ended.why}"
         conversation = self.server.conversation
         conversation.unused[self.method.algorithm.name, self.setup.seed] = line
         logging.getLogger(__name__).warning(
@@ -166,7 +147,7 @@ class Training:
         """A part with its message times a weight."""
         message = part.message
         if self.settings.adds == "models":
-            start, now = self.params(self.state(step)), self.params(self.now.state.state)
+            start, now = map(self.remote.params, (self.state(step), self.now.state.state))
             message = jax.tree.map(
                 lambda m, a, b: m + beside(part.counted, m) * (np.asarray(a) - np.asarray(b)),
                 *(message, start, now),
@@ -182,11 +163,6 @@ def works_at_nodes(training: Training, seed: int, first: int) -> Iterator[RoundW
 
     With a population, they arrive in the order of their devices' events, which are drawn again from
     the first step on; else as the nodes answer.
-
-    Args:
-        training: Their training.
-        seed: The seed.
-        first: The first step.
     """
     method, settings = training.method, training.settings
     protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
@@ -208,11 +184,6 @@ class NodeClock:
     """The clients at work, by the real clock: `AtWork` of nodes.
 
     A client is drawn among those of the connected nodes with the fewest open requests.
-
-    Args:
-        training: Their training.
-        seed: The seed of the draws.
-        first: The first step.
     """
 
     def __init__(self, training: Training, seed: int, first: int) -> None:
@@ -256,11 +227,7 @@ class NodeClock:
         return int(self.stream.choice(free[np.isin(self.server.owner[free], chosen)]))
 
     def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
-        """The clients whose requests end next, as `AtWork` says.
-
-        Raises:
-            InputError: If nobody is at work for as long as the conversation's patience.
-        """
+        """The clients whose requests end next, as `AtWork` says."""
         del full
         if not self.training.open:
             require(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fedprox.deployment.messages import (
+from fedprox.deployment.network import Network, Parcel, Received
+from fedprox.deployment.wire import (
     Allowed,
     Answer,
     Array,
@@ -18,7 +19,6 @@ from fedprox.deployment.messages import (
     unpack_answer,
     unpack_arrays,
 )
-from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.errors import InputError, foreign, require
 
 REPEAT = 20.0
@@ -39,16 +39,17 @@ MOST_DESCRIBED = 200_000_000
 
 NO_ARRAYS: Allowed = MappingProxyType({})
 
+Digested = Sequence[tuple[str, Array]]
+"""Arrays with their digests, by which requests name them."""
+
+
+def digested(arrays: Sequence[Array]) -> Digested:
+    """Arrays with their digests."""
+    return [(digest_of(array), array) for array in arrays]
+
 
 class Answered(NamedTuple):
-    """The answer of a node.
-
-    Attributes:
-        head: Its head.
-        arrays: Its arrays.
-        bytes_down: Bytes sent to the node, repeats included.
-        bytes_up: Bytes of the answer.
-    """
+    """The answer of a node; `bytes_down` were sent for it, repeats included."""
 
     head: Answer
     arrays: dict[str, Array]
@@ -56,36 +57,16 @@ class Answered(NamedTuple):
     bytes_up: int
 
 
-class Named(NamedTuple):
-    """The arrays that requests need.
+class Failed(NamedTuple):
+    """Why there is no answer that can be used.
 
     Attributes:
-        digests: Their digests, in order.
-        arrays: The arrays by digest.
-    """
-
-    digests: list[str]
-    arrays: dict[str, Array]
-
-
-def named(arrays: Sequence[Array]) -> Named:
-    """Name arrays by their digests."""
-    digests = [digest_of(array) for array in arrays]
-    return Named(digests, dict(zip(digests, arrays, strict=True)))
-
-
-class Ended(NamedTuple):
-    """How a request ended.
-
-    Attributes:
-        answered: The answer; None if there is none.
-        problem: Why there is none; empty with an answer.
-        refused: Whether the node refused it.
+        why: In one line.
+        refused: Whether the node refused the request.
         lost: Whether it refused since client state that the request names is lost.
     """
 
-    answered: Answered | None
-    problem: str = ""
+    why: str
     refused: bool = False
     lost: bool = False
 
@@ -95,16 +76,11 @@ class _Open:
     """A request without an answer.
 
     Attributes:
-        node: The node.
-        request: The request.
         arrays: The arrays that it needs, by digest.
         allowed: The arrays that its answer may have, in shape.
         end: When nobody waits for it any more.
-        began: When it was sent first.
-        due: When it must be sent again.
-        wait: Seconds from then to the next time.
-        bytes_down: Bytes sent so far.
-        problem: The last problem.
+        due: When it must be sent again, and `wait` seconds after that once more.
+        problem: Why it has no answer yet.
     """
 
     node: int
@@ -133,9 +109,6 @@ class Conversation:
         network: The way to the nodes.
         patience: Seconds to wait for a node.
         known: Digests of the arrays that each node is believed to hold.
-        failed: Why nodes did not answer the last requests of `answers`, by node.
-        refused: Which of these refused.
-        lost: Which of these refused since client state that the request names is lost.
         unused: Why the last update that was not used was not, by method and seed.
         gone: Nodes that were not connected when patience was over. Until they are connected again,
             requests wait for the other nodes only, if there are others.
@@ -147,45 +120,30 @@ class Conversation:
     network: Network
     patience: float = 300.0
     known: dict[int, set[str]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
     unused: dict[tuple[str, int], str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     opened: dict[str, _Open] = field(default_factory=dict)
-    ended: dict[str, Ended] = field(default_factory=dict)
+    ended: dict[str, Answered | Failed] = field(default_factory=dict)
     under_way: dict[str, tuple[str, bool]] = field(default_factory=dict)
 
     def begin(
         self,
         node: int,
         request: Request,
-        needed: Named,
+        arrays: Digested,
         allowed: Allowed = NO_ARRAYS,
         *,
         patience: float | None = None,
         extra: float = 0.0,
-    ) -> None:
-        """Open a request, which `turn` sends.
-
-        Args:
-            node: The node.
-            request: The request.
-            needed: The arrays that it needs.
-            allowed: The arrays that its answer may have, in shape.
-            patience: Seconds to wait for it; None for those of the conversation, for each of the
-                requests that are open at the node, which answers one after the other.
-            extra: Seconds to wait beyond these, in which the node is expected to work.
-        """
-        if patience is None:
-            patience = self.patience * (1 + self.open_at(node))
-        request = request.model_copy(update={"arrays": needed.digests})
+    ) -> str:
+        """Open a request, which `turn` sends and a node may work on for `extra` seconds."""
+        if patience is None:  # a node answers its requests one after the other
+            before = sum(each.node == node for each in self.opened.values())
+            patience = self.patience * (1 + before)
+        request = request.model_copy(update={"arrays": [digest for digest, _ in arrays]})
         end = time.monotonic() + patience + extra
-        self.opened[request.id] = _Open(node, request, needed.arrays, allowed, end)
-
-    def open_at(self, node: int) -> int:
-        """Number of requests that are open at a node."""
-        return sum(request.node == node for request in self.opened.values())
+        self.opened[request.id] = _Open(node, request, dict(arrays), allowed, end)
+        return request.id
 
     def turn(self, seconds: float = LISTEN) -> None:
         """Send what is due, and wait for something to come back, at most so many seconds."""
@@ -193,9 +151,7 @@ class Conversation:
         next_end = min((request.end for request in self.opened.values()), default=math.inf)
         left = next_end - time.monotonic()
         for received in self.network.receive(max(0.0, min(seconds, LISTEN, left))):
-            if received.request not in self.under_way:
-                continue
-            number, whole = self.under_way.pop(received.request)
+            number, whole = self.under_way.pop(received.request, ("", False))
             if number in self.opened:
                 ended = self._read(received, self.opened[number], whole=whole)
                 if ended is not None:
@@ -208,30 +164,16 @@ class Conversation:
             if request.node not in online:
                 self.gone.add(request.node)
                 request.problem = NOT_CONNECTED
-            self._close(number, Ended(None, request.problem))
+            self._close(number, Failed(request.problem))
 
-    def answers(self, asked: Mapping[int, str]) -> dict[int, Answered]:
-        """Wait until requests have ended.
-
-        Args:
-            asked: The identifier of each node's request; empty for a node that is gone.
-
-        Returns:
-            The answers, by node. `failed` says why others are missing.
-        """
+    def answers(self, asked: Mapping[int, str]) -> dict[int, Answered | Failed]:
+        """What each node answered, or why it did not, once all requests have ended."""
         while any(number in self.opened for number in asked.values()):
             self.turn()
-        self.failed, self.refused, self.lost = {}, set(), set()
-        answers = {}
-        for node, number in asked.items():
-            ended = self.ended.pop(number) if number else Ended(None, NOT_CONNECTED)
-            if ended.answered is not None:
-                answers[node] = ended.answered
-                continue
-            self.failed[node] = ended.problem
-            self.refused |= {node} if ended.refused else set()
-            self.lost |= {node} if ended.lost else set()
-        return answers
+        return {
+            node: self.ended.pop(number) if number else Failed(NOT_CONNECTED)
+            for node, number in asked.items()
+        }
 
     def begin_all(
         self,
@@ -242,24 +184,22 @@ class Conversation:
         patience: float | None = None,
         extra: float = 0.0,
     ) -> dict[int, str]:
-        """Open requests to several nodes, and return what `answers` needs.
-
-        Args:
-            requests: The requests, one for each node.
-            arrays: The arrays that all of them need, in order.
-            allowed: The arrays that a node's answer may have, in shape; none if left out.
-            patience: As in `begin`.
-            extra: As in `begin`.
-        """
-        needed = named(arrays)
+        """Open requests to several nodes; their identifiers, empty for nodes that are gone."""
+        needed = digested(arrays)
         self.gone -= set(self.network.nodes())
         skipped = self.gone & requests.keys()
         if skipped == requests.keys():
             skipped = set()
-        for node in requests.keys() - skipped:
-            own = allowed.get(node, NO_ARRAYS)
-            self.begin(node, requests[node], needed, own, patience=patience, extra=extra)
-        return {node: "" if node in skipped else each.id for node, each in requests.items()}
+        return {
+            node: ""
+            if node in skipped
+            else self.begin(
+                *(node, request, needed, allowed.get(node, NO_ARRAYS)),
+                patience=patience,
+                extra=extra,
+            )
+            for node, request in requests.items()
+        }
 
     def ask(
         self,
@@ -268,14 +208,11 @@ class Conversation:
         *,
         allowed: Mapping[int, Allowed] = MappingProxyType({}),
         patience: float | None = None,
-    ) -> dict[int, Answered]:
-        """Send requests, and wait until each node has answered or patience is over.
-
-        Args and returns are those of `begin_all` and of `answers`.
-        """
+    ) -> dict[int, Answered | Failed]:
+        """Send requests, and wait until each node has answered or patience is over."""
         return self.answers(self.begin_all(requests, arrays, allowed=allowed, patience=patience))
 
-    def _close(self, number: str, ended: Ended) -> None:
+    def _close(self, number: str, ended: Answered | Failed) -> None:
         del self.opened[number]
         self.ended[number] = ended
         self.under_way = {sent: of for sent, of in self.under_way.items() if of[0] != number}
@@ -300,7 +237,7 @@ class Conversation:
             head = request.request.model_dump_json().encode()
             parcels[node] = Parcel(head, bodies[lacking], request.most)
             numbers[node] = number, len(lacking) == len(arrays)
-            request.bytes_down += len(head) + len(bodies[lacking])
+            request.bytes_down += parcels[node].size
             request.due, request.wait = now + request.wait, 2 * request.wait
             if arrays:  # it holds them from now on and no others, or says that it does not
                 self.known[node] = set(arrays)
@@ -310,28 +247,24 @@ class Conversation:
         if any(request.due <= now and request.node in parcels for request in due.values()):
             self._send()  # a network takes one request for each node
 
-    def _read(self, received: Received, request: _Open, *, whole: bool) -> Ended | None:
-        """How a request ends by what was received; None if it goes on.
-
-        Args:
-            received: What was received.
-            request: The request.
-            whole: Whether the request that it answers came with all arrays.
-        """
+    def _read(self, received: Received, request: _Open, *, whole: bool) -> Answered | Failed | None:
+        """How a request, sent with the whole of its arrays or not, ends; None if it goes on."""
         parcel = received.parcel
         if parcel is None:
             request.problem = foreign(received.problem)
             request.due, request.wait = time.monotonic() + LISTEN, REPEAT
-            return Ended(None, request.problem) if received.final else None
-        up = len(parcel.head) + len(parcel.body)
+            return Failed(request.problem) if received.final else None
         try:
-            require(up <= request.most, f"{up:,} bytes; at most {request.most:,} are expected")
+            require(
+                parcel.size <= request.most,
+                f"{parcel.size:,} bytes; at most {request.most:,} are expected",
+            )
             head = unpack_answer(parcel)
             if head.id != request.request.id:
                 request.problem = "its last answer is to another request"
                 return None
             if head.lost or head.refused:
-                return Ended(None, f"it refuses: {foreign(head.refused)}", True, head.lost)
+                return Failed(f"it refuses: {foreign(head.refused)}", True, head.lost)
             if head.lacks:
                 require(not whole, "it lacks arrays that it was just sent")
                 self.known[request.node], request.due = set(), -math.inf
@@ -343,5 +276,5 @@ class Conversation:
                 f"it took {head.seconds:g} s, and was asked {elapsed:.1f} s ago",
             )
         except InputError as error:
-            return Ended(None, f"its answer is refused: {error}")
-        return Ended(Answered(head, arrays, request.bytes_down, up))
+            return Failed(f"its answer is refused: {error}")
+        return Answered(head, arrays, request.bytes_down, parcel.size)

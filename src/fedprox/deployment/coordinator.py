@@ -1,65 +1,510 @@
-"""`deploy`: an experiment whose clients are on nodes, by the simulation's loop."""
+"""The experiment of a deployment on the nodes that have joined, and asking them for their parts."""
 
-import warnings
-from collections.abc import Sequence
+import json
+import logging
+import math
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.remote import Nodes
-from fedprox.deployment.server import Deployment, Server
-from fedprox.errors import users_level
-from fedprox.experiment.resolved import described_by, settings_of
-from fedprox.precision import require_single
-from fedprox.privacy.setting import delta_warnings
-from fedprox.simulation.config.method import Method, checked_methods
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedprox.algorithms.base import Algorithm, HParams, State
+from fedprox.algorithms.check import message_shape
+from fedprox.algorithms.reporting import reporting
+from fedprox.deployment.combine import declared_by, evaluation_shapes
+from fedprox.deployment.conversation import Answered, Conversation, Failed
+from fedprox.deployment.fixed_point import fixed_point_of, size_of
+from fedprox.deployment.joining import Joined, stand_in
+from fedprox.deployment.node_method import parameters_in_words
+from fedprox.deployment.payload import Coded, Possible, at_points, sent_state_of
+from fedprox.deployment.policy import require_threshold
+from fedprox.deployment.wire import (
+    VERSION,
+    Allowed,
+    Array,
+    PrivateRounds,
+    PrivateSteps,
+    Request,
+    RequestKind,
+    Securing,
+    Setup,
+)
+from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.experiment.read import DEPLOYED
+from fedprox.experiment.resolved import (
+    Resolved,
+    method_of,
+    resolve_with,
+    settings_of,
+    solver_of,
+)
+from fedprox.experiment.sections import Experiment
+from fedprox.files.whole import write_whole
+from fedprox.measures import ACCURACIES, LOSSES
+from fedprox.messages.faults import Faults
+from fedprox.model import Params, digest
+from fedprox.report.directory import DEPLOYMENT
+from fedprox.simulation.compiled.client_step import round_hparams
+from fedprox.simulation.compiled.compile import evaluated
+from fedprox.simulation.compiled.lanes import choose
+from fedprox.simulation.config import compatible
+from fedprox.simulation.config.compatible import Case, check
+from fedprox.simulation.config.method import Method, checked_methods, sweep_points
 from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.loop.train import Follow, train
-from fedprox.simulation.results.run import Run
+from fedprox.simulation.devices.mesh import lane_mesh
+from fedprox.simulation.devices.programs import jit_once
+from fedprox.simulation.epsilon import LocalSteps, noise_of
+from fedprox.simulation.results.selection import VALIDATION_LOSS
+
+T = TypeVar("T")
 
 
-def deploy(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:
-    """Train the methods of an experiment on the nodes that have joined.
+@dataclass
+class Ledger:
+    """What must be known of a run whatever happens to its checkpoints.
 
-    Args:
-        conversation: The conversation with them.
-        deployment: The experiment.
-        follow: How the runs are followed.
+    A round that is repeated after an interruption is released once more, with other noise. Privacy
+    counts both, so a round is counted here before anything of it leaves the coordinator.
 
-    Returns:
-        The runs, as `simulate` returns them.
-
-    Raises:
-        InputError: If a setting is not allowed, JAX computes in double precision, or a node refuses
-            a method.
+    Attributes:
+        folder: The run directory; None to keep nothing.
+        run: Identifier of the run, under which nodes store client state.
+        released: Round up to which the rounds have been released.
+        repeated: Rounds that were released, and after an interruption once more, each time.
+        clients: The training rows of each client, by node and client, in their order.
     """
-    require_single("a deployment")
-    methods = methods_of(deployment)
-    protocol = methods[0].protocol
-    for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
-        warnings.warn(line, stacklevel=users_level())
-    server = Server(conversation, deployment, protocol, methods)
-    follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
-    return train(protocol, methods, Nodes(server), follow)
+
+    folder: Path | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    released: int = 0
+    repeated: list[range] = field(default_factory=list)
+    clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def begin(self, first: int) -> None:
+        """Begin or go on with a round; what was released from it on is repeated."""
+        if first < self.released:
+            self.repeated.append(range(first, self.released))
+            self.released = first
+            self.write()
+
+    def release(self) -> None:
+        """Count a round, on disk."""
+        self.released += 1
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        if self.folder is not None:
+            content = {
+                "run": self.run,
+                "released": self.released,
+                "repeated": [[rounds.start, rounds.stop] for rounds in self.repeated],
+                "clients": self.clients,
+            }
+            write_whole(self.folder / DEPLOYMENT, json.dumps(content).encode())
 
 
-def without_updates(runs: Sequence[Run], conversation: Conversation) -> list[str]:
-    """A line for each run in which no update was ever used, with the last reason."""
-    unknown = "no client was drawn, or all were late, or a process before this one said why"
-    return [
-        f"{run.label}, seed {run.seed}: no update was used in any of its {run.final.round} rounds; "
-        f"the last reason: {conversation.unused.get((run.method, run.seed), unknown)}"
-        for run in runs
-        if run.empty_rounds == run.final.round
+def read_ledger(folder: Path) -> Ledger:
+    """The ledger of the run in a run directory."""
+    path = folder / DEPLOYMENT
+    try:
+        content = json.loads(path.read_bytes())
+        clients = {
+            node: {client: int(rows) for client, rows in each.items()}
+            for node, each in content["clients"].items()
+        }
+        repeated = [range(int(first), int(end)) for first, end in content["repeated"]]
+        return Ledger(folder, str(content["run"]), int(content["released"]), repeated, clients)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path}: missing or damaged; this run cannot be resumed") from None
+
+
+def require_same_clients(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless a run goes on with the nodes and clients that it began with.
+
+    The order of clients numbers them, and so draws cohorts and mini-batches.
+    """
+    _require_same(where, "nodes", list(before), list(now))
+    for node, clients in before.items():
+        _require_same(f"{where}: node {node!r}", "clients", list(clients), list(now[node]))
+        for client, rows in clients.items():
+            have = now[node][client]
+            require(
+                rows == have,
+                f"{where}: client {client!r} of node {node!r} has {have} training rows; it had "
+                f"{rows} when the run began",
+            )
+
+
+def _require_same(where: str, what: str, before: Sequence[str], now: Sequence[str]) -> None:
+    """Raise `InputError` unless two lists of names are the same; the message names a difference."""
+    for i, names in enumerate(zip_longest(before, now), start=1):
+        had, have = ("not there" if name is None else repr(name) for name in names)
+        require(
+            had == have,
+            f"{where}: number {i} of the {what} is {have}; it was {had} when the run began",
+        )
+
+
+FINITE = Faults("drop", math.inf)
+"""Screening of updates if the experiment does not say: those that are not finite are left out."""
+
+
+class Deployment(NamedTuple):
+    """An experiment on the nodes that have joined.
+
+    Attributes:
+        joined: The nodes.
+        experiment: The experiment.
+        resolved: Its objects, with a stand-in for the data.
+        ledger: The run's identifier, and how many of its rounds have been released.
+        secure: How messages are summed in secret; None if the operator sees each node's.
+    """
+
+    joined: Joined
+    experiment: Experiment
+    resolved: Resolved
+    ledger: Ledger
+    secure: Securing | None
+
+
+class _SectionsChecked(Exception):  # noqa: N818 (it is no error)
+    """All sections have been checked that need no data."""
+
+
+def check_deployable(experiment: Experiment) -> None:
+    """Raise `InputError` if an experiment cannot be deployed, whatever the nodes hold."""
+
+    def load() -> NoReturn:
+        raise _SectionsChecked
+
+    with suppress(_SectionsChecked):
+        resolve_with(experiment, load)
+    solver, _ = solver_of(experiment.solver)
+    for number, table in enumerate(experiment.method):
+        method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
+        check(Case(experiment, method, place="deployment"), of=compatible.DEPLOYMENT)
+
+
+def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
+    """Build the objects of an experiment, for the clients of the nodes that have joined."""
+    check_deployable(experiment)
+    federation = stand_in(joined.kind, joined.descriptions)
+    rows = sum(sum(each.clients.train) for each in joined.descriptions)
+    data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
+    data["clients"] = len(federation)
+    resolved = resolve_with(experiment, lambda: (federation, data))
+    secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
+    if resolved.faults is None:  # one node's numbers must not ruin the others' model
+        resolved = resolved._replace(faults=FINITE)
+        resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
+    solvers = [method.solver(resolved.solver) for method in resolved.methods]
+    if "gradients" not in experiment.evaluation.model_fields_set:
+        # they cost an upload of the model's size: measured only if asked for, or needed for gamma
+        gradients = any(solver.gamma is not None for solver in solvers)
+        resolved.table["evaluation"]["gradients"] = gradients
+        resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
+    for method, solver in zip(resolved.methods, solvers, strict=True):
+        check(Case(resolved, method, solver, "deployment", secure is not None))
+    if resolved.privacy is not None:
+        runs = len(experiment.seeds) * sum(map(len, map(sweep_points, resolved.methods, solvers)))
+        require(
+            runs == 1,
+            f"{runs} runs: with [privacy] a deployment has one method, one value of each "
+            "hyperparameter and one seed, since each run would spend the epsilon once more",
+        )
+        finite = resolved.privacy.clip < math.inf
+        require(finite, "privacy.clip = inf; in a deployment it must be finite")
+    _require_measures(resolved, joined.reports)
+    return Deployment(joined, experiment, resolved, ledger, secure)
+
+
+def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
+    """Raise `InputError` if an experiment needs a measure that no node reports."""
+    needs = [
+        (f"{method.name}: an adaptive mu", "train_loss")
+        for method in resolved.methods
+        if method.adapt is not None
     ]
+    if resolved.target is not None:
+        needs.append((resolved.target.key, resolved.target.measure))
+    if resolved.selection.selects:
+        needs.append(("selection", resolved.selection.measure or VALIDATION_LOSS))
+    for what, measure in needs:
+        kind = "loss" if measure in LOSSES else "accuracy" if measure in ACCURACIES else "metrics"
+        require(
+            kind in reported,
+            f'{what} needs {measure}, and no node reports "{kind}" (policy.report, and '
+            "exact_measures in policy.privacy)",
+        )
+
+
+def securing_of(
+    experiment: Experiment, resolved: Resolved, nodes: Sequence[str]
+) -> Securing | None:
+    """How a run's messages are summed in secret; None if they are not."""
+    given = experiment.deployment.secure
+    if given is None:
+        return None
+    require_whole("deployment.secure.threshold", given.threshold)
+    require_threshold(given.threshold, len(nodes))
+    hidden = resolved.privacy is not None and resolved.privacy.unit == "client"
+    require(
+        (given.bound is None) == hidden,
+        f"deployment.secure.bound = {given.bound}; it is needed without [privacy] of clients, and "
+        "follows from privacy.clip with it",
+    )
+    if given.bound is not None:
+        require_number("deployment.secure.bound", given.bound, positive=True)
+    require_whole("deployment.secure.honest", given.honest, most=given.threshold)
+    require(
+        given.honest == 1 or hidden,
+        f"deployment.secure.honest = {given.honest}; it is for [privacy]: leave it out",
+    )
+    require_one_of("deployment.secure.bits", given.bits, (32, 64))
+    everybody = resolved.cohort.clients_per_round == len(resolved.federation)
+    require(
+        not hidden or everybody,
+        f"cohort.clients_per_round = {resolved.cohort.clients_per_round}; with [privacy] and "
+        f"deployment.secure it must be {len(resolved.federation)}, all clients: the operator knows "
+        "who takes part, so cohorts hide nobody",
+    )
+    return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})
 
 
 def methods_of(deployment: Deployment) -> list[Method]:
-    """The methods of a deployment under its protocol.
-
-    Raises:
-        InputError: If a setting is not allowed.
-    """
+    """The methods of a deployment under its protocol."""
     experiment, resolved = deployment.experiment, deployment.resolved
-    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
     settings = settings_of(experiment, resolved) | {"client_store": "auto"}
-    protocol = Protocol(**settings, seeds=tuple(seeds))
+    protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
     return checked_methods(protocol, resolved.methods)
+
+
+class Coordinator:
+    """What all methods of a deployment share.
+
+    Attributes:
+        repeated: Rounds of a private run that were released before an interruption and are repeated
+            after it, each time.
+        dishonest: Why nodes are left out of secure sums, by index.
+    """
+
+    def __init__(self, conversation: Conversation, deployment: Deployment) -> None:
+        self.conversation, self.deployment = conversation, deployment
+        self.methods = methods_of(deployment)
+        self.protocol = self.methods[0].protocol
+        joined = deployment.joined
+        self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
+        self.mesh = lane_mesh(1)
+        self.session, self.asked = secrets.token_hex(4), 0
+        self.repeated: Sequence[range] = ()
+        self.dishonest: dict[int, str] = {}
+        sizes, base = self.protocol.federation.train.sizes, self.protocol.model.base
+        self.base = None if base is None else digest(base)
+        self.rows = np.bincount(self.owner, sizes)
+        self.shares = self.rows / sizes.sum()
+
+    def setup(self, method: Method, seed: int) -> Setup:
+        """What nodes must know of a method."""
+        number, protocol = self.number(method), self.protocol
+        table, compression = self.deployment.resolved.table, protocol.compression
+        return Setup(
+            run=self.deployment.ledger.run,
+            number=number,
+            seed=seed,
+            rounds=protocol.rounds,
+            clients=len(protocol.federation),
+            clients_per_round=protocol.cohort.clients_per_round,
+            data=self.kind,
+            parameters=parameters_in_words(protocol.model.shapes),
+            model=table["model"],
+            base=self.base,
+            solver=table["solver"],
+            method=table["method"][number],
+            evaluated=protocol.evaluation.model,
+            gradients=protocol.evaluation.gradients,
+            deadline=protocol.systems.deadline if protocol.population is None else None,
+            **self._privacy(method),
+            secure=self.deployment.secure,
+            compression=None if compression is None else asdict(compression),
+            products=protocol.aggregation.rule == "product",
+        )
+
+    def _privacy(self, method: Method) -> dict[str, Any]:
+        """What hides the clients of a method, or their rows."""
+        given, mechanism, noise = self.protocol.privacy, method.mechanism, noise_of(method)
+        rounds = steps = None
+        if given is not None and mechanism is not None:
+            rounds = PrivateRounds(
+                clip=given.clip,
+                adaptive_clip=given.adaptive_clip,
+                mechanism=mechanism,
+                rounds=self.protocol.rounds + sum(map(len, self.repeated)),
+            )
+        if given is not None and noise is not None and self.protocol.hides_examples:
+            steps = PrivateSteps(
+                clip=given.clip,
+                noise_multiplier=noise,
+                delta=given.delta,
+                accountant=given.accountant or "pld",
+            )
+        return {"privacy": rounds, "private_steps": steps}
+
+    def on_nodes(self, method: Method) -> Algorithm:
+        """A method as nodes have it, which know neither asynchronous rounds nor what arrives."""
+        if self.protocol.asynchronous is None and self.protocol.compression is None:
+            return method.algorithm
+        given = self.deployment.resolved.methods[self.number(method)]
+        if self.protocol.compression is not None:
+            given = self.protocol.compression.received(given, self.protocol.model.shapes)
+        return reporting(given, self.protocol.evaluation.model)
+
+    def number(self, method: Method) -> int:
+        """A method's number in the experiment."""
+        return next(i for i, each in enumerate(self.methods) if each is method)
+
+    def planned(self, method: Method, seed: int) -> dict[int, dict[str, int]]:
+        """The private local steps of each node's clients in the whole run, by node and name."""
+        if not self.protocol.hides_examples:
+            return {}
+        counted = LocalSteps(method, seed, self.repeated).counted(self.protocol.rounds)
+        names, planned = self.protocol.federation.names, dict[int, dict[str, int]]()
+        for k in np.flatnonzero(counted).tolist():
+            planned.setdefault(int(self.owner[k]), {})[names[k]] = int(counted[k])
+        return planned
+
+    def request(self, kind: RequestKind, setup: Setup, **others: Any) -> Request:
+        """A request, which is not sent; the others are fields of `Request`."""
+        self.asked += 1
+        number = f"{self.session}-{self.asked}"
+        return Request(version=VERSION, id=number, kind=kind, setup=setup, **others)
+
+    def begin(
+        self,
+        requests: Mapping[int, Request],
+        arrays: Sequence[Array] = (),
+        allowed: Mapping[int, Allowed] = MappingProxyType({}),
+    ) -> dict[int, str]:
+        """Open requests to nodes, by index, and return their identifiers."""
+        setups = [request.setup for request in requests.values() if request.setup is not None]
+        asked = self.conversation.begin_all(
+            {self.nodes[index]: request for index, request in requests.items()},
+            arrays,
+            allowed={self.nodes[index]: each for index, each in allowed.items()},
+            extra=max((each.deadline or 0.0 for each in setups), default=0.0),
+        )
+        return {index: asked[self.nodes[index]] for index in requests}
+
+    def gather(
+        self, asked: Mapping[int, str], read: Callable[[int, Answered], T]
+    ) -> tuple[dict[int, T], dict[int, Failed]]:
+        """What is read of each node's answer, and why others have none that can be used."""
+        ended = self.conversation.answers({self.nodes[i]: number for i, number in asked.items()})
+        values, failed = dict[int, T](), dict[int, Failed]()
+        for index in asked:
+            answer = ended[self.nodes[index]]
+            if isinstance(answer, Failed):
+                failed[index] = answer
+                continue
+            try:
+                values[index] = read(index, answer)
+            except InputError as error:
+                failed[index] = Failed(f"its answer is refused: {error}")
+        return values, failed
+
+    def name(self, index: int) -> str:
+        """The name of a node."""
+        return self.deployment.joined.descriptions[index].name
+
+
+class RemoteMethod:
+    """A method whose clients are on nodes.
+
+    Attributes:
+        sent: What nodes are sent of the server's state.
+        messages: What the nodes' parts of a round have, in shape, leaves (points, ...), by kind of
+            request.
+        coded: How clients' messages travel with compression.
+        shapes: What nodes answer to an evaluation, and `declared` what each may answer.
+    """
+
+    def __init__(self, server: Coordinator, method: Method) -> None:
+        self.server, self.method = server, method
+        self.hparams = method.hparams(server.mesh)
+        self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
+        algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
+        shapes, compression = protocol.model.shapes, protocol.compression
+        on_nodes = server.on_nodes(method)._replace(
+            first=server.on_nodes(method).first._replace(exchange=None)
+        )
+        self.sent = sent_state_of(on_nodes, shapes)
+        self.params = jax.vmap(on_nodes.server.params)
+        self.messages: dict[str, Any] = {
+            "train": at_points(message_shape(on_nodes, shapes), points),
+            "gradients": at_points(shapes, points),
+        }
+        self.coded = None if compression is None else Coded(compression, shapes, points)
+        self.update = jit_once(partial(_updated, algorithm))
+        self.evaluated = jit_once(partial(evaluated, algorithm))
+        self.shapes = evaluation_shapes(protocol.model, server.kind, points)
+        self.declared = [
+            declared_by(each, float(share))
+            for each, share in zip(
+                server.deployment.joined.descriptions, server.shares, strict=True
+            )
+        ]
+        possible = algorithm.client.possible
+        self._possible = None if possible is None else jit_once(jax.vmap(possible))
+        if server.deployment.secure is not None:
+            setup = server.setup(method, protocol.seeds[0])
+            for like in self.messages.values():
+                fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Ask all nodes whether they take part; one that does not answer may answer later."""
+        server, seed = self.server, self.method.protocol.seeds[0]
+        setup, planned = server.setup(self.method, seed), server.planned(self.method, seed)
+        requests = {
+            i: server.request("prepare", setup, planned=planned.get(i, {}))
+            for i in range(len(server.nodes))
+        }
+        answers, failed = server.gather(server.begin(requests), lambda _, answer: answer)
+        for index, (why, refused, _) in failed.items():
+            line = f"{self.method.name}: node {server.name(index)!r}: {why}"
+            require(answers and not refused, line)
+            logging.getLogger(__name__).warning("%s; it may take part later", line)
+
+    def arrays(
+        self, state: State, hparams: Mapping[str, Any], initial: Params | None = None
+    ) -> list[Array]:
+        """The arrays of a request to train from a state; `initial` if clients need w^0."""
+        return self.sent.sent(state, {n: hparams[n] for n in self.method.points[0]}, initial)
+
+    def possible(self, t: int, hparams: HParams) -> Possible | None:
+        """Which mean messages clients can send in a round; None if they may be any."""
+        if self._possible is None:
+            return None
+        rate = jnp.float32(self.method.solver.factor(t))
+        return partial(self._possible, round_hparams(hparams, rate, jnp.float32(0)))
+
+
+def _updated(
+    algorithm: Algorithm,
+    state: State,
+    mean: Any,
+    hparams: HParams,
+    before: State,
+    counts: jax.Array,
+) -> State:
+    """The state after a round; that before it at points (points,) where no update counts."""
+    return choose(counts, jax.vmap(algorithm.server.update)(state, mean, hparams), before)

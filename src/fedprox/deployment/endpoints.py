@@ -1,4 +1,4 @@
-"""The ends of a connection: addresses, certificates and keys, and calls that are repeated."""
+"""The ends of a connection: addresses and certificates, and calls that are repeated."""
 
 import contextlib
 import ipaddress
@@ -13,15 +13,6 @@ from fedprox.errors import InputError, reason, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_pem_public_key,
-        load_ssh_private_key,
-        load_ssh_public_key,
-    )
 
 
 def require_address(address: str) -> None:
@@ -42,58 +33,6 @@ def require_certificates(file: Path) -> None:
         raise InputError(f"{file}: no certificates in PEM") from None
 
 
-def read_public_key(file: Path) -> bytes:
-    """A node's public key as Flower stores it; see `load_public_key`."""
-    return encoded(load_public_key(file))
-
-
-def load_public_key(file: Path) -> "ec.EllipticCurvePublicKey":
-    """A node's public key.
-
-    Raises:
-        InputError: If the file holds no public key of OpenSSH that a node may have.
-    """
-    require(file.is_file(), f"{file}: no such file")
-    try:
-        key = load_ssh_public_key(file.read_bytes())
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    require(
-        isinstance(key, ec.EllipticCurvePublicKey),
-        f"{file}: no public ECDSA key, as ssh-keygen writes it to node.key.pub",
-    )
-    return key
-
-
-def encoded(key: Any) -> bytes:
-    """A public key as Flower stores it."""
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def decoded(key: bytes) -> Any:
-    """The inverse of `encoded`."""
-    return load_pem_public_key(key)
-
-
-def read_private_key(file: Path) -> "ec.EllipticCurvePrivateKey":
-    """A node's private key.
-
-    Raises:
-        InputError: If the file holds no private key that Flower accepts.
-    """
-    require(file.is_file(), f"{file}: no such file")
-    try:
-        key = load_ssh_private_key(file.read_bytes(), None)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    require(
-        isinstance(key, ec.EllipticCurvePrivateKey),
-        f"{file}: a node's key is an ECDSA private key without a passphrase, as "
-        "ssh-keygen -t ecdsa -b 384 makes it",
-    )
-    return key
-
-
 def is_loopback(address: str) -> bool:
     """Whether `host:port` is on this machine."""
     host = address.rpartition(":")[0].strip("[]")
@@ -112,13 +51,7 @@ def free_port() -> int:
 
 
 class Retry:
-    """Repeats a call while the other side does not answer, for at most so many seconds.
-
-    Args:
-        seconds: The seconds.
-        wait: (seconds, error) -> waits before the next try. It may raise an error instead.
-        answered: () -> is told of a call that succeeded.
-    """
+    """Repeats a call while the other side does not answer, for at most so many seconds."""
 
     def __init__(
         self,

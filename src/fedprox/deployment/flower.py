@@ -34,7 +34,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from fedprox.deployment.endpoints import Retry, encoded, is_loopback, read_public_key
+from fedprox.deployment.crypto import encoded, read_public_key
+from fedprox.deployment.endpoints import Retry, is_loopback
 from fedprox.deployment.network import Parcel
 from fedprox.errors import installing, require
 
@@ -55,6 +56,7 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
 
 VERSIONS = ("1.41", "1.42")
 """The versions of Flower that this file is tested with."""
@@ -176,12 +178,7 @@ class _Transport:
         return httpx.Response(response.status_code, content=body, request=context.request)
 
     def _read(self, response: "httpx.Response") -> bytes:
-        """The body of a response.
-
-        Raises:
-            TooLong: If it has more bytes than it may have; no more are read.
-            httpx.RemoteProtocolError: If it is compressed.
-        """
+        """The body of a response."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise httpx.RemoteProtocolError("a compressed response, which was not asked for")
         most = min(self.most + SLACK, MOST_REPLY)
@@ -271,7 +268,7 @@ def start_run(control: Link) -> int:
     return run
 
 
-def stop_run(control: Link, run: int) -> None:
+def stop_flower_run(control: Link, run: int) -> None:
     """Stop a run."""
     _call(control, "StopRun", run_id=run)
 
@@ -328,40 +325,16 @@ def heartbeats(runtime: Link) -> Iterator[None]:
         thread.join(1.0)
 
 
-class Connected(NamedTuple):
-    """A node that is connected now.
-
-    Attributes:
-        started: When it signed on.
-        key: Its public key.
-    """
-
-    started: str
-    key: bytes
-
-
-def connected_nodes(runtime: Link) -> dict[int, Connected]:
-    """The nodes that are connected now, by identifier."""
+def connected_nodes(runtime: Link) -> dict[int, tuple[str, bytes]]:
+    """The nodes that are connected now: when each signed on, and its public key."""
     reply = _call(runtime, "GetNodes")
-    return {
-        node.node_id: Connected(node.last_activated_at, node.public_key) for node in reply.nodes
-    }
+    return {node.node_id: (node.last_activated_at, node.public_key) for node in reply.nodes}
 
 
-class Sent(NamedTuple):
-    """A request that was sent.
-
-    Attributes:
-        request: Its identifier.
-        stored: Whether the SuperLink took it.
-    """
-
-    request: str
-    stored: bool
-
-
-def send_requests(runtime: Link, run: int, parcels: Mapping[int, Parcel]) -> dict[int, Sent]:
-    """Send requests by node."""
+def send_requests(
+    runtime: Link, run: int, parcels: Mapping[int, Parcel]
+) -> dict[int, tuple[str, bool]]:
+    """Send requests by node; the identifier of each, and whether the SuperLink took it."""
     bodies: dict[int, ArrayRecord] = {}
     messages = [
         _message(
@@ -375,24 +348,20 @@ def send_requests(runtime: Link, run: int, parcels: Mapping[int, Parcel]) -> dic
     ]
     reply, names = _push(runtime, SUPERLINK_NODE_ID, run, messages, {})
     return {
-        node: Sent(name, bool(stored))
+        node: (name, bool(stored))
         for node, name, stored in zip(parcels, names, reply.message_ids, strict=True)
     }
 
 
-def arrived(runtime: Link, run: int, most: Mapping[str, int]) -> "dict[str, Incoming]":
-    """The answers that have begun to arrive since the last call, by request.
-
-    Args:
-        runtime: The connection.
-        run: The run.
-        most: Most bytes of the answers that are waited for, by request.
-    """
+def answers_begun(runtime: Link, run: int, most: Mapping[str, int]) -> "dict[str, Incoming]":
+    """The answers that have begun to arrive, of at most so many bytes each, by request."""
     reply = _call(runtime, "PullMessages", message_ids=most)
     answers = {}
     for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
         request = proto.metadata.reply_to_message_id
-        answers[request] = Incoming(SUPERLINK_NODE_ID, run, tree, most.get(request, 0))
+        answers[request] = Incoming(
+            SUPERLINK_NODE_ID, run, tree, proto.metadata, most.get(request, 0)
+        )
     return answers
 
 
@@ -426,40 +395,18 @@ def sign_off(fleet: Link, node: int) -> None:
     _call(fleet, "DeactivateNode", node_id=node)
 
 
-class Request(NamedTuple):
-    """A request that has begun to arrive at a node.
-
-    Attributes:
-        about: What travels with every message: its run, its sender and others.
-        incoming: Its content.
-    """
-
-    about: Any
-    incoming: "Incoming"
-
-
-def next_request(fleet: Link, node: int) -> Request | None:
+def next_request(fleet: Link, node: int) -> "Incoming | None":
     """The next request to a node; None if there is none."""
     reply = _call(fleet, "PullMessages", node=_node(node))
     if not reply.messages_list:
         return None
     about = reply.messages_list[0].metadata
-    return Request(about, Incoming(node, about.run_id, reply.message_object_trees[0]))
+    return Incoming(node, about.run_id, reply.message_object_trees[0], about)
 
 
-def send_answer(
-    fleet: Link, node: int, request: Request, answer: Parcel | str, seconds: float
-) -> None:
-    """Answer a request by a parcel, or by what is wrong.
-
-    Args:
-        fleet: The connection.
-        node: The node that sends it.
-        request: The request.
-        answer: The parcel; what is wrong in one line.
-        seconds: What the node worked, for Flower's statistics.
-    """
-    about = request.about
+def send_answer(fleet: Link, request: "Incoming", answer: Parcel | str, seconds: float) -> None:
+    """Answer a request by a parcel, or by what is wrong, after so many seconds of work."""
+    about, node = request.about, request.node
     message = _message(
         _packed(answer, {})
         if isinstance(answer, Parcel)
@@ -530,18 +477,7 @@ def _unpacked(content: "RecordDict") -> Parcel:
 def _push(
     link: Link, node: int, run: int, messages: "Sequence[Message]", also: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
-    """Send messages, and the objects in them that the other side does not have yet.
-
-    Args:
-        link: The connection.
-        node: The identifier of this side.
-        run: The run.
-        messages: The messages.
-        also: Further fields of the call.
-
-    Returns:
-        The reply, and the messages' identifiers.
-    """
+    """Send messages, and the objects in them that the other side does not have yet."""
     objects: dict[str, Any] = {}
     protos, trees, names = [], [], []
     with inflatable.no_object_id_recompute():  # the same bodies are hashed several times otherwise
@@ -582,17 +518,15 @@ def _node(node: int) -> dict[str, int]:
 
 
 class Incoming:
-    """A message whose objects arrive one by one.
+    """A message whose objects arrive one by one, of at most so many bytes.
 
-    Args:
-        node: The identifier of the side that receives it.
-        run: The run.
-        tree: The names of its objects.
-        most: Most bytes of its parcel.
+    Attributes:
+        about: What travels with every message: its run, its sender and others.
+        missing: The names of its objects that are not here yet.
     """
 
-    def __init__(self, node: int, run: int, tree: Any, most: float = math.inf) -> None:
-        self.node, self.run = node, run
+    def __init__(self, node: int, run: int, tree: Any, about: Any, most: float = math.inf) -> None:
+        self.node, self.run, self.about = node, run, about
         self.message, self.most = tree.object_id, 1.01 * most + SLACK
         self.left = self.most
         names = dict.fromkeys(part.object_id for part in inflatable.iterate_object_tree(tree))
@@ -600,16 +534,7 @@ class Incoming:
         self.contents: dict[str, bytes] = {}
 
     def fetch(self, link: Link) -> Parcel | str | None:
-        """Fetch the objects that are there.
-
-        Returns:
-            The parcel; if there is an error in its place, the error in words; None if an object is
-            not there yet.
-
-        Raises:
-            Lost: If an object will never come.
-            TooLong: If the objects have more bytes than a message of this length.
-        """
+        """Fetch what is there: the parcel or an error in words; None while a part is missing."""
         here = _node(self.node)
         while self.missing:
             name = self.missing[-1]

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedprox.deployment.crypto import read_private_key
 from fedprox.deployment.endpoints import (
     Retry,
     is_tls,
-    read_private_key,
     require_address,
     require_certificates,
     tls_in_words,
@@ -26,7 +26,6 @@ from fedprox.deployment.flower import (
     Incoming,
     Link,
     Lost,
-    Request,
     environment,
     fleet_link,
     next_request,
@@ -38,7 +37,7 @@ from fedprox.deployment.flower import (
     until_next_look,
 )
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.processes import Program, running
+from fedprox.deployment.processes import Child, running
 from fedprox.errors import foreign, printable, reason
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
@@ -74,14 +73,6 @@ def serve(
     """Answer the requests that reach a node, until `stop` is set.
 
     What keeps the node from its SuperLink is logged as a warning, once.
-
-    Args:
-        answer: (request) -> answer. If it raises an error, the error's message is the answer.
-        connection: How to reach the SuperLink.
-        stop: Ends the function after the current answer.
-
-    Raises:
-        InputError: If Flower is not installed, or a file is missing.
     """
     require_flower()
     require_address(connection.superlink)
@@ -125,7 +116,7 @@ class _Stopped(Exception):  # noqa: N818 - what has happened to a call
 @contextlib.contextmanager
 def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Callable[[], bool]]:
     """Keep the node connected by a process of its own, and yield whether it lives."""
-    program = Program(
+    program = Child(
         entry="fedprox.deployment.heartbeat:main",
         arguments=[
             connection.superlink,
@@ -212,7 +203,7 @@ def _answer_all(
     while alive() and not stop.is_set():
         if request := next_request(fleet, node):
             try:
-                _answer_one(answer, fleet, node, request, stop)
+                _answer_one(answer, fleet, request, stop)
             except httpx.HTTPStatusError as error:
                 log = logging.getLogger(__name__)
                 log.warning("a request was lost: %s", foreign(problem_of(error)))
@@ -223,8 +214,7 @@ def _answer_all(
 def _answer_one(
     answer: Callable[[Parcel], Parcel],
     fleet: Link,
-    node: int,
-    request: Request,
+    request: Incoming,
     stop: threading.Event,
 ) -> None:
     """Answer a request."""
@@ -242,31 +232,26 @@ def _answer_one(
         except Exception as error:
             log.exception("a request failed")
             answered = printable(f"{type(error).__name__}: {reason(error)}")
-    send_answer(fleet, node, request, answered, time.monotonic() - began)
+    send_answer(fleet, request, answered, time.monotonic() - began)
 
 
-def _received(fleet: Link, request: Request, stop: threading.Event) -> Parcel:
+def _received(fleet: Link, request: Incoming, stop: threading.Event) -> Parcel:
     """A request's parcel, once all of it is here."""
-    incoming, since = request.incoming, time.monotonic()
-    left = len(incoming.missing)
-    while (parcel := _fetched(fleet, incoming)) is None:
-        if len(incoming.missing) < left:
-            left, since = len(incoming.missing), time.monotonic()
+    since, left = time.monotonic(), len(request.missing)
+    while True:
+        try:
+            parcel = request.fetch(fleet)
+        except (httpx.HTTPError, _Stopped, Lost):
+            raise
+        except Exception as error:  # what the SuperLink sent is not what it should be
+            raise Lost(f"it is not a request: {reason(error)}") from error
+        if isinstance(parcel, str):
+            raise Lost(parcel)
+        if parcel is not None:
+            return parcel
+        if len(request.missing) < left:
+            left, since = len(request.missing), time.monotonic()
         if time.monotonic() - since > ARRIVES:
             raise Lost("it did not arrive")
         if stop.wait(until_next_look(since)):
             raise _Stopped
-    return parcel
-
-
-def _fetched(fleet: Link, incoming: Incoming) -> Parcel | None:
-    """What `Incoming.fetch` returns."""
-    try:
-        parcel = incoming.fetch(fleet)
-    except (httpx.HTTPError, _Stopped, Lost):
-        raise
-    except Exception as error:  # what the SuperLink sent is not what it should be
-        raise Lost(f"it is not a request: {reason(error)}") from error
-    if isinstance(parcel, str):
-        raise Lost(parcel)
-    return parcel

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedprox.deployment.crypto import read_public_key
 from fedprox.deployment.endpoints import (
     Retry,
     is_tls,
-    read_public_key,
     require_address,
     require_certificates,
     tls_in_words,
@@ -25,7 +25,7 @@ from fedprox.deployment.flower import (
     Incoming,
     Link,
     Lost,
-    arrived,
+    answers_begun,
     begin_task,
     connected_nodes,
     control_link,
@@ -37,7 +37,7 @@ from fedprox.deployment.flower import (
     runtime_link,
     send_requests,
     start_run,
-    stop_run,
+    stop_flower_run,
     take_task,
     until_next_look,
 )
@@ -47,7 +47,8 @@ from fedprox.errors import InputError, foreign, printable, reason, require
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
 
-PATIENCE = 60.0
+
+CALL_PATIENCE = 60.0
 """Seconds for which a call repeats while the SuperLink does not answer."""
 
 LOOK = 5.0
@@ -66,20 +67,6 @@ def operator_network(
     Starts a run of Flower, which lasts as long as the context. The SuperLink must run with
     `--isolation process` and the same secret. Tasks of other runs that wait at the SuperLink fail:
     they belong to processes that have ended.
-
-    Args:
-        address: The SuperLink's address, `host:port`.
-        ca_certificate: The certificate in PEM of the authority that signed the SuperLink's.
-        secret: The file that the SuperLink got as `--superexec-auth-secret-file`.
-        keys: The file of the public key of each node, by name; empty if nodes name themselves.
-
-    Yields:
-        The network. Its functions raise `ConnectionError` if the SuperLink does not answer for
-        `PATIENCE` seconds or has ended the run.
-
-    Raises:
-        InputError: If Flower is not installed, or the SuperLink refuses the connection.
-        ConnectionError: If the SuperLink does not answer.
     """
     require_flower()
     require_address(address)
@@ -93,7 +80,7 @@ def operator_network(
             stack.callback(runtime.close)
             run = _start_run(address, ca_certificate, runtime)
             stack.enter_context(heartbeats(runtime))
-        runtime.retry.seconds = PATIENCE
+        runtime.retry.seconds = CALL_PATIENCE
         problem: str | None = None
         requests = _Requests(runtime, run, errors)
         try:
@@ -145,7 +132,7 @@ def _start_run(address: str, ca_certificate: Path, runtime: Link) -> int:
             _take_task(runtime, run)
         except BaseException:
             with contextlib.suppress(httpx.HTTPError):
-                stop_run(control, run)
+                stop_flower_run(control, run)
             raise
     return run
 
@@ -174,8 +161,8 @@ class _Requests:
 
     def __init__(self, runtime: Link, run: int, errors: Callable[[], Any]) -> None:
         self.runtime, self.run, self.errors = runtime, run, errors
-        self.waiting: dict[str, tuple[int, str]] = {}  # by request: its node, `started` then
-        self.most: dict[str, int] = {}  # by request: bytes of its answer at most
+        # by request: its node, `started` then, and bytes of its answer at most
+        self.waiting: dict[str, tuple[int, str, int]] = {}
         self.keys: dict[int, bytes] = {}  # by node: its public key
         self.started: dict[int, str] = {}  # by node: when it connected
         self.incoming: dict[str, Incoming] = {}
@@ -186,9 +173,9 @@ class _Requests:
         """Identifiers of the nodes that are connected now."""
         with self.errors():
             connected = connected_nodes(self.runtime)
-        self.started = {node: each.started for node, each in connected.items()}
-        self.keys |= {node: each.key for node, each in connected.items()}
-        for request, (node, started) in list(self.waiting.items()):
+        self.started = {node: started for node, (started, _) in connected.items()}
+        self.keys |= {node: key for node, (_, key) in connected.items()}
+        for request, (node, started, _) in list(self.waiting.items()):
             # Flower reports a node that is away only to those who ask before it is back
             if started and self.started.get(node, started) != started:
                 self._fail(request, f"node {node} has started again since")
@@ -210,12 +197,11 @@ class _Requests:
             sent = send_requests(self.runtime, self.run, parcels)
         for node, (request, stored) in sent.items():
             if stored:
-                self.waiting[request] = node, self.started.get(node, "")
-                self.most[request] = parcels[node].most
+                self.waiting[request] = node, self.started.get(node, ""), parcels[node].most
             else:
                 self._fail(request, f"node {node} is not connected")
         self.quiet_since = time.monotonic()
-        return {node: each.request for node, each in sent.items()}
+        return {node: request for node, (request, _) in sent.items()}
 
     def receive(self, seconds: float) -> Sequence[Received]:
         """Wait for answers, at most so many seconds."""
@@ -237,10 +223,9 @@ class _Requests:
     def _collect(self) -> None:
         """Fetch the answers that are there."""
         if self.waiting:
-            most = {request: self.most[request] for request in self.waiting}
-            for request, incoming in arrived(self.runtime, self.run, most).items():
+            most = {request: most for request, (_, _, most) in self.waiting.items()}
+            for request, incoming in answers_begun(self.runtime, self.run, most).items():
                 self.waiting.pop(request, None)
-                self.most.pop(request, None)
                 self.incoming[request] = incoming
         for request, incoming in list(self.incoming.items()):
             try:
@@ -262,7 +247,6 @@ class _Requests:
     def _fail(self, request: str, problem: str, *, final: bool = False) -> None:
         """Give up a request."""
         self.waiting.pop(request, None)
-        self.most.pop(request, None)
         line = foreign(" ".join(problem.split()))
         self.ready.append(Received(request, None, line, final))
         self.drop(request)

@@ -32,7 +32,8 @@ def _stay(
     # imported here, since a signal may come while this takes a second
     import httpx
 
-    from fedprox.deployment.endpoints import Retry, read_private_key
+    from fedprox.deployment.crypto import read_private_key
+    from fedprox.deployment.endpoints import Retry
     from fedprox.deployment.flower import NODE_HEARTBEAT, fleet_link, sign_off, stay
 
     fleet = fleet_link(address, ca_certificate, read_private_key(key), Retry(0.0))

@@ -1,24 +1,273 @@
-"""Nodes join: the coordinator waits for them, and asks what they hold."""
+"""Nodes join: what a node says of its data, and what the coordinator makes of it.
+
+The coordinator has no data. It draws cohorts from a stand-in, a federation with the clients' names
+and sizes whose rows are views of a single number. Nodes and coordinator build the model from a
+stand-in, so that all of them build the same one, also where a node lacks a class.
+"""
 
 import logging
+import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import __version__
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
-from fedprox.deployment.messages import VERSION, DataKind, Description, Request
-from fedprox.deployment.stand_in import (
-    check_description,
-    check_fits,
-    class_warning,
-    common_kind,
+from fedprox.deployment.policy import REPORTS
+from fedprox.deployment.wire import VERSION, Clients, DataKind, Description, Request
+from fedprox.errors import LARGEST, InputError, distinct, foreign, require, shown
+from fedprox.features import index_of
+from fedprox.federation import Examples, Federation, Rows, offsets_of
+
+NUMBER_TYPES = frozenset(
+    ["bool", "float16", "float32", "float64"]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 )
-from fedprox.errors import InputError, distinct, foreign, require
+"""The types that features and labels may have."""
+
+
+def description_of(
+    name: str, version: str, federation: Federation, reports: list[str], *, sampled: bool
+) -> Description:
+    """What a node says of its clients."""
+    train, test, validation = federation.train, federation.test, federation.validation
+    stored, features = index_of(train.x), federation.features
+    symbols = np.issubdtype(features.dtype, np.integer) and stored is train.x
+    parts = [part.x for part in federation.parts if len(part)]
+    kind = DataKind(
+        classes=federation.classes,
+        features=list(features.shape),
+        feature_type=np.dtype(features.dtype).name,
+        label=list(train.y.shape[1:]),
+        label_type=train.y.dtype.name,
+        greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
+        augmented=federation.augment is not None,
+    )
+    clients = Clients(
+        names=list(federation.names),
+        train=train.sizes.tolist(),
+        test=test.sizes.tolist(),
+        labels=(test.sizes * math.prod(kind.label) if sampled else test.labels).tolist(),
+        validation=validation.sizes.tolist() if isinstance(validation, Rows) else [],
+    )
+    return Description(
+        name=name,
+        version=version,
+        kind=kind,
+        clients=clients,
+        central_validation=len(validation) if isinstance(validation, Examples) else 0,
+        reports=reports,
+    )
+
+
+def declared_in_words(description: Description) -> str:
+    """What a node says of its data, in one line."""
+    clients, kind = description.clients, description.kind
+    count = len(clients.names)
+    parts = [f"{count:,} client{'s' * (count != 1)}"]
+    parts += [f"{sum(clients.train):,} training rows", f"{sum(clients.test):,} test rows"]
+    if kind.classes:
+        parts.append(f"{kind.classes:,} classes, labels up to {kind.classes - 1}")
+    return f"node {description.name}: {', '.join(parts)}"
+
+
+def class_warning(descriptions: Sequence[Description]) -> str:
+    """That labels of nodes may not mean the same; empty if nodes have as many classes.
+
+    Which labels a node has, and how often, it does not say.
+    """
+    nodes: dict[int, list[str]] = {}
+    for each in descriptions:
+        nodes.setdefault(each.kind.classes, []).append(each.name)
+    if len(nodes) == 1:
+        return ""
+    have = "; ".join(
+        f"{classes:,} on {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}"
+        for classes, names in sorted(nodes.items())
+    )
+    most = max(nodes)
+    return (
+        f"nodes differ in their number of classes: {have}. The run has {most:,}, labels 0 to "
+        f"{most - 1}. A label must mean the same on all nodes, and labels that none of them has "
+        "are classes all the same; each node shows which of its labels occur when it starts"
+    )
+
+
+NAMED, RANGES = 3, 10
+"""Most nodes of a number of classes, and ranges of labels, that a line names."""
+
+
+def labels_in_words(federation: Federation) -> str:
+    """Which labels a node's training rows have, and how many; for the node's own log alone.
+
+    >>> rows = [(np.zeros((4, 1), np.float32), np.array([5, 6, 6, 9]))]
+    >>> labels_in_words(Federation.from_arrays(rows, names=["a"]))
+    'labels of training rows: 5: 1, 6: 2, 9: 1; 7 of 10 classes have none: 0 to 4, 7 to 8'
+    """
+    if not federation.classes:
+        return ""
+    y = np.asarray(federation.train.y)
+    counts = np.bincount(y[y >= 0].astype(np.int64), minlength=federation.classes)
+    have, none = np.flatnonzero(counts), np.flatnonzero(counts == 0)
+    shown = [f"{label}: {counts[label]:,}" for label in have[: 2 * RANGES].tolist()]
+    line = ", ".join(shown) + ", ..." * (len(have) > 2 * RANGES)
+    line = f"labels of training rows: {line}"
+    if not len(none):
+        return line
+    ends = np.split(none, np.flatnonzero(np.diff(none) > 1) + 1)
+    ranges = [f"{a[0]} to {a[-1]}" if len(a) > 1 else str(a[0]) for a in ends[:RANGES]]
+    missing = ", ".join(ranges) + ", ..." * (len(ends) > RANGES)
+    return f"{line}; {len(none):,} of {federation.classes:,} classes have none: {missing}"
+
+
+MOST_CLIENTS, MOST_CLASSES, MOST_NUMBERS, MOST_WEIGHTS = 10**6, 10**5, 10**7, 10**9
+"""Most clients of a node, classes or symbols, numbers of an example or a label, and weights between
+an example and its classes: what a node says determines the size of everybody's model."""
+
+MOST_AXES, MOST_NAME = 8, 200
+"""Most axes of an example or a label, and characters of a name."""
+
+
+def check_description(description: Description) -> None:
+    """Raise `InputError` if a node's clients or the kind of its data cannot be."""
+    kind, clients = description.kind, description.clients
+    count = len(clients.names)
+    require(count <= MOST_CLIENTS, f"{count:,} clients; at most {MOST_CLIENTS:,} are allowed")
+    for what, names in (("name", [description.name]), ("client", clients.names)):
+        for name in names:
+            require(
+                0 < len(name) <= MOST_NAME and name.isprintable(),
+                f"{what} {foreign(repr(name))}; a name has 1 to {MOST_NAME} printable characters",
+            )
+    for key in ("feature_type", "label_type"):
+        name, what = getattr(kind, key), key.replace("_", " ")
+        require(name in NUMBER_TYPES, f"{what} {foreign(repr(name))}; it must be a number")
+    require(len(set(clients.names)) == count, "two of its clients have the same name")
+    columns = [clients.train, clients.test, clients.labels]
+    columns += [clients.validation] if clients.validation else []
+    require(
+        count and all(len(column) == count for column in columns),
+        f"{count} clients, and lists of other lengths",
+    )
+    numbers = [*kind.features, *kind.label, kind.classes, description.central_validation]
+    require(
+        all(0 <= n <= LARGEST for n in (*numbers, *(n for column in columns for n in column)))
+        and all(clients.train),
+        "a number of rows or classes, or a shape, that data cannot have",
+    )
+    for key in ("classes", "greatest"):
+        value, most = getattr(kind, key), MOST_CLASSES
+        require(value <= most, f"{key} = {shown(value)}; at most {most:,} are allowed")
+    for key in ("features", "label"):
+        shape = getattr(kind, key)
+        require(
+            len(shape) <= MOST_AXES and math.prod(shape) <= MOST_NUMBERS,
+            f"{key} of {len(shape)} axes and {foreign(math.prod(shape))} numbers; at most "
+            f"{MOST_AXES} axes and {MOST_NUMBERS:,} numbers are allowed",
+        )
+    weights = math.prod(kind.features) * kind.classes
+    require(
+        weights <= MOST_WEIGHTS,
+        f"{math.prod(kind.features):,} numbers of an example and {kind.classes:,} classes; their "
+        f"product may be at most {MOST_WEIGHTS:,}",
+    )
+    require(
+        set(description.reports) <= set(REPORTS),
+        f"it reports {foreign(description.reports)}; there are {', '.join(REPORTS)}",
+    )
+
+
+def check_fits(description: Description, others: Iterable[Description]) -> None:
+    """Raise `InputError` if a node cannot join others: their data or the names of their clients."""
+    mine, names = description.kind, set(description.clients.names)
+    for other in others:
+        theirs, known = other.kind, f"node {other.name!r}"
+        taken = next((name for name in other.clients.names if name in names), None)
+        require(
+            taken is None,
+            f"its client {taken!r} is on {known} too; names of clients must differ",
+        )
+        for key in ("features", "feature_type", "label", "label_type", "augmented"):
+            have, needed = getattr(mine, key), getattr(theirs, key)
+            require(
+                have == needed,
+                f"{key.replace('_', ' ')}: it has {foreign(have)}, and {known} {needed}; all nodes "
+                "need data of one kind",
+            )
+        classes = bool(mine.classes)
+        are, are_not = ("are", "are not") if classes else ("are not", "are")
+        require(
+            classes == bool(theirs.classes),
+            f"its labels {are} classes, those of {known} {are_not}",
+        )
+        validated = bool(description.clients.validation)
+        have, have_not = ("have", "have none") if validated else ("have no", "have some")
+        require(
+            validated == bool(other.clients.validation),
+            f"its clients {have} validation rows, those of {known} {have_not}; all nodes or none "
+            "must have them",
+        )
+
+
+def one_client(kind: DataKind) -> Federation:
+    """A stand-in with one client of one row, from which a model is built."""
+    return _federation(kind, ["client"], [1], [1], None)
+
+
+def stand_in(kind: DataKind, descriptions: Sequence[Description]) -> Federation:
+    """A stand-in for the clients of all nodes, node by node."""
+    names, train, test, validation = (
+        [each for node in descriptions for each in getattr(node.clients, column)]
+        for column in ("names", "train", "test", "validation")
+    )
+    central = sum(each.central_validation for each in descriptions)
+    return _federation(kind, names, train, test, validation or central or None)
+
+
+def _federation(
+    kind: DataKind,
+    names: Sequence[str],
+    train: Sequence[int],
+    test: Sequence[int],
+    validation: Sequence[int] | int | None,
+) -> Federation:
+    """A stand-in of these clients; a number of validation rows means rows of no client."""
+
+    def x(rows: int) -> np.ndarray:
+        filled = np.array(kind.greatest, kind.feature_type)
+        return np.broadcast_to(filled, (rows, *kind.features))
+
+    def y(rows: int) -> np.ndarray:
+        return np.broadcast_to(np.array(0, kind.label_type), (rows, *kind.label))
+
+    def rows_of(sizes: Sequence[int]) -> Rows:
+        return Rows(x(sum(sizes)), y(sum(sizes)), offsets_of(sizes))
+
+    held_out: Rows | Examples | None = None
+    if isinstance(validation, int):
+        held_out = Examples(x(validation), y(validation))
+    elif validation is not None:
+        held_out = rows_of(validation)
+    return Federation(
+        rows_of(train),
+        rows_of(test),
+        kind.classes,
+        tuple(names),
+        _same_rows if kind.augmented else None,
+        held_out,
+    )
+
+
+def _same_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
+    """Stands for the augmentation of the nodes."""
+    del key
+    return rows
+
 
 DESCRIBE_EVERY = 2.0
 """Seconds between looks for nodes that have joined."""
@@ -45,7 +294,11 @@ class Joined(NamedTuple):
     @property
     def kind(self) -> DataKind:
         """What the data of all nodes have in common."""
-        return common_kind(self.descriptions)
+        kinds = [each.kind for each in self.descriptions]  # `check_fits` was asked of them
+        most = {
+            name: max(getattr(kind, name) for kind in kinds) for name in ("classes", "greatest")
+        }
+        return kinds[0].model_copy(update=most)
 
     @property
     def owner(self) -> NDArray[np.int64]:
@@ -78,37 +331,35 @@ def join(
 
     A node that cannot join, or does not fit those that joined before it, is left out, in one line,
     and asked again until the others are there.
-
-    Args:
-        conversation: The conversation, whose patience bounds the wait.
-        nodes: Number of nodes to wait for. Those that are connected beside them join too.
-        waiting: Called with the names of the nodes that have joined so far, when they change.
-        names: The names of the nodes to wait for, in place of their number; no others join.
-
-    Raises:
-        InputError: If fewer nodes join.
     """
     names = list(distinct("deployment.names:", names))
+    log = logging.getLogger(__name__)
     described: dict[int, Description] = {}
     problems: dict[int, str] = {}
     shown, wanted = -1, len(names) or nodes
     wait, end = DESCRIBE_WAIT, time.monotonic() + conversation.patience
     while True:
-        asked = _describe(conversation, described, min(wait, end - time.monotonic()))
-        wait = 2 * wait if NO_ANSWER in conversation.failed.values() else DESCRIBE_WAIT
-        for node, problem in conversation.failed.items():
-            _leave_out(node, problem, problems)
-        for node, answered in asked.items():
-            try:
-                described[node] = _checked(answered.head.description, node, names, described)
-                require(
-                    conversation.network.may_be(node, described[node].name),
-                    f"it has not the key of node {described[node].name!r}",
-                )
-                problems.pop(node, None)
-            except InputError as error:
-                described.pop(node, None)
-                _leave_out(node, str(error), problems)
+        new = [node for node in conversation.network.nodes() if node not in described]
+        requests = {
+            node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
+            for node in new
+        }
+        answers = conversation.ask(requests, patience=max(0.0, min(wait, end - time.monotonic())))
+        for node, answer in answers.items():
+            if isinstance(answer, Answered):
+                try:
+                    described[node] = _checked(conversation, answer, node, names, described)
+                    problems.pop(node, None)
+                    continue
+                except InputError as error:
+                    problem = str(error)
+            else:
+                problem = answer.why
+            if problem not in SILENT and problems.get(node, NO_ANSWER) in SILENT:
+                log.warning("node %s: %s; left out", node, problem)
+            problems[node] = problem
+        silent = any(problems.get(node) == NO_ANSWER for node in new)
+        wait = 2 * wait if silent else DESCRIBE_WAIT
         if len(described) != shown:
             shown = len(described)
             waiting([each.name for each in described.values()])
@@ -127,48 +378,25 @@ def join(
     ordered = sorted(described, key=lambda node: described[node].name)
     joined = Joined(tuple(ordered), tuple(described[node] for node in ordered))
     if "loss" not in joined.reports:
-        logging.getLogger(__name__).warning(
+        log.warning(
             "no node reports losses: a run that diverges cannot be told from one that learns"
         )
     if line := class_warning(joined.descriptions):
-        logging.getLogger(__name__).warning("%s", line)
+        log.warning("%s", line)
     return joined
 
 
-def _describe(
-    conversation: Conversation, described: Mapping[int, Description], wait: float
-) -> dict[int, Answered]:
-    """Ask the nodes that are connected, and have not joined, to describe themselves."""
-    new = [node for node in conversation.network.nodes() if node not in described]
-    if not new:
-        return {}
-    requests = {
-        node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
-        for node in new
-    }
-    return conversation.ask(requests, patience=max(0.0, wait))
-
-
-def _leave_out(node: int, problem: str, problems: dict[int, str]) -> None:
-    """Note why a node has not joined, and log it if it is the first reason."""
-    if problem not in SILENT and problems.get(node, NO_ANSWER) in SILENT:
-        logging.getLogger(__name__).warning("node %s: %s; left out", node, problem)
-    problems[node] = problem
-
-
 def _checked(
-    description: Description | None,
+    conversation: Conversation,
+    answer: Answered,
     node: int,
     names: Sequence[str],
     described: Mapping[int, Description],
 ) -> Description:
-    """The description that a node answered.
-
-    Raises:
-        InputError: If the node cannot join.
-    """
-    require(description is not None, "it does not describe itself")
-    assert description is not None
+    """The description that a node answered; `InputError` if the node cannot join."""
+    description = answer.head.description
+    if description is None:
+        raise InputError("it does not describe itself")
     require(
         description.version == __version__,
         f"it has fedprox {foreign(description.version)}; the coordinator has {__version__}, and "
@@ -183,4 +411,5 @@ def _checked(
             f"its name {name!r} is that of node {other}; names of nodes must differ",
         )
     check_fits(description, described.values())
+    require(conversation.network.may_be(node, name), f"it has not the key of node {name!r}")
     return description

@@ -21,6 +21,11 @@ class Parcel(NamedTuple):
     body: bytes = b""
     most: int = LARGEST
 
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self.head) + len(self.body)
+
 
 class Received(NamedTuple):
     """What came back for a request.

@@ -7,17 +7,17 @@ from typing import TypeVar
 import numpy as np
 from pydantic import Field, ValidationError
 
+from fedprox.deployment.crypto import read_identity
 from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.secure.keys import read_identity
 from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.messages import Section, Table, explain
 from fedprox.experiment.resolved import limited, load_data
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 
-HEADERS = {
+NODE_HEADERS = {
     name: f"[{name}]"
     for name in ("data", "deal", "keys", "policy", "policy.privacy", "policy.secure")
 }
@@ -102,12 +102,7 @@ class SuperLinkFile(Section):
 
 
 def read_node_file(path: Path) -> NodeFile:
-    """Read a node's file. Paths in it are relative to its folder.
-
-    Raises:
-        InputError: If the file is missing, is not TOML, or has unknown keys or values of a wrong
-            type.
-    """
+    """Read a node's file. Paths in it are relative to its folder."""
     file = _read(path, NodeFile, ("ca_certificate", "key", "folder"))
     require(file.name.isprintable() and file.name, f"{path}: name = {file.name!r}; give a name")
     base, secure = file.policy.base, file.policy.secure
@@ -120,11 +115,7 @@ def read_node_file(path: Path) -> NodeFile:
 
 
 def read_superlink_file(path: Path) -> SuperLinkFile:
-    """Read an operator's file. Paths in it are relative to its folder.
-
-    Raises:
-        InputError: As `read_node_file`.
-    """
+    """Read an operator's file. Paths in it are relative to its folder."""
     file = _read(path, SuperLinkFile, ("ca_certificate", "secret"))
     return file.model_copy(update={"keys": _beside(path, file.keys)})
 
@@ -141,18 +132,13 @@ def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
     try:
         file = kind.model_validate(table)
     except ValidationError as error:
-        raise InputError(f"{path}: {explain(error, kind, table, headers=HEADERS)}") from None
+        raise InputError(f"{path}: {explain(error, kind, table, headers=NODE_HEADERS)}") from None
     absolute = {key: str(path.absolute().parent / getattr(file, key)) for key in paths}
     return file.model_copy(update=absolute)
 
 
 def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
-    """Load a node's data.
-
-    Raises:
-        InputError: If the data or a key cannot be loaded, or the part or the policy leaves no
-            client.
-    """
+    """Load a node's data."""
     federation, _ = load_data(file.data, data_dir)
     federation = limited(federation, file.client_rows, file.validation_share)
     if file.deal is not None:

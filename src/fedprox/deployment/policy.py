@@ -1,5 +1,11 @@
-"""A node's policy: what it computes for others, and what it reports."""
+"""A node's policy: what it computes for others, what it reports, and what private runs declare.
 
+By how much a client can move the sum of a private round, and so the epsilon, follows from what the
+run has declared. A node computes the epsilon from the declaration, so it answers nothing else. How
+many steps clients take and where they stop needs no check: their messages are clipped in any case.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -10,10 +16,10 @@ from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
-from fedprox.deployment.messages import Hiding, Securing, Setup
-from fedprox.deployment.secure.setting import require_threshold
+from fedprox.deployment.wire import PrivateRounds, Securing, Setup
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section, Table
+from fedprox.messages.private import releases
 from fedprox.models import MODELS
 from fedprox.privacy.accounting import (
     Composed,
@@ -26,10 +32,33 @@ from fedprox.privacy.setting import Hidden, Unit
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.solver import Solver
 
-Report = Literal["loss", "accuracy", "metrics", "gradients"]
+LEAST_NODES, MOST_NODES = 3, 100
+"""Nodes of a secure sum. In a sum of two each knows the other's part; beyond the most, the shares
+of a node no longer fit into the head of an answer."""
+
+
+def require_threshold(threshold: int, nodes: int) -> None:
+    """Raise `InputError` unless a threshold fits a number of nodes.
+
+    More than half of the nodes are needed, so that no two different sums of a round are confirmed
+    by enough nodes each.
+    """
+    require(
+        LEAST_NODES <= nodes <= MOST_NODES,
+        f"deployment.secure: {nodes} nodes; a secure sum is over {LEAST_NODES} to {MOST_NODES}",
+    )
+    least = max(LEAST_NODES, nodes // 2 + 1)
+    require(
+        least <= threshold <= nodes,
+        f"deployment.secure.threshold = {threshold}; with {nodes} nodes it must be from {least} to "
+        f"{nodes}",
+    )
+
+
+Reportable = Literal["loss", "accuracy", "metrics", "gradients"]
 """Measures that a node may report."""
 
-REPORTS: tuple[Report, ...] = get_args(Report)
+REPORTS: tuple[Reportable, ...] = get_args(Reportable)
 
 
 class PrivacyPolicy(Section):
@@ -117,7 +146,7 @@ class Policy(Section):
         "limit if left out. A run in which one of the node's clients could take more is refused.",
         examples=[50.0],
     )
-    report: list[Report] = Field(
+    report: list[Reportable] = Field(
         default=["loss", "accuracy", "metrics"],
         description="Measures of its data that the node reports, summed over its clients; those of "
         '`[policy.privacy]` need `exact_measures`. "gradients" must be named: one gradient can '
@@ -162,7 +191,7 @@ class Policy(Section):
     )
 
     @property
-    def reported(self) -> list[Report]:
+    def reported(self) -> list[Reportable]:
         """The measures that the node reports without noise, if it has enough clients."""
         if self.privacy is not None and not self.privacy.exact_measures:
             return []
@@ -222,12 +251,7 @@ class Policy(Section):
         require_threshold(securing.threshold, len(set(securing.nodes)))
 
     def check_rounds(self, spent: int, more: int) -> None:
-        """Raise `InputError` if rounds are more than are left.
-
-        Args:
-            spent: Rounds that the node has answered in all runs.
-            more: Rounds that it is asked to answer.
-        """
+        """Raise `InputError` if rounds are more than are left."""
         most = self.most_rounds
         require(
             most is None or spent + more <= most,
@@ -237,17 +261,11 @@ class Policy(Section):
 
     def check_privacy(
         self,
-        hiding: Hiding,
+        hiding: PrivateRounds,
         others: Sequence[tuple[Mechanism, int]],
         before: Composed | None = None,
     ) -> None:
-        """Raise `InputError` if a private run costs more epsilon than is left.
-
-        Args:
-            hiding: What the run declares, which counts as a whole.
-            others: What the rounds of other runs have released, and their numbers.
-            before: Rounds before those, composed.
-        """
+        """Raise `InputError` if a private run costs more epsilon than is left."""
         weakest = self.privacy
         if weakest is None:
             return
@@ -267,12 +285,7 @@ class Policy(Section):
         clients: Mapping[str, Sequence[tuple[Mechanism, int]]],
         before: Mapping[str, Composed] = MappingProxyType({}),
     ) -> None:
-        """Raise `InputError` if the private steps of a client cost more epsilon than is left.
-
-        Args:
-            clients: By client, what its steps of all runs release, and their numbers.
-            before: Steps of clients before those, composed.
-        """
+        """Raise `InputError` if the private steps of a client cost more epsilon than is left."""
         weakest = self.privacy
         if weakest is None:
             return
@@ -305,13 +318,7 @@ class Policy(Section):
         )
 
     def check_planned(self, algorithm: Algorithm, solver: Solver, rows: NDArray[np.int64]) -> None:
-        """Raise `InputError` if rounds of a run would be refused, as is known beforehand.
-
-        Args:
-            algorithm: The method.
-            solver: Its local solver.
-            rows: Training rows of each of the node's clients.
-        """
+        """Raise `InputError` if rounds of a run would be refused, as is known beforehand."""
         self.check_work(solver, rows, solver.steps_for(rows))
         require(
             len(rows) >= self.fewest_clients or not algorithm.first.measures,
@@ -335,12 +342,7 @@ class Policy(Section):
         )
 
     def check_counted(self, jobs: Jobs, counted: NDArray[np.float32]) -> None:
-        """Raise `InputError` if some clients are left out of such a sum, and too few remain.
-
-        Args:
-            jobs: All clients.
-            counted: The sum of the weights of those in the sum, (points,).
-        """
+        """Raise `InputError` if some clients are left out of such a sum, and too few remain."""
         if self.fewest_clients <= 1:
             return
         left_out = (jobs.weight.sum() - counted[counted > 0]) / jobs.weight.min()
@@ -355,13 +357,7 @@ class Policy(Section):
         )
 
     def check_work(self, solver: Solver, rows: Any, steps: Any) -> None:
-        """Raise `InputError` if jobs take more epochs than allowed.
-
-        Args:
-            solver: The local solver.
-            rows: Training rows of each client, shape (jobs,).
-            steps: Mini-batch steps of each job, shape (jobs,).
-        """
+        """Raise `InputError` if jobs take more epochs than allowed."""
         if self.most_epochs is None or not len(steps):
             return
         epochs = (steps / solver.steps_per_epoch(rows)).max()
@@ -384,3 +380,84 @@ def _functions(tables: Any) -> Iterator[str]:
     for each in tables:
         if each is not tables:
             yield from _functions(each)
+
+
+SINGLE_ROUNDING = 1e-5
+"""Relative error of numbers that were computed in single precision."""
+
+BOTH = "privacy hides clients or rows; a run has one of both"
+
+DEVIATIONS = 10
+"""Standard deviations of noise that are never exceeded."""
+
+
+def check_declaration(
+    setup: Setup, hiding: PrivateRounds, algorithm: Algorithm, points: int
+) -> None:
+    """Raise `InputError` if what a private run declares does not fit its method."""
+    require(setup.private_steps is None, BOTH)
+    mechanism, cohort = hiding.mechanism, (setup.clients, setup.clients_per_round)
+    declared = mechanism.clients, mechanism.clients_per_round
+    require(declared == cohort, f"cohorts of {cohort} clients; privacy is for {declared}")
+    needed = releases(algorithm)
+    require(
+        mechanism.releases == needed,
+        f"privacy.mechanism.releases = {mechanism.releases}; a round of the method has {needed}",
+    )
+    require(
+        hiding.rounds >= setup.rounds,
+        f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
+    )
+    _require_one_point(points)
+
+
+def check_hidden_rows(setup: Setup, points: int) -> None:
+    """Raise `InputError` if a run whose local steps hide rows declares what it cannot keep."""
+    require(setup.privacy is None, BOTH)
+    _require_one_point(points)
+
+
+def _require_one_point(points: int) -> None:
+    require(points == 1, f"{points} sweep points; a private run has one")
+
+
+def check_jobs(setup: Setup, hiding: PrivateRounds, jobs: Jobs, participation: float) -> None:
+    """Raise `InputError` if the jobs of a private round are not as declared."""
+    mechanism, count = hiding.mechanism, len(jobs.client)
+    most = mechanism.clients
+    if mechanism.sampling == "uniform":
+        most = mechanism.clients_per_round
+    elif mechanism.capacity is not None:
+        most = mechanism.capacity
+    require(count <= most, f"{count} clients; a private round has at most {most}")
+    share = setup.clients_per_round / setup.clients
+    for name, values, value in (
+        ("weight", jobs.weight, 1 / setup.clients_per_round),
+        ("relative_size", jobs.relative_size, 1.0),
+        ("participation", np.array([participation]), share),
+    ):
+        same = np.allclose(values, value, rtol=SINGLE_ROUNDING, atol=0.0)
+        require(same, f"{name} = {values.tolist()}; in this private run it is {value:g}")
+
+
+def check_clip(setup: Setup, hiding: PrivateRounds, round_: int, clip: NDArray[np.float32]) -> None:
+    """Raise `InputError` if a clipping norm is not the declared one, or cannot follow from it.
+
+    An adaptive norm moves by a factor each round, which has a largest value.
+    """
+    declared, adaptive = np.float32(hiding.clip), hiding.adaptive_clip
+    if adaptive is None:
+        require((clip == declared).all(), f"clip = {clip.tolist()}; {declared:g} is declared")
+        return
+    mechanism = hiding.mechanism
+    cohort, most = setup.clients_per_round, mechanism.capacity or mechanism.clients
+    # of the mean of bits 1/2 or -1/2 from its quantile, with its noise
+    distance = most / (2 * cohort) + 0.5 + DEVIATIONS * adaptive.count_noise / cohort
+    reach = SINGLE_ROUNDING + round_ * (adaptive.rate * distance + SINGLE_ROUNDING)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = np.abs(np.log(clip.astype(np.float64)) - math.log(declared))
+    require(
+        (moved <= reach).all(),
+        f"clip = {clip.tolist()}; in round {round_ + 1} it cannot be so far from {declared:g}, "
+        "with which it began",
+    )

@@ -20,7 +20,7 @@ GRACE = 10.0
 """Seconds from the request to end until a process is killed."""
 
 
-class Program(NamedTuple):
+class Child(NamedTuple):
     """A Python program to run in a process of its own.
 
     Attributes:
@@ -37,18 +37,12 @@ class Program(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(programs: Sequence[Program]) -> Iterator[Sequence["subprocess.Popen[bytes]"]]:
+def running(programs: Sequence[Child]) -> Iterator[Sequence["subprocess.Popen[bytes]"]]:
     """Start programs, and end those that still run when the context ends.
 
     A program gets SIGTERM, and SIGKILL after `GRACE` seconds. It gets SIGTERM also when this
     process ends without leaving the context, for instance by SIGKILL. An interrupt at the terminal
     does not reach the programs: they end when this process leaves the context.
-
-    Args:
-        programs: The programs.
-
-    Yields:
-        Their processes, in the same order.
     """
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -59,7 +53,7 @@ def running(programs: Sequence[Program]) -> Iterator[Sequence["subprocess.Popen[
         end(processes)
 
 
-def _start(program: Program) -> "subprocess.Popen[bytes]":
+def _start(program: Child) -> "subprocess.Popen[bytes]":
     """Start a program through `main`."""
     command = [sys.executable, "-P", __file__, str(os.getpid()), program.entry, *program.arguments]
     with program.log.open("ab") as log:

@@ -7,13 +7,15 @@ do it all, and the coordinator counts.
 """
 
 import logging
+import math
 import secrets
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,164 +23,103 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm, HParams, State
-from fedprox.algorithms.check import message_shape
+from fedprox.algorithms.base import HParams, State
 from fedprox.deployment.arrivals import Training, works_at_nodes
-from fedprox.deployment.broadcast import at_points, broadcast_of
-from fedprox.deployment.coded import Coded
-from fedprox.deployment.combine import Combined, NodePart, combined, summed
-from fedprox.deployment.conversation import Answered
-from fedprox.deployment.deadline import planned_rows, shares_of_first
-from fedprox.deployment.measured import (
+from fedprox.deployment.combine import (
+    Combined,
+    NodePart,
     NodeSums,
-    declared_by,
+    combined,
     declared_together,
-    evaluation_shapes,
-    measures_of,
+    measures_together,
     summable,
+    summed,
     summed_arrays,
     sums_of,
 )
-from fedprox.deployment.messages import Array, Request, Summed, Work
-from fedprox.deployment.noise import system_normals
-from fedprox.deployment.round_part import (
+from fedprox.deployment.conversation import Answered, Conversation
+from fedprox.deployment.coordinator import Coordinator, Deployment, RemoteMethod, methods_of
+from fedprox.deployment.crypto import normals
+from fedprox.deployment.kept import NEW
+from fedprox.deployment.node_method import planned_rows, shares_of_first
+from fedprox.deployment.operator_sum import SecureSum, unknown_liar
+from fedprox.deployment.payload import (
     Possible,
+    checked_part,
     part_shapes,
-    read_part,
     require_clipped,
     require_possible,
 )
-from fedprox.deployment.secure.fixed_point import fixed_point_of, size_of
-from fedprox.deployment.secure.rounds import SecureSum, unknown_liar
-from fedprox.deployment.server import Server
-from fedprox.deployment.states import NEW
-from fedprox.errors import InputError, require
+from fedprox.deployment.wire import Array, NodeWork, Request, Summed
+from fedprox.errors import InputError, require, users_level
+from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
 from fedprox.model import Params
+from fedprox.precision import require_single
+from fedprox.privacy.setting import delta_warnings
 from fedprox.simulation.compiled.client_step import round_hparams
-from fedprox.simulation.compiled.compile import evaluated
 from fedprox.simulation.compiled.evaluation import Measures
-from fedprox.simulation.compiled.lanes import choose
 from fedprox.simulation.config.method import Method
-from fedprox.simulation.devices.programs import jit_once
 from fedprox.simulation.loop.execution import Done, Measuring, RunState, Start, added
 from fedprox.simulation.loop.progress import Report
+from fedprox.simulation.loop.train import Follow, train
 from fedprox.simulation.planning.jobs import Jobs
 from fedprox.simulation.planning.round_work import RoundWork, drawn_works
+from fedprox.simulation.results.run import Run
+
+
+def run_deployment(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:
+    """Train the methods of an experiment on the nodes that have joined."""
+    require_single("a deployment")
+    methods = methods_of(deployment)
+    protocol = methods[0].protocol
+    for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
+        warnings.warn(line, stacklevel=users_level())
+    server = Coordinator(conversation, deployment)
+    follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
+    return train(server.protocol, server.methods, Nodes(server), follow)
+
+
+def without_updates(runs: Sequence[Run], conversation: Conversation) -> list[str]:
+    """A line for each run in which no update was ever used, with the last reason."""
+    unknown = "no client was drawn, or all were late, or a process before this one said why"
+    return [
+        f"{run.label}, seed {run.seed}: no update was used in any of its {run.final.round} rounds; "
+        f"the last reason: {conversation.unused.get((run.method, run.seed), unknown)}"
+        for run in runs
+        if run.empty_rounds == run.final.round
+    ]
 
 
 class Nodes:
-    """The nodes of a network, as what computes rounds.
+    """The nodes of a network, as what computes rounds."""
 
-    Args:
-        server: What all methods share.
-    """
-
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Coordinator) -> None:
         self.server, self.mesh = server, server.mesh
 
     @contextmanager
-    def execution(self, method: Method, start: Start, report: Report) -> Iterator["RemoteMethod"]:
+    def execution(
+        self, method: Method, start: Start, report: Report
+    ) -> Iterator["RemoteExecution"]:
         """The execution of a method, whose first seed begins at `start`."""
         del report
         if method.protocol.privacy is not None:  # which has one run
             ledger = self.server.deployment.ledger
             ledger.begin(start.round)
             self.server.repeated = tuple(ledger.repeated)
-        yield RemoteMethod(self.server, method)
+        yield RemoteExecution(self.server, method)
 
 
-class RemoteMethod:
-    """A method whose clients are on nodes.
-
-    Args:
-        server: What all methods share.
-        method: The method.
-
-    Raises:
-        InputError: If a node refuses the method.
-    """
-
-    def __init__(self, server: Server, method: Method) -> None:
-        self.server, self.method = server, method
-        self.hparams = method.hparams(server.mesh)
-        self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
-        algorithm, shapes = method.algorithm, method.protocol.model.shapes
-        on_nodes = server.on_nodes(method)._replace(
-            first=server.on_nodes(method).first._replace(exchange=None)
-        )
-        self.broadcast = broadcast_of(on_nodes, shapes)
-        points = len(method.points)
-        self.message = at_points(message_shape(on_nodes, shapes), points)
-        self.gradient = at_points(shapes, points)
-        compression = method.protocol.compression
-        self.coded = None if compression is None else Coded(compression, shapes, points)
-        self.update = jit_once(partial(updated, algorithm))
-        self.evaluated = jit_once(partial(evaluated, algorithm))
-        self.shapes = evaluation_shapes(method.protocol.model, server.kind, points)
-        self.allowed = self.shapes.arrays()
-        self.declared = [
-            declared_by(each, float(share))
-            for each, share in zip(
-                server.deployment.joined.descriptions, server.shares, strict=True
-            )
-        ]
-        if algorithm.client.possible is not None:
-            self.possible = jit_once(jax.vmap(algorithm.client.possible))
-        if server.deployment.secure is not None:
-            setup = server.setup(method, method.protocol.seeds[0])
-            for like in (self.message, self.gradient):
-                fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Ask all nodes whether they take part in the method.
-
-        A node that does not answer may answer later, so rounds begin without it.
-
-        Raises:
-            InputError: If a node refuses, or none answers.
-        """
-        server = self.server
-        seed = self.method.protocol.seeds[0]
-        setup, planned = server.setup(self.method, seed), server.planned(self.method, seed)
-        requests = {
-            i: server.request("prepare", setup, planned=planned.get(i, {}))
-            for i in range(len(server.nodes))
-        }
-        answers = server.answers(server.begin(requests))
-        for index in range(len(server.nodes)):
-            if index in answers:
-                continue
-            line = f"{self.method.name}: node {server.name(index)!r}: {server.problem(index)}"
-            refused = server.nodes[index] in server.conversation.refused
-            require(answers and not refused, line)
-            logging.getLogger(__name__).warning("%s; it may take part later", line)
+class RemoteExecution(RemoteMethod):
+    """The execution of a method on nodes."""
 
     def begin(self, start: Start) -> "RemoteSeed":
         """Begin the remaining rounds of a seed."""
         return RemoteSeed(self, start)
 
 
-def updated(
-    algorithm: Algorithm,
-    state: State,
-    mean: Any,
-    hparams: HParams,
-    before: State,
-    counts: jax.Array,
-) -> State:
-    """The state after a round; that before it at points (points,) where no update counts."""
-    return choose(counts, jax.vmap(algorithm.server.update)(state, mean, hparams), before)
-
-
 class RemoteSeed:
-    """The rounds of one seed on nodes.
-
-    Args:
-        remote: The method.
-        start: The start of the remaining rounds.
-    """
+    """The rounds of one seed on nodes."""
 
     measured: Measures | None = None  # nodes measure, and this machine waits for them
 
@@ -195,22 +136,14 @@ class RemoteSeed:
         self.saved = [self.used.copy(), self.used.copy()]
         drawn_by = secrets.randbits(63) if self.private else self.seed
         protocol, algorithm = self.server.protocol, self.method.algorithm
-        self.training = None if protocol.asynchronous is None else self._training()
+        self.training = None
+        if protocol.asynchronous is not None:
+            self.training = Training(remote, self.setup, self._work, protocol.asynchronous)
         if self.training is None:
             solver = self.method.solver
             self.works = drawn_works(protocol, algorithm, solver, drawn_by, start.round)
         else:
             self.works = works_at_nodes(self.training, self.seed, start.round)
-
-    def _training(self) -> Training:
-        """What clients are asked without a barrier."""
-        remote, algorithm = self.remote, self.remote.server.on_nodes(self.method)
-        return Training(
-            *(self.server, self.method, self.setup, remote.broadcast, remote.message),
-            possible=self._possible,
-            params=jax.vmap(algorithm.server.params),
-            work_of=self._work,
-        )
 
     def next(self, now: RunState) -> RunState:
         """Compute one round on the nodes."""
@@ -231,7 +164,7 @@ class RemoteSeed:
         if exchange is not None and (len(jobs.client) or self.adds_noise):
             gradient, valid, network = self._mean_gradient(t, call, state, seconds)
             if valid.any():
-                noisy = self._with_noise(hparams, self.remote.gradient)
+                noisy = self._with_noise(hparams, "gradients")
                 state = jax.vmap(exchange)(state, gradient, noisy)
             else:
                 jobs = jobs.take(np.zeros(0, np.int64))
@@ -241,10 +174,10 @@ class RemoteSeed:
             return now._replace(round=t + 1, since=now.since + nothing)
         began = time.perf_counter()
         if self.training is not None:
-            answers, total = self.training.parts_of(jobs), None
+            parts = self.training.parts_of(jobs)
+            result = combined(self.method, jobs, parts, self.remote.messages["train"])
         else:
-            answers, total = self._train(t, jobs, state, now.hparams, seconds)
-        result = combined(self.method, jobs, answers, self.remote.message, total=total)
+            result = self._train(t, jobs, state, now.hparams, seconds)
         # no valid g^t: discard this round's updates
         result = result._replace(counts=result.counts & valid)
         counts = result.counts
@@ -256,7 +189,7 @@ class RemoteSeed:
         if updated.any():
             counted = (jobs.participation[:, None] * counts).sum(axis=0)
             hparams = {**hparams, "participation": jnp.asarray(counted, jnp.float32)}
-            noisy = self._with_noise(hparams, self.remote.message)
+            noisy = self._with_noise(hparams, "train")
             after = self.remote.update(state, result.mean, noisy, now.state, updated)
         # as in a simulation, where clients that are dropped take no steps
         taken = np.where(counts | result.faulty, result.steps, 0)
@@ -276,13 +209,15 @@ class RemoteSeed:
         )
         return now._replace(round=t + 1, state=after, since=now.since + done)
 
-    def _with_noise(self, hparams: HParams, like: Any) -> HParams:
-        """The hyperparameters, with privacy also noise for a mean like `like`."""
+    def _with_noise(self, hparams: HParams, kind: Summed) -> HParams:
+        """The hyperparameters, with privacy also noise for the mean of such messages."""
         if not self.private:
             return hparams
-        if self.setup.secure is not None:  # nodes have added it
-            return {**hparams, "noise": jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)}
-        return {**hparams, "noise": system_normals(like)}
+        like = self.remote.messages[kind]
+        if self.adds_noise:
+            return {**hparams, "noise": system_normals(like)}
+        # nodes have added it
+        return {**hparams, "noise": jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)}
 
     def _late(self, jobs: Jobs, result: Combined) -> int:
         """Clients that the round did not use, or that took fewer steps by a real clock."""
@@ -307,31 +242,12 @@ class RemoteSeed:
         state: State,
         hparams: Mapping[str, Any],
         seconds: Mapping[int, float],
-    ) -> tuple[list[NodePart], Any]:
-        """The nodes' parts of a round, and their sum; see `_parts`."""
-        needed = self.remote.broadcast.initial and (self.used[jobs.client] == NEW).any()
-        initial = self.params if needed else None
-        numbers = {name: hparams[name] for name in self.method.points[0]}
-        arrays = self.remote.broadcast.sent(state, numbers, initial)
-        first = initial is not None
-        clip = self._clip(state)
-        message, possible = self.remote.message, self._possible(t, hparams)
-        return self._parts(
-            *(t, "train", jobs, arrays, message, clip, seconds),
-            possible=possible,
-            initial=first,
-        )
-
-    def _possible(self, t: int, hparams: HParams) -> Possible | None:
-        """Which mean messages clients can send in a round; None if they may be any."""
-        if self.method.algorithm.client.possible is None:
-            return None
-        rate = jnp.float32(self.method.solver.factor(t))
-        return partial(self.remote.possible, round_hparams(hparams, rate, jnp.float32(0)))
-
-    def _clip(self, state: State) -> NDArray[np.float32] | None:
-        """The clipping norm (points,); None without privacy."""
-        return np.asarray(state.clip) if self.private else None
+    ) -> Combined:
+        """What clients have trained in a round."""
+        first = bool(self.remote.sent.initial and (self.used[jobs.client] == NEW).any())
+        arrays = self.remote.arrays(state, hparams, self.params if first else None)
+        possible = self.remote.possible(t, hparams)
+        return self._asked(t, "train", jobs, arrays, state, seconds, possible, initial=first)
 
     def _mean_gradient(
         self, t: int, call: RoundWork, state: State, seconds: dict[int, float]
@@ -342,62 +258,44 @@ class RemoteSeed:
         """
         began, jobs = time.perf_counter(), call.exchange
         params = jax.vmap(self.method.algorithm.server.params)(state)
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
-        clip, own = self._clip(state), {}
+        arrays, own = [np.asarray(leaf) for leaf in jax.tree.leaves(params)], {}
         if seconds:
             rows = planned_rows(self.method.algorithm, self.method.solver, call.jobs)
             shares = shares_of_first(jobs, rows, call.jobs, self.server.owner)
             own = {node: share * seconds[node] for node, share in enumerate(shares.tolist())}
-        parts, total = self._parts(t, "gradients", jobs, arrays, self.remote.gradient, clip, own)
-        took = {part.node: part.answered.head.seconds for part in parts}
+        result = self._asked(t, "gradients", jobs, arrays, state, own)
+        took = {part.node: part.answered.head.seconds for part in result.parts}
         for node, most in own.items():
             # a longer answer was compiled meanwhile
             seconds[node] -= took[node] if 0 <= took.get(node, most) < most else most
-        result = combined(self.method, jobs, parts, self.remote.gradient, optax.tree.norm, total)
-        cost = self._cost(began, [(each.node, each.answered) for each in result.parts])
+        cost = self._cost(began, {each.node: each.answered for each in result.parts})
         valid = np.full(self.used.shape[1], self.adds_noise)
         return result.mean, valid | result.counts.any(axis=0), cost
 
-    def _parts(
+    def _asked(
         self,
         t: int,
-        kind: Summed,
+        kind: Literal["train", "gradients"],
         jobs: Jobs,
         arrays: Sequence[Array],
-        message: Any,
-        clip: NDArray[np.float32] | None,
+        state: State,
         seconds: Mapping[int, float],
-        *,
         possible: Possible | None = None,
+        *,
         initial: bool = False,
-    ) -> tuple[list[NodePart], Any]:
-        """Ask nodes for their parts of some jobs, and check what they answer.
+    ) -> Combined:
+        """Ask nodes for their parts of some jobs, check what they answer, and combine it.
 
-        Args:
-            t: The round.
-            kind: "train" or "gradients".
-            jobs: The jobs of all nodes.
-            arrays: The arrays that nodes need.
-            message: The message, in shape, leaves (points, ...).
-            clip: The clipping norm (points,); None without privacy.
-            seconds: The seconds that nodes have for it; empty without a deadline.
-            possible: Which mean messages clients can send; None if they may be any.
-            initial: Whether w^0 is among the arrays.
-
-        Returns:
-            The parts; those that are missing or refused are not there. The sum of their messages if
-            it is secret what each one is, leaves (points, ...); else None.
-
-        Raises:
-            InputError: If a node has lost client state, without which the run cannot go on.
+        It raises `InputError` if a node has lost client state, without which the run cannot go on.
         """
-        server, owner = self.server, self.server.owner[jobs.client]
+        server, remote, method = self.server, self.remote, self.method
+        message, coded, points = remote.messages[kind], remote.coded, len(method.points)
+        owner = server.owner[jobs.client]
+        places = {index: np.flatnonzero(owner == index) for index in np.unique(owner).tolist()}
         participation = float(jobs.participation.sum())
         if self.private:  # who takes part is secret, and so is how many
             participation = self.setup.clients_per_round / self.setup.clients
-        points = len(self.method.points)
-        places = {index: np.flatnonzero(owner == index) for index in np.unique(owner).tolist()}
-        requests: Mapping[int, Request] = {
+        requests = {
             index: server.request(
                 kind,
                 self.setup,
@@ -409,109 +307,70 @@ class RemoteSeed:
             )
             for index, at in places.items()
         }
-        secret, dropped, beside = self._secret_sum(kind, message), {}, {}
-        possible_sum = None
-        if secret is not None:
-            # no node's message is among its arrays, so it is their sum that is compared
-            possible_sum = possible if secret.fixed.noise is None else None
-            message = possible = clip = None
-            dropped, beside = secret.problems, secret.allowed
-            requests = self._prepared(t, secret, requests, arrays)
-        coded = self.remote.coded
+        secret = self._secret_sum(kind, message)
+        # under masks no node's message is among its arrays, and it is the sum that is checked
         sent = {
-            index: message if coded is None else coded.shapes(len(at))
+            index: None if secret else coded.shapes(len(at)) if coded else message
             for index, at in places.items()
         }
+
+        def read(index: int, answered: Answered) -> NodePart:
+            at, own = places[index], jobs.take(places[index])
+            if secret is not None:
+                secret.require_masked(answered)
+            one = possible if secret is None else None
+            part = checked_part(answered.arrays, own, sent[index], points, one)
+            if secret is not None:
+                every = part.counts.any(axis=0).all()
+                require(every, "no update counts, and its message is in the sum")
+            elif coded is not None:
+                part = coded.summed(part, own, self.setup.seed, t)
+            if self.private and secret is None:
+                clipped = part.message.message if kind == "train" else part.message
+                require_clipped(part, clipped, np.asarray(state.clip))
+            return NodePart(index, at, part, answered)
+
+        try:
+            if secret is not None:
+                requests = secret.prepared(requests, arrays)
+        except InputError as error:
+            self._warn(f"round {t + 1}: {error}: without this round's updates")
+            requests = {}
+        beside = {} if secret is None else secret.allowed
         allowed = {
             index: part_shapes(len(places[index]), sent[index], points) | beside
             for index in requests
         }
-        answers = server.answers(server.begin(requests, arrays, allowed))
-        parts = []
-        for index, at in places.items():
-            if index not in requests and index not in dropped:
-                continue  # the sum was given up
-            problem = dropped.get(index) or server.problem(index)
+        parts, failed = server.gather(server.begin(requests, arrays, allowed), read)
+        if secret is not None:
+            failed |= secret.problems
+        for index, (why, _, lost) in sorted(failed.items()):
+            clients, line = jobs.client[places[index]], f"node {server.name(index)!r}: {why}"
+            stateful = kind == "train" and method.algorithm.client.state is not None
             # the rounds after this one would lack it too
-            require(
-                not (
-                    kind == "train" and index in requests and self._has_lost(index, jobs.client[at])
-                ),
-                f"node {server.name(index)!r}: {problem}",
-            )
-            if index in answers:
-                try:
-                    own = jobs.take(at)
-                    if secret is not None:
-                        secret.require_masked(answers[index])
-                    part = read_part(answers[index].arrays, own, sent[index], points, possible)
-                    require(
-                        secret is None or part.counts.any(axis=0).all(),
-                        "no update counts, and its message is in the sum",
-                    )
-                    if coded is not None:
-                        part = coded.summed(part, own, self.setup.seed, t)
-                    if clip is not None:
-                        clipped = part.message.message if kind == "train" else part.message
-                        require_clipped(part, clipped, clip)
-                    parts.append(NodePart(index, at, part, answers[index]))
-                    continue
-                except InputError as error:
-                    problem = f"its answer is refused: {error}"
-            many = f"{len(at)} client{'s' * (len(at) != 1)}"
-            name = server.name(index)
-            self._warn(f"round {t + 1}: node {name!r}: {problem}; without its {many}")
-        if secret is None or not parts:
-            return parts, None
-        try:
-            total = secret.total(
-                {part.node: part.answered for part in parts},
-                summed([part.part.counted for part in parts]),
-            )
-            if possible_sum is not None:
-                with unknown_liar():
-                    require_possible(possible_sum, total, [part.part for part in parts])
-            counted = [
-                part._replace(answered=secret.counted(part.node, part.answered)) for part in parts
-            ]
-            return counted, total
-        except InputError as error:
-            self._give_up(t, error)
-            return [], None
+            require(not (lost and stateful and (self.used[clients] != NEW).any()), line)
+            many = f"{len(clients)} client{'s' * (len(clients) != 1)}"
+            self._warn(f"round {t + 1}: {line}; without its {many}")
+        found, total = list(parts.values()), None
+        if secret is not None and found:
+            try:
+                found, total = _unmasked(secret, found, possible)
+            except InputError as error:
+                self._warn(f"round {t + 1}: {error}: without this round's updates")
+                found = []
+        size = optax.tree.norm if kind == "gradients" else None
+        return combined(method, jobs, found, message, size, total)
 
     def _secret_sum(self, of: Summed, like: Any) -> SecureSum | None:
-        """A secure sum; None if the coordinator sees each node's part.
-
-        Args:
-            of: The requests whose answers are summed.
-            like: What is summed, in shape, leaves (points, ...).
-        """
+        """A secure sum; None if the coordinator sees each node's part."""
         if self.setup.secure is None:
             return None
         return SecureSum(self.server, self.setup, of, like, self._warn)
 
-    def _prepared(
-        self,
-        t: int,
-        secret: SecureSum,
-        requests: Mapping[int, Request],
-        arrays: Sequence[Array],
-    ) -> Mapping[int, Request]:
-        """The requests of a secure sum to the nodes that are left; empty if it is given up."""
-        try:
-            return secret.prepared(requests, arrays)
-        except InputError as error:
-            self._give_up(t, error)
-            return {}
-
-    def _give_up(self, t: int, error: InputError) -> None:
-        """Log that a secure sum is given up."""
-        self._warn(f"round {t + 1}: {error}: without this round's updates")
-
-    def _work(self, jobs: Jobs) -> Work:
+    def _work(self, jobs: Jobs) -> NodeWork:
         """Some jobs as a request has them."""
         names = self.server.protocol.federation.names
-        return Work(
+        return NodeWork(
             names=[names[k] for k in jobs.client.tolist()],
             client=jobs.client.tolist(),
             rows=jobs.size.tolist(),
@@ -522,12 +381,6 @@ class RemoteSeed:
             state=self.used[jobs.client].tolist(),
             kept=np.concatenate([saved[jobs.client] for saved in self.saved], axis=1).tolist(),
         )
-
-    def _has_lost(self, index: int, clients: NDArray[np.int64]) -> bool:
-        """Whether a node says that it has lost client state, of clients that have some."""
-        stateful = self.method.algorithm.client.state is not None
-        lost = self.server.nodes[index] in self.server.conversation.lost
-        return stateful and lost and bool((self.used[clients] != NEW).any())
 
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> dict[str, Any]:
         """What a round cost, by the clients whose updates count; privacy hides who they are."""
@@ -543,21 +396,21 @@ class RemoteSeed:
                         "bytes_down": node.answered.bytes_down // len(node.at),
                         "bytes_up": node.answered.bytes_up // len(node.at),
                     }
-        answered = [(each.node, each.answered) for each in result.parts]
+        answered = {each.node: each.answered for each in result.parts}
         return self._cost(began, answered, clients)
 
     def _cost(
         self,
         began: float,
-        answers: Sequence[tuple[int, Answered]],
+        answers: Mapping[int, Answered],
         clients: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """What some answers of nodes cost, which were awaited since `began`."""
         return {
             "seconds": time.perf_counter() - began,
-            "bytes_down": sum(each.bytes_down for _, each in answers),
-            "bytes_up": sum(each.bytes_up for _, each in answers),
-            "nodes": frozenset(self.server.name(index) for index, _ in answers),
+            "bytes_down": sum(each.bytes_down for each in answers.values()),
+            "bytes_up": sum(each.bytes_up for each in answers.values()),
+            "nodes": frozenset(map(self.server.name, answers)),
             "network": dict(clients),
         }
 
@@ -572,59 +425,49 @@ class RemoteSeed:
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }
-        shapes, allowed = self.remote.shapes, self.remote.allowed
-        secret = self._secret_sum("evaluate", summed_arrays(shapes)) if requests else None
-        if secret is not None:
+        allowed = self.remote.shapes.arrays()
+        secret = self._secret_sum("evaluate", summed_arrays(self.remote.shapes))
+        if secret is not None and requests:
             try:
                 requests, allowed = secret.prepared(requests, arrays), secret.allowed
             except InputError as error:
-                requests = {}
                 self._not_measured(error)
+                requests = {}
         asked = server.begin(requests, arrays, dict.fromkeys(requests, allowed))
-        measuring = cache(partial(self._measured, nodes, asked, began, secret))
+        measuring = cache(partial(self._measured, asked, began, secret))
         if self.training is None:
             measuring()
         return measuring
 
     def _measured(
-        self,
-        nodes: Sequence[int],
-        asked: Mapping[int, str],
-        began: float,
-        secret: SecureSum | None,
+        self, asked: Mapping[int, str], began: float, secret: SecureSum | None
     ) -> tuple[Measures, Done]:
         """Wait for an evaluation.
 
         Nothing is measured if nodes keep their measures to themselves, or a secure sum is given up.
-
-        Raises:
-            InputError: If no node answers, without secure sums.
         """
-        server, remote, answers = self.server, self.remote, self.server.answers(asked)
-        nodes_sums = []
-        for index in nodes:
-            if secret is not None and index not in {*asked, *secret.problems}:
-                continue  # the sum was given up before
-            problem = server.problem(index)
+        server, remote = self.server, self.remote
+        nodes_sums = list[NodeSums]()
+
+        def read(index: int, answered: Answered) -> Answered:
             if secret is not None:
-                problem = secret.problems.get(index, problem)
-            if index in answers:
-                try:
-                    if secret is None:
-                        declared = remote.declared[index]
-                        arrays = answers[index].arrays
-                        nodes_sums.append(sums_of(arrays, remote.shapes, declared))
-                    else:
-                        secret.require_masked(answers[index])
-                    continue
-                except InputError as error:
-                    problem = f"its answer is refused: {error}"
-                    del answers[index]
-            without = "; evaluated without it" if secret is None else ""
-            self._warn(f"node {server.name(index)!r}: {problem}{without}", of_update=False)
+                secret.require_masked(answered)
+            else:
+                declared = remote.declared[index]
+                nodes_sums.append(sums_of(answered.arrays, remote.shapes, declared))
+            return answered
+
+        answers, failed = server.gather(asked, read)
+        if secret is not None:
+            failed |= secret.problems
+        without = "; evaluated without it" if secret is None else ""
+        for index, each in sorted(failed.items()):
+            line = f"node {server.name(index)!r}: {each.why}{without}"
+            self._warn(line, of_update=False)
         if secret is not None and asked:
             try:
-                nodes_sums, answers = self._sum_of_measures(secret, answers)
+                nodes_sums = [self._sum_of_measures(secret, answers)]
+                answers = {index: secret.counted(index, each) for index, each in answers.items()}
             except InputError as error:
                 self._not_measured(error)
         require(
@@ -634,17 +477,11 @@ class RemoteSeed:
         )
         protocol = server.protocol
         validated = protocol.federation.validation is not None
-        measures = measures_of(protocol.model, nodes_sums, remote.shapes, validated=validated)
-        return measures, Done(network=self._cost(began, list(answers.items())))
+        measures = measures_together(protocol.model, nodes_sums, remote.shapes, validated=validated)
+        return measures, Done(network=self._cost(began, answers))
 
-    def _sum_of_measures(
-        self, secret: SecureSum, answers: Mapping[int, Answered]
-    ) -> tuple[list[NodeSums], dict[int, Answered]]:
-        """The sum over nodes as that of one node, and what each answer cost with its stages.
-
-        Raises:
-            InputError: If there is none.
-        """
+    def _sum_of_measures(self, secret: SecureSum, answers: Mapping[int, Answered]) -> NodeSums:
+        """The sum over nodes, as that of one node."""
         remote = self.remote
         total = secret.total(answers, np.full(remote.shapes.points, len(answers), np.float32))
         shown = {
@@ -655,9 +492,7 @@ class RemoteSeed:
         }
         declared = declared_together([remote.declared[index] for index in answers])
         with unknown_liar():
-            sums = sums_of(shown, remote.shapes, declared)
-        counted = {index: secret.counted(index, each) for index, each in answers.items()}
-        return [sums], counted
+            return sums_of(shown, remote.shapes, declared)
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""
@@ -684,11 +519,7 @@ class RemoteSeed:
         self.saved = [before, used]
 
     def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        """Restore what `contents` returned.
-
-        Raises:
-            Damaged: If it is not such as that writes.
-        """
+        """Restore what `contents` returned."""
         rounds = dict(saved)
         for name in ("used", "before"):
             array, like = rounds.get(name, np.zeros(0)), self.used
@@ -701,9 +532,45 @@ class RemoteSeed:
         """Nothing is held."""
 
 
+def _unmasked(
+    secret: SecureSum, nodes: Sequence[NodePart], possible: Possible | None
+) -> tuple[list[NodePart], Any]:
+    """Some parts, whose answers' bytes include those of the sum's stages, and their sum."""
+    parts = [each.part for each in nodes]
+    counted = summed([part.counted for part in parts])
+    total = secret.total({each.node: each.answered for each in nodes}, counted)
+    if possible is not None and not secret.fixed.deviation:
+        with unknown_liar():
+            require_possible(possible, total, parts)
+    return [
+        each._replace(answered=secret.counted(each.node, each.answered)) for each in nodes
+    ], total
+
+
 def _faulty_rows(
     t: int, clients: NDArray[np.int64], faulty: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """The faulty updates of a round, rows of (round, point, client)."""
     jobs, points = np.nonzero(faulty)
     return np.stack([np.full(len(jobs), t), points, clients[jobs]], axis=1)
+
+
+NORMALS_AT_ONCE = 1 << 18
+"""Numbers that are drawn together."""
+
+
+def system_normals(like: Any) -> Any:
+    """Independent standard normal numbers in single precision, one for each number of a tree.
+
+    >>> bool(abs(system_normals({"w": np.zeros((3, 2))})["w"]).max() < 9.5)
+    True
+    """
+    return jax.tree.map(lambda a: _normals_in_blocks(math.prod(a.shape)).reshape(a.shape), like)
+
+
+def _normals_in_blocks(count: int) -> NDArray[np.float32]:
+    drawn = np.empty(count, np.float32)
+    for first in range(0, count, NORMALS_AT_ONCE):
+        part = drawn[first : first + NORMALS_AT_ONCE]
+        part[:] = normals(len(part))
+    return drawn

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedprox.deployment.messages import Advert, Claims, Securing
-from fedprox.deployment.secure.keys import Identity
-from fedprox.deployment.secure.masks import Whole
-from fedprox.deployment.secure.node_sum import Dealt, NodeSum
-from fedprox.deployment.secure.operator_sum import OperatorSum
+from fedprox.deployment.crypto import Identity, Words
+from fedprox.deployment.node_sum import Dealt, NodeSum
+from fedprox.deployment.operator_sum import OperatorSum
+from fedprox.deployment.wire import Advert, Claims, Securing
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -82,8 +81,8 @@ Gone = Mapping[str, Collection[str]]
 
 
 def summed(
-    known: dict[str, Identity], threshold: int, messages: dict[str, Whole], gone: Gone
-) -> Whole:
+    known: dict[str, Identity], threshold: int, messages: dict[str, Words], gone: Gone
+) -> Words:
     """The sum as an honest operator computes it."""
     left = set(known)
 
@@ -110,7 +109,7 @@ def summed(
     )
 
 
-def some_messages(names: Sequence[str], size: int = 50) -> dict[str, Whole]:
+def some_messages(names: Sequence[str], size: int = 50) -> dict[str, Words]:
     """Whole numbers of each node."""
     generator = np.random.default_rng(5)
     return {name: generator.integers(0, 2**32, size, np.uint32) for name in names}

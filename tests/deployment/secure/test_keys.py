@@ -11,14 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedprox.deployment.secure.keys import (
-    agreed,
-    read_identity,
-    require_public,
-    seal,
-    unseal,
-)
-from fedprox.deployment.secure.ledger import FILE, Revealed, read_revealed, write_revealed
+from fedprox.deployment.crypto import agreed, read_identity, require_public, seal, unseal
+from fedprox.deployment.kept import Revealed, read_kept, write_kept
 from fedprox.errors import InputError
 
 OPENSSH = serialization.PrivateFormat.OpenSSH
@@ -94,14 +88,14 @@ def test_public_keys_without_an_agreement(key: bytes) -> None:
 
 
 def test_a_ledger_is_of_rounds_in_their_order(tmp_path: Path) -> None:
-    assert read_revealed(tmp_path) == Revealed(rounds={})
-    write_revealed(tmp_path, read_revealed(tmp_path).after(("run/train", 4)))
-    revealed = read_revealed(tmp_path)
+    assert read_kept(Revealed, tmp_path) == Revealed(rounds={})
+    write_kept(tmp_path, read_kept(Revealed, tmp_path).after(("run/train", 4)))
+    revealed = read_kept(Revealed, tmp_path)
     for round_ in (0, 4):
         with pytest.raises(InputError, match=f"round {round_ + 1}: this node has helped to reveal"):
             revealed.check(("run/train", round_))
     revealed.check(("run/train", 5))
     revealed.check(("run/gradients", 4))
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / Revealed.FILE).write_text("{")
     with pytest.raises(InputError, match=r"sums.json: damaged; it says which sums the node has"):
-        read_revealed(tmp_path)
+        read_kept(Revealed, tmp_path)

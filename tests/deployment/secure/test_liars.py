@@ -16,15 +16,21 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedprox.deployment import node as node_module
-from fedprox.deployment.endpoints import encoded
-from fedprox.deployment.memory import in_memory
-from fedprox.deployment.messages import Advert, Answer, pack_arrays, unpack_arrays
+from fedprox.deployment.crypto import encoded
+from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import SecurePolicy
-from fedprox.deployment.secure.fixed_point import MEASURES, FixedPoint
+from fedprox.deployment.wire import Advert, Answer, pack_arrays, unpack_arrays
 from fedprox.simulation.results.run import Run
-from tests.deployment.federations import EVERYTHING, FEDPROX, deployed, nodes_of, table_of
+from tests.deployment.federations import (
+    EVERYTHING,
+    FEDPROX,
+    deployed,
+    in_memory,
+    nodes_of,
+    table_of,
+)
 from tests.deployment.secure.sums import identities
 
 NODES, THRESHOLD, ROUNDS = 5, 3, 2
@@ -72,7 +78,7 @@ def run_with(first: list[Node], tmp_path: Path) -> Deployed:
             secure = SecurePolicy(threshold=THRESHOLD, peers={})
             policy, own = EVERYTHING.model_copy(update={"secure": secure}), known[old.name]
             node = Node(old.name, old.federation, tmp_path / old.name, policy, own)
-            node._parts, node._data = old._parts, old._data
+            node._methods, node._data = old._methods, old._data
             nodes.append(node)
         answers: list[Callable[[Parcel], Parcel]] = [node.answer for node in nodes]
         answers[liar] = lying(nodes[liar], stage, lie)
@@ -428,7 +434,7 @@ IMPOSSIBLE = [
 def test_a_measure_is_what_it_can_be(
     name: str, by: float, line: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step = FixedPoint(MEASURES, 64, NODES).step
+    step = FixedPoint(MEASURES_BOUND, 64, NODES).step
     with caplog.at_level(logging.WARNING, OPERATOR):
         run = run_with(2, "evaluate", shifted(PLACES[name], by, step))
     assert [record.measured for record in run.history] == [False, False]

@@ -15,24 +15,24 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedprox.deployment import node as node_module
-from fedprox.deployment.messages import (
+from fedprox.deployment.coordinator import Coordinator
+from fedprox.deployment.crypto import Words
+from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
+from fedprox.deployment.kept import Revealed, read_kept
+from fedprox.deployment.network import Parcel
+from fedprox.deployment.node import Node
+from fedprox.deployment.node_method import NodeMethod
+from fedprox.deployment.operator_sum import OperatorSum
+from fedprox.deployment.policy import Policy, SecurePolicy
+from fedprox.deployment.wire import (
     Answer,
-    Kind,
     Request,
+    RequestKind,
     Setup,
-    pack,
+    parcel_of,
     unpack_answer,
     unpack_arrays,
 )
-from fedprox.deployment.network import Parcel
-from fedprox.deployment.node import Node
-from fedprox.deployment.parts import Parts
-from fedprox.deployment.policy import Policy, SecurePolicy
-from fedprox.deployment.secure.fixed_point import MEASURES, FixedPoint
-from fedprox.deployment.secure.ledger import read_revealed
-from fedprox.deployment.secure.masks import Whole
-from fedprox.deployment.secure.operator_sum import OperatorSum
-from fedprox.deployment.server import Server
 from fedprox.errors import InputError
 from fedprox.messages.sums import mean_of
 from fedprox.privacy.accounting import epsilon_together
@@ -85,7 +85,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
             for old in first:
                 own = known[old.name] if secure else None
                 new = Node(old.name, old.federation, folder / old.name, policy, own)
-                new._parts, new._data = old._parts, old._data
+                new._methods, new._data = old._methods, old._data
                 made.append(Site(new))
             return made
 
@@ -156,22 +156,22 @@ class Watched:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.messages: list[Any] = []
-        self.whole: list[Whole] = []
+        self.whole: list[Words] = []
         self.counted: list[Any] = []
-        self.totals: list[Whole] = []
+        self.totals: list[Words] = []
         quantized, values = FixedPoint.quantized, FixedPoint.values
 
-        def watch_node(fixed: FixedPoint, message: Any, counted: Any) -> Whole:
+        def watch_node(fixed: FixedPoint, message: Any, counted: Any) -> Words:
             made = quantized(fixed, message, counted)
-            if fixed.bound == MEASURES:
+            if fixed.bound == MEASURES_BOUND:
                 return made
             self.messages.append(message)
             self.counted.append(counted)
             self.whole.append(made.copy())
             return made
 
-        def watch_operator(fixed: FixedPoint, total: Whole, message: Any) -> Any:
-            if fixed.bound != MEASURES:
+        def watch_operator(fixed: FixedPoint, total: Words, message: Any) -> Any:
+            if fixed.bound != MEASURES_BOUND:
                 self.totals.append(total.copy())
             return values(fixed, total, message)
 
@@ -224,7 +224,7 @@ def gone(site: Site, kind: str, of: str = "train") -> Callable[[Parcel], Parcel]
     def answer(parcel: Parcel) -> Parcel:
         head = json.loads(parcel.head)
         if head["kind"] in stages[stages.index(kind) :] and head["secret"]["of"] == of:
-            return pack(Answer(id=head["id"], refused="it is gone"))
+            return parcel_of(Answer(id=head["id"], refused="it is gone"))
         return site.answer(parcel)
 
     return answer
@@ -347,7 +347,7 @@ def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_
         ]
     (run,) = deployed(ONE_ROUND, nodes)
     assert run.final.dropped == 0
-    assert {read_revealed(site.node.folder).rounds["run1/0-0/train"] for site in sites} == {0}
+    assert {read_kept(Revealed, site.node.folder).rounds["run1/0-0/train"] for site in sites} == {0}
     # that the node advertised for another round does not help
     nodes = [asking(site, "advertise", disguised(["advertise"])) for site in sites]
     (run,) = deployed(ONE_ROUND, nodes)
@@ -366,7 +366,7 @@ def test_a_node_that_leaves_out_what_is_summed_drops_out(
             return answered
         arrays = unpack_arrays(answered.body)
         arrays.pop("masked")
-        return pack(unpack_answer(answered), arrays)
+        return parcel_of(unpack_answer(answered), arrays)
 
     nodes = [without if i == 1 else site.answer for i, site in enumerate(sites)]
     with caplog.at_level(logging.WARNING):
@@ -626,7 +626,7 @@ def test_a_run_that_was_killed_measures_its_last_model_again(fresh: Fresh, tmp_p
     with pytest.raises(KilledError):
         deployed(ONE_ROUND, [killed, *answers(sites[1:])])
     for site in sites:
-        assert read_revealed(site.node.folder).rounds == {"run1/0-0/evaluate": 0}
+        assert read_kept(Revealed, site.node.folder).rounds == {"run1/0-0/evaluate": 0}
         site.restart()
     (again,) = deployed(ONE_ROUND, answers(sites))
     assert [record.measured for record in again.history] == [True, True]
@@ -659,9 +659,9 @@ def test_no_two_sums_of_measures_differ_by_a_node(
     sites = fresh(tmp_path)
     (whole,) = deployed(ONE_ROUND, answers(sites))
     assert whole.history[0].measured
-    request = Server.request
+    request = Coordinator.request
 
-    def changed(server: Server, kind: Kind, setup: Setup, **others: Any) -> Request:
+    def changed(server: Coordinator, kind: RequestKind, setup: Setup, **others: Any) -> Request:
         made = request(server, kind, setup, **others)
         of_measures = made.secret is not None and made.secret.of == "evaluate"
         if kind == "evaluate" or of_measures:
@@ -670,7 +670,7 @@ def test_no_two_sums_of_measures_differ_by_a_node(
             made = Request.model_validate_json(json.dumps(head))
         return made
 
-    monkeypatch.setattr(Server, "request", changed)
+    monkeypatch.setattr(Coordinator, "request", changed)
     nodes = answers(sites[:4])
     if joins:
         nodes.append(gone(sites[4], "advertise", "evaluate"))
@@ -700,9 +700,9 @@ def test_a_model_with_infinite_measures_gives_no_sum(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whoever chooses the model would choose whose measures are left out."""
-    evaluate, infinite = Parts.evaluate, [0]
+    evaluate, infinite = NodeMethod.evaluate, [0]
 
-    def some(parts: Parts, params: Any) -> Any:
+    def some(parts: NodeMethod, params: Any) -> Any:
         sums = evaluate(parts, params)
         infinite[0] += 1
         if infinite[0] == 1:
@@ -712,7 +712,7 @@ def test_a_model_with_infinite_measures_gives_no_sum(
             return sums._replace(test={**sums.test, "loss": loss})  # type: ignore[dict-item]
         return sums
 
-    monkeypatch.setattr(Parts, "evaluate", some)
+    monkeypatch.setattr(NodeMethod, "evaluate", some)
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(ONE_ROUND, answers(fresh(tmp_path)))
     assert [record.measured for record in run.history] == [False, False]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fedprox.deployment.secure.shamir import PRIME, at_zero, evaluate, join, split
+from fedprox.deployment.crypto import PRIME, at_zero, joined_secret, polynomial_at, split_secret
 from fedprox.errors import InputError
 
 EXAMPLE = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
@@ -12,21 +12,21 @@ EXAMPLE = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
 
 
 def test_published_shares() -> None:
-    assert {x: evaluate([1234, 166, 94], x, 1613) for x in EXAMPLE} == EXAMPLE
+    assert {x: polynomial_at([1234, 166, 94], x, 1613) for x in EXAMPLE} == EXAMPLE
     for places in itertools.combinations(EXAMPLE, 3):
         assert at_zero({x: EXAMPLE[x] for x in places}, 1613) == 1234
 
 
 def test_any_t_shares_give_the_secret() -> None:
     for secret in (bytes(32), b"\xff" * 32, bytes(range(32))):
-        shares = dict(enumerate(split(secret, threshold=3, count=5), 1))
+        shares = dict(enumerate(split_secret(secret, threshold=3, count=5), 1))
         for places in itertools.combinations(shares, 3):
-            assert join({x: shares[x] for x in places}) == secret
-        assert join(shares) == secret
+            assert joined_secret({x: shares[x] for x in places}) == secret
+        assert joined_secret(shares) == secret
 
 
 def test_fewer_shares_fit_every_secret() -> None:
-    first, second = split(bytes(range(32)), threshold=3, count=5)[:2]
+    first, second = split_secret(bytes(range(32)), threshold=3, count=5)[:2]
     known = {1: int.from_bytes(first, "big"), 2: int.from_bytes(second, "big")}
     for secret in (0, 1, 2**256 - 1):
         # a polynomial of degree 2 through both shares and this secret gives t shares of it
@@ -47,7 +47,7 @@ def evaluate_lagrange(others: list[int], place: int, x: int) -> int:
 
 
 def test_shares_are_drawn_anew() -> None:
-    assert split(bytes(32), 2, 3) != split(bytes(32), 2, 3)
+    assert split_secret(bytes(32), 2, 3) != split_secret(bytes(32), 2, 3)
 
 
 def test_the_modulus_is_prime() -> None:
@@ -63,4 +63,4 @@ def test_the_modulus_is_prime() -> None:
 def test_shares_of_other_secrets_are_seen() -> None:
     shares = {1: (2**256 + 1).to_bytes(33, "big")}
     with pytest.raises(InputError, match="no shares of one secret"):
-        join(shares)
+        joined_secret(shares)

@@ -14,14 +14,11 @@ pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedprox.deployment.messages import Advert, Claims, Secret
-from fedprox.deployment.round_part import RoundPart
-from fedprox.deployment.secure.keys import seal
-from fedprox.deployment.secure.masks import Whole
-from fedprox.deployment.secure.node_sum import Dealt, commitment_of
-from fedprox.deployment.secure.operator_sum import OperatorSum
-from fedprox.deployment.secure.shamir import SHARE_BYTES, join
-from fedprox.deployment.secure.sums import Sums, claims_of
+from fedprox.deployment.crypto import SHARE_BYTES, Words, joined_secret, seal
+from fedprox.deployment.node_sum import Dealt, Sums, claims_of, commitment_of
+from fedprox.deployment.operator_sum import OperatorSum
+from fedprox.deployment.payload import RoundPart
+from fedprox.deployment.wire import Advert, Claims, Secret
 from fedprox.errors import InputError
 from fedprox.simulation.planning.jobs import no_jobs
 from tests.deployment.secure.sums import (
@@ -75,7 +72,7 @@ def test_a_masked_message_is_uniform(known: Any) -> None:
     assert abs(((counts - counts.mean()) ** 2 / counts.mean()).sum() - 255) < 6 * np.sqrt(2 * 255)
 
 
-def masked(nodes: Nodes) -> dict[str, Whole]:
+def masked(nodes: Nodes) -> dict[str, Words]:
     """All masked messages of zeros."""
     shared(nodes)
     vectors = {name: np.zeros(3, np.uint32) for name in nodes.sums}
@@ -143,7 +140,7 @@ def test_two_sums_are_not_both_confirmed(known: Any) -> None:
     with pytest.raises(InputError, match="not signed by the key of node 'c'"):
         nodes.sums["a"].reveal({**one, "c": two["c"]})
     revealed = {n: nodes.sums[n].reveal(two) for n in "cde"}
-    assert join({i: bytes.fromhex(revealed[n]["c"]) for i, n in enumerate("cde", 3)})
+    assert joined_secret({i: bytes.fromhex(revealed[n]["c"]) for i, n in enumerate("cde", 3)})
 
 
 def test_a_stage_is_passed_once(known: Any) -> None:
@@ -297,7 +294,7 @@ def accepted(nodes: Nodes) -> OperatorSum:
     return operator
 
 
-def revealed_by(nodes: Nodes, came: str) -> tuple[dict[str, Whole], dict[str, dict[str, str]]]:
+def revealed_by(nodes: Nodes, came: str) -> tuple[dict[str, Words], dict[str, dict[str, str]]]:
     """The masked messages of zeros of some nodes, and the shares that these reveal."""
     vectors = {name: np.zeros(3, np.uint32) for name in came}
     for name, vector in vectors.items():

@@ -10,7 +10,7 @@ import tomli_w
 
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
-from fedprox.deployment.secure.ledger import FILE
+from fedprox.deployment.kept import Revealed
 from tests.deployment.federations import STATEFUL, table_of
 
 pytestmark = pytest.mark.network
@@ -29,7 +29,7 @@ def test_a_trial_sums_in_secret(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "without" not in done.stderr
     for i in range(1, 5):
-        ledger = json.loads((out / "nodes" / f"node-{i}" / "state" / FILE).read_text())
+        ledger = json.loads((out / "nodes" / f"node-{i}" / "state" / Revealed.FILE).read_text())
         rounds = {name.partition("/")[2]: last for name, last in ledger["rounds"].items()}
         revealed = {"0-0/train": 1, "1-0/gradients": 1, "1-0/train": 1}
         assert rounds == revealed | {"0-0/evaluate": 2, "1-0/evaluate": 2}

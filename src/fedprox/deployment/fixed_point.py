@@ -33,47 +33,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING
-from fedprox.deployment.messages import Setup, Summed
-from fedprox.deployment.noise import FURTHEST, normals
-from fedprox.deployment.secure.masks import Whole
+from fedprox.deployment.crypto import FURTHEST, Words, normals
+from fedprox.deployment.wire import Setup, Summed
 from fedprox.errors import require
 
-PIECE = 2**16
+ROUNDED_PIECE = 2**16
 """Numbers that are rounded together, which stay in a processor's cache."""
 
-MEASURES = 2.0**32
+MEASURES_BOUND = 2.0**32
 """The bound of measures, sums over rows; with 64 bits their step is at most 2^-24."""
 
 MARGIN = 1.01
 """Factor of the noise, for what rounding adds to how far a client moves a sum."""
 
-FINEST = 30
+NOISE_PLACES = 30
 """Binary places of the noise's standard deviation at most: normal numbers have about 52."""
 
 GAP = 1e-6
 """The largest gap of a release."""
 
 
-class Noise(NamedTuple):
-    """The noise that each node adds.
-
-    Attributes:
-        deviation: Its standard deviation.
-        moved: By how much a client moves the sum.
-    """
-
-    deviation: float
-    moved: float
-
-
 class FixedPoint(NamedTuple):
     """How numbers become whole ones.
 
     Attributes:
-        bound: Largest absolute value.
+        bound: Largest absolute value, with room for the noise.
         bits: Bits of a word, 32 or 64.
         nodes: Number of nodes over which is summed at most.
-        noise: The noise that each node adds, for which `bound` has room; None without privacy.
+        deviation: Standard deviation of the noise that each node adds; 0 without privacy.
+        moved: By how much a client moves the sum, with noise.
 
     >>> FixedPoint(1.0, 32, nodes=10).places
     27
@@ -82,15 +70,16 @@ class FixedPoint(NamedTuple):
     bound: float
     bits: int
     nodes: int
-    noise: Noise | None = None
+    deviation: float = 0.0
+    moved: float = 0.0
 
     @property
     def places(self) -> int:
         """k: the bound is the whole number 2^k."""
         most = self.bits - 1 - self.nodes.bit_length()
-        if self.noise is None:
+        if not self.deviation:
             return most
-        return min(most, FINEST + math.floor(math.log2(self.bound / self.noise.deviation)))
+        return min(most, NOISE_PLACES + math.floor(math.log2(self.bound / self.deviation)))
 
     @property
     def step(self) -> float:
@@ -108,31 +97,19 @@ class FixedPoint(NamedTuple):
         return np.dtype(f"int{self.bits}")
 
     def require_hidden(self, size: int) -> None:
-        """Raise `InputError` if rounding is not negligible beside the noise.
-
-        Args:
-            size: The numbers of a message, d.
-        """
-        if self.noise is None:
-            return
-        deviation, moved = self.noise
+        """Raise `InputError` if rounding is not negligible beside the noise."""
         require(
-            10 * size * (self.step / deviation) ** 2 <= GAP
-            and math.sqrt(size) * self.step <= (MARGIN - 1) * moved,
+            not self.deviation
+            or (
+                10 * size * (self.step / self.deviation) ** 2 <= GAP
+                and math.sqrt(size) * self.step <= (MARGIN - 1) * self.moved
+            ),
             f"deployment.secure.bits = {self.bits}: with [privacy] and {size:,} numbers rounding "
             "would be seen beside the noise; use 64",
         )
 
-    def quantized(self, message: Any, counted: NDArray[np.float32]) -> Whole:
-        """A node's message as whole numbers, and at the end how many of them were clipped.
-
-        Args:
-            message: The messages that count, times their weights, summed, leaves (points, ...).
-            counted: The sum of these weights, (points,).
-
-        Raises:
-            InputError: If a number is not finite, or the noise does not hide it.
-        """
+    def quantized(self, message: Any, counted: NDArray[np.float32]) -> Words:
+        """A node's message as whole numbers, and at the end how many of them were clipped."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(message)]
         self.require_hidden(size_of(leaves) - 1)
         vector = np.empty(size_of(leaves), self.word)
@@ -146,41 +123,34 @@ class FixedPoint(NamedTuple):
                 )
                 begin = end
         # clipped to a norm before, so none is but for rounding
-        vector[-1] = 0 if self.noise else min(clipped, 2**self.places)
+        vector[-1] = 0 if self.deviation else min(clipped, 2**self.places)
         return vector
 
     def _round(
         self,
         numbers: NDArray[Any],
         limit: float,
-        into: Whole,
+        into: Words,
         generator: np.random.Generator,
     ) -> int:
         """Clip numbers to a limit and round them; how many were clipped."""
         clipped = 0
-        for begin in range(0, len(numbers), PIECE):
-            piece = numbers[begin : begin + PIECE].astype(np.float64)
+        for begin in range(0, len(numbers), ROUNDED_PIECE):
+            piece = numbers[begin : begin + ROUNDED_PIECE].astype(np.float64)
             require(np.isfinite(piece).all(), "its sum is not finite")
             clipped += int(np.count_nonzero(np.abs(piece) > limit))
             np.clip(piece, -limit, limit, out=piece)
             piece /= self.step
             piece += generator.random(len(piece))
             np.floor(piece, out=piece)
-            if self.noise is not None:
-                piece += np.rint(normals(len(piece)) * (self.noise.deviation / self.step))
-            into[begin : begin + PIECE] = piece.astype(self.signed).view(self.word)
+            if self.deviation:
+                piece += np.rint(normals(len(piece)) * (self.deviation / self.step))
+            into[begin : begin + ROUNDED_PIECE] = piece.astype(self.signed).view(self.word)
         return clipped
 
-    def check(self, total: Whole, message: Any, counted: NDArray[np.float32], nodes: int) -> None:
-        """Raise `InputError` unless a sum can be one of some nodes.
-
-        Args:
-            total: The sum of what `quantized` returns.
-            message: The message, in shape, leaves (points, ...).
-            counted: The sum of the nodes' weights, (points,).
-            nodes: Their number.
-        """
-        noise = 0.0 if self.noise is None else (FURTHEST + 1) * self.noise.deviation
+    def check(self, total: Words, message: Any, counted: NDArray[np.float32], nodes: int) -> None:
+        """Raise `InputError` unless a sum can be one of some nodes."""
+        noise = (FURTHEST + 1) * self.deviation
         # each node rounds its numbers by less than a step
         own = (self.bound - noise) * (1 + ROUNDING) * counted.astype(float)
         limits = own + nodes * (noise + self.step)
@@ -196,19 +166,14 @@ class FixedPoint(NamedTuple):
                     f"it has numbers of {largest:g}, and they are at most {limit:g}",
                 )
                 begin = end
-        most = 0 if self.noise else nodes * min(begin, 2**self.places)
+        most = 0 if self.deviation else nodes * min(begin, 2**self.places)
         clipped = int(whole[-1])
         require(
             0 <= clipped <= most, f"it has {clipped:,} clipped numbers, and at most {most:,} may be"
         )
 
-    def values(self, total: Whole, message: Any) -> tuple[Any, int]:
-        """The numbers of a sum, and how many of them were clipped before.
-
-        Args:
-            total: The sum of what `quantized` returns.
-            message: The message, in shape, leaves (points, ...).
-        """
+    def values(self, total: Words, message: Any) -> tuple[Any, int]:
+        """The numbers of a sum, and how many of them were clipped before."""
         leaves, structure = jax.tree.flatten(message)
         whole, begin, values = total.view(self.signed), 0, []
         for leaf in leaves:
@@ -220,27 +185,19 @@ class FixedPoint(NamedTuple):
 
 
 def fixed_point_of(setup: Setup, of: Summed) -> FixedPoint:
-    """The whole numbers of a run's sums.
-
-    Args:
-        setup: The run, with secure sums.
-        of: What is summed.
-    """
+    """The whole numbers of a run's sums."""
     securing, hiding = setup.secure, setup.privacy
     assert securing is not None
     nodes = len(securing.nodes)
     if of == "evaluate":
-        return FixedPoint(MEASURES, 64, nodes)
+        return FixedPoint(MEASURES_BOUND, 64, nodes)
     if hiding is None:
         assert securing.bound is not None  # `securing_of` and `Sums.check` see to it
         return FixedPoint(securing.bound, securing.bits, nodes)
     moved = hiding.clip / setup.clients_per_round
-    z = hiding.mechanism.noise_multiplier
-    if not z:
-        return FixedPoint(hiding.clip, securing.bits, nodes)
-    deviation = MARGIN * z * moved / math.sqrt(securing.honest)
+    deviation = MARGIN * hiding.mechanism.noise_multiplier * moved / math.sqrt(securing.honest)
     bound = hiding.clip + (FURTHEST + 1) * deviation
-    return FixedPoint(bound, securing.bits, nodes, Noise(deviation, moved))
+    return FixedPoint(bound, securing.bits, nodes, deviation, moved)
 
 
 def size_of(leaves: Sequence[Any]) -> int:

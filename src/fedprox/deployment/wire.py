@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
+from fedprox.experiment.messages import Table
 from fedprox.privacy import AdaptiveClip, Privacy
 from fedprox.privacy.accounting import Mechanism, check_mechanism
 from fedprox.privacy.setting import CLIPS, NOISES, Accountant
@@ -30,14 +31,13 @@ VERSION = 9
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Array]
-Table = dict[str, Any]
+NamedArrays = Mapping[str, Array]
 
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
+NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
-Round = Annotated[int, Field(ge=-1, le=LARGEST)]
+RoundNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 """A round; -1 for none."""
 
 Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
@@ -46,46 +46,43 @@ Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
 Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 """32 bytes in hexadecimal, or none."""
 
-Kind = Literal[
-    "describe",
-    "prepare",
-    "gradients",
-    "train",
-    "evaluate",
-    "advertise",
-    "share",
-    "accept",
-    "confirm",
-    "reveal",
-]
-"""What a request asks for; the last five are of a secure sum."""
+Stage = Literal["advertise", "share", "accept", "confirm", "reveal"]
+"""Requests of a secure sum, beside those whose answers are summed."""
+
+RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", Stage]
+"""What a request asks for."""
 
 Summed = Literal["gradients", "train", "evaluate"]
 """The requests whose answers can be summed in secret."""
-
 
 WeightsBy = Literal["clients", "rows"]
 """Whether the clients of a round weigh the same, or as their training rows."""
 
 
-class Message(BaseModel):
+class Head(BaseModel):
     """A part of a head, with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Head)
+T = TypeVar("T")
 
 
-class DataKind(Message):
+def required(value: T | None, line: str) -> T:
+    """A value of a message that must be there; `InputError` with a line if it is not."""
+    if value is None:
+        raise InputError(line)
+    return value
+
+
+class DataKind(Head):
     """What all clients' data have in common.
 
     Attributes:
         classes: Number of classes; 0 if labels are not classes.
-        features: Shape of one example.
-        feature_type: Type of the features, as NumPy names it.
+        features: Shape of one example; `feature_type` is NumPy's name of its type.
         label: Shape of one example's label.
-        label_type: Type of the labels.
         greatest: Greatest feature if features are whole numbers, such as symbols; else 0.
         augmented: Whether mini-batches are augmented.
     """
@@ -99,15 +96,12 @@ class DataKind(Message):
     augmented: bool
 
 
-class Clients(Message):
-    """The clients of a node, lists of equal length.
+class Clients(Head):
+    """The clients of a node and their rows of each part, lists of equal length.
 
     Attributes:
-        names: Their names.
-        train: Training rows of each.
-        test: Test rows of each.
         labels: Test labels of each, at most.
-        validation: Validation rows of each; empty without validation rows of clients.
+        validation: Empty without validation rows of clients.
     """
 
     names: list[str]
@@ -117,14 +111,12 @@ class Clients(Message):
     validation: list[int]
 
 
-class Description(Message):
+class Description(Head):
     """What a node says of itself.
 
     Attributes:
-        name: The node's name.
         version: Version of fedprox on the node.
         kind: What its clients' data have in common.
-        clients: Its clients.
         central_validation: Number of validation rows that belong to no client.
         reports: The measures that the node reports.
     """
@@ -137,7 +129,7 @@ class Description(Message):
     reports: list[str]
 
 
-class Hiding(Message):
+class PrivateRounds(Head):
     """What hides the clients of a run.
 
     Attributes:
@@ -158,15 +150,8 @@ class Hiding(Message):
         return Privacy(self.clip, noise_multiplier=0.0, adaptive_clip=self.adaptive_clip)
 
 
-class PrivateSteps(Message):
-    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example".
-
-    Attributes:
-        clip: Largest norm of the gradient of a row.
-        noise_multiplier: Standard deviation of a step's noise over `clip`.
-        delta: Delta of the run's guarantee.
-        accountant: How steps are composed.
-    """
+class PrivateSteps(Head):
+    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example"."""
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
     noise_multiplier: Annotated[float, Field(ge=0, le=NOISES[1])]
@@ -179,7 +164,7 @@ class PrivateSteps(Message):
         return Privacy(**self.model_dump(), unit="example")
 
 
-class Securing(Message):
+class Securing(Head):
     """How the messages of a run are summed in secret.
 
     Attributes:
@@ -198,7 +183,7 @@ class Securing(Message):
     nodes: list[str]
 
 
-class Claims(Message):
+class Claims(Head):
     """How a node's clients, each of which has work, weigh in a secure sum.
 
     Attributes:
@@ -212,18 +197,15 @@ class Claims(Message):
     measures: list[str] | None = None
 
 
-class Advert(Message):
+class Advert(Head):
     """What a node says of itself for one secure sum.
 
     Attributes:
-        node: Its name.
-        sum: Identifier of the sum.
         context: Digest of what all nodes of the sum are asked alike.
-        work: How its clients weigh.
         sharing: Public key for shares that are sent to it.
         masking: Public key for pairwise masks.
         seed: Digest of the seed of its self mask.
-        signature: Its signature of all this.
+        signature: Its signature of all the others.
     """
 
     node: str
@@ -241,13 +223,11 @@ class Advert(Message):
         return b"advertisement " + self.model_dump_json(exclude={"signature"}).encode()
 
 
-class Secret(Message):
+class Secret(Head):
     """A request's part of a secure sum; each stage has some of its fields.
 
     Attributes:
-        sum: Identifier of the sum.
-        of: What is summed.
-        by: How clients weigh.
+        of: What is summed, with clients that weigh as `by` says.
         context: Digest of what all nodes will be asked alike, for "advertise".
         share: The node's share of all training rows, for "advertise" and "evaluate" of measures.
         roster: The advertisements, for "share".
@@ -269,22 +249,19 @@ class Secret(Message):
     signatures: dict[str, Hex] = {}
 
 
-class Setup(Message):
+class Setup(Head):
     """What a node must know to compute for a method. It names functions, and holds no code.
 
     Attributes:
         run: Identifier of the experiment's run, under which client state is stored.
-        number: Number of the method in the experiment.
-        seed: Seed of the run.
+        number: Number of the method in the experiment, whose sections are `model`, `solver`,
+            `method` and `compression`.
         rounds: Number of rounds T.
         clients: Number of clients of all nodes.
         clients_per_round: Clients K of a round.
         data: What all nodes' data have in common.
         parameters: The model's parameters in words, to compare.
-        model: `[model]` of the experiment.
-        base: Digest of the values that this section freezes, which each node has; None for none.
-        solver: `[solver]` of the experiment.
-        method: The `[[method]]` of the experiment.
+        base: Digest of the values that the model freezes, which each node has; None for none.
         evaluated: The model that is evaluated.
         gradients: Whether gradients are measured.
         deadline: Seconds that a node works on a round, which the round's requests share; None for
@@ -292,13 +269,12 @@ class Setup(Message):
         privacy: What hides the clients; None for nothing.
         private_steps: How local steps hide rows; None if they do not.
         secure: How messages are summed in secret; None if the coordinator sees each node's.
-        compression: `[compression]` of the experiment, by which each client's message travels by
-            itself; None for sums of messages in full.
+        compression: How each client's message travels by itself; None for sums in full.
         products: Whether the mean of adapters is that of their products.
     """
 
     run: Annotated[str, Field(pattern="^[A-Za-z0-9]{1,64}$")]
-    number: Count
+    number: NotNegative
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     rounds: Positive
     clients: Positive
@@ -312,24 +288,25 @@ class Setup(Message):
     evaluated: Evaluated
     gradients: bool
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
-    privacy: Hiding | None
+    privacy: PrivateRounds | None
     private_steps: PrivateSteps | None
     secure: Securing | None
     compression: Table | None
     products: bool
 
+    @property
+    def name(self) -> str:
+        """The name of a seed of a method in a run, as its folder of client state has it."""
+        return f"{self.run}/{self.number}-{self.seed}"
 
-class Work(Message):
+
+class NodeWork(Head):
     """The jobs of a node in a round, lists of equal length; see `Jobs`.
 
     Attributes:
         names: Names of the clients.
         client: Their numbers among all clients.
         rows: Their training rows when the run began.
-        steps: Mini-batch steps to take.
-        weight: Weight of their messages.
-        gamma: Inexactness at which they may stop.
-        relative_size: Their rows over the mean of all clients.
         state: The round in which each client's last used update was made, for each sweep point; -1
             for none.
         kept: Earlier rounds after which a run may resume, so that each client's state after them
@@ -337,24 +314,21 @@ class Work(Message):
     """
 
     names: list[str]
-    client: list[Count]
+    client: list[NotNegative]
     rows: list[Positive]
-    steps: list[Count]
+    steps: list[NotNegative]
     weight: list[Share]
     gamma: list[Share]
     relative_size: list[Finite]
-    state: list[list[Round]]
-    kept: list[list[Round]]
+    state: list[list[RoundNumber]]
+    kept: list[list[RoundNumber]]
 
 
-class Request(Message):
+class Request(Head):
     """The head of a request.
 
     Attributes:
-        version: `VERSION` of the coordinator.
         id: Identifier. A request that is sent again has the same, and the same answer.
-        kind: What it asks for.
-        setup: The method; None for "describe".
         round: Round t.
         participation: Share of the weight of all clients that the cohort has.
         work: The jobs, for "train" and "gradients", and before them for "advertise".
@@ -368,55 +342,51 @@ class Request(Message):
 
     version: int
     id: Annotated[str, Field(max_length=200)]
-    kind: Kind
+    kind: RequestKind
     setup: Setup | None = None
-    round: Count = 0
+    round: NotNegative = 0
     participation: Finite = 0.0
-    work: Work | None = None
-    planned: dict[str, Count] = {}
+    work: NodeWork | None = None
+    planned: dict[str, NotNegative] = {}
     initial: bool = False
     seconds: Finite | None = None
     arrays: list[str] = []
     secret: Secret | None = None
 
 
-_HEAD = frozenset({"version", "id", "kind"})
-_STAGE = frozenset({"setup", "round", "secret"})
+_STAGE = frozenset({"setup", "round", "secret", "secret.context", "secret.share"})
 _WORK = _STAGE | {"participation", "work"}
 
-READS: Mapping[Kind, frozenset[str]] = {
+READS: Mapping[RequestKind, frozenset[str]] = {
     "describe": frozenset(),
     "prepare": frozenset({"setup", "planned"}),
     "gradients": _WORK | {"seconds", "arrays"},
     "train": _WORK | {"seconds", "arrays", "initial"},
     "evaluate": _STAGE | {"arrays"},
     "advertise": _WORK,
-    "share": _STAGE,
-    "accept": _STAGE,
-    "confirm": _STAGE,
-    "reveal": _STAGE,
+    "share": _STAGE | {"secret.roster"},
+    "accept": _STAGE | {"secret.shares", "secret.commitments"},
+    "confirm": _STAGE | {"secret.included"},
+    "reveal": _STAGE | {"secret.signatures"},
 }
-"""What each kind of request reads, beside its head. A request has nothing else, so two that differ
-ask for different things."""
+"""What each kind of request reads, beside what all have, of `secret` field by field. A request has
+nothing else, so two that differ ask for different things."""
 
 
-class Answer(Message):
+class Answer(Head):
     """The head of an answer.
 
     Attributes:
-        id: Identifier of the request.
+        id: That of the request.
         refused: Why the node refuses the request, in one line; empty if it does not.
         lost: Whether it refuses since client state that the request names is lost.
         lacks: Whether the node lacks an array that the request names.
-        description: The answer to "describe".
         seconds: Seconds in which the node computed the answer.
         withheld: Measures that the node does not report.
-        advert: The answer to "advertise".
         shares: The sealed shares by receiver, for "share"; for "reveal" those of secrets, by the
             node whose secret is shared.
         commitments: Digests of the node's shares by receiver, for "share".
         unusable: The nodes whose shares this one cannot use, for "accept".
-        signature: The answer to "confirm".
     """
 
     id: str
@@ -447,12 +417,12 @@ def digest_of(array: Array) -> str:
     return hashed.hexdigest()
 
 
-def pack(head: Message, arrays: Arrays | None = None) -> Parcel:
+def parcel_of(head: Head, arrays: NamedArrays | None = None) -> Parcel:
     """A head and named arrays as a parcel."""
     return Parcel(head.model_dump_json().encode(), pack_arrays(arrays or {}))
 
 
-def pack_arrays(arrays: Arrays) -> bytes:
+def pack_arrays(arrays: NamedArrays) -> bytes:
     """Named arrays as bytes; empty without arrays."""
     if not arrays:
         return b""
@@ -529,15 +499,7 @@ def _type_name(code: str) -> str:
 
 
 def unpack_arrays(body: bytes, allowed: Allowed | None = None) -> dict[str, Array]:
-    """The inverse of `pack_arrays`.
-
-    Args:
-        body: The bytes.
-        allowed: The arrays that may be there; None for any.
-
-    Raises:
-        InputError: If the bytes do not hold arrays, or hold others than the allowed ones.
-    """
+    """The inverse of `pack_arrays`."""
     if allowed is not None:
         check_body(body, allowed)
     if not body:
@@ -550,11 +512,7 @@ def unpack_arrays(body: bytes, allowed: Allowed | None = None) -> dict[str, Arra
 
 
 def unpack_request(parcel: Parcel) -> Request:
-    """The head of a request.
-
-    Raises:
-        InputError: If it is of another version, no request, or has what its kind does not read.
-    """
+    """The head of a request."""
     try:
         head = json.loads(parcel.head)
         version = head.get("version") if isinstance(head, dict) else None
@@ -568,18 +526,18 @@ def unpack_request(parcel: Parcel) -> Request:
     request = _checked(Request, parcel)
     of_measures = request.secret is not None and request.secret.of == "evaluate"
     reads = READS["evaluate" if of_measures and request.kind == "advertise" else request.kind]
-    for name, field in Request.model_fields.items():
-        unused = name not in reads | _HEAD and getattr(request, name) != field.default
-        require(not unused, f"request: {request.kind} does not read {name}: leave it out")
+    for prefix, part in (("", request), ("secret.", request.secret)):
+        for name, field in type(part).model_fields.items() if part else ():
+            read = field.is_required() or prefix + name in reads
+            require(
+                read or getattr(part, name) == field.default,
+                f"request: {request.kind} does not read {prefix}{name}: leave it out",
+            )
     return request
 
 
 def unpack_answer(parcel: Parcel) -> Answer:
-    """The head of an answer.
-
-    Raises:
-        InputError: If it is no answer.
-    """
+    """The head of an answer."""
     return _checked(Answer, parcel)
 
 
@@ -593,14 +551,13 @@ def _checked(kind: type[M], parcel: Parcel) -> M:
         raise InputError(f"{what}: {where}: {first['msg']}") from None
 
 
-def prefixed(prefix: str, tree: Any) -> dict[str, Array]:
+def prefixed(prefix: str, tree: Any) -> dict[str, Any]:
     """The leaves of a tree as arrays, by a prefix and their paths.
 
     >>> prefixed("x", {"a": (np.zeros(1), np.ones(2))})
     {"x['a'][0]": array([0.]), "x['a'][1]": array([1., 1.])}
     """
-    leaves = map(np.asarray, jax.tree.leaves(tree))
-    return dict(zip(prefixed_names(prefix, tree), leaves, strict=True))
+    return dict(zip(prefixed_names(prefix, tree), jax.tree.leaves(tree), strict=True))
 
 
 def prefixed_names(prefix: str, tree: Any) -> list[str]:
@@ -609,17 +566,8 @@ def prefixed_names(prefix: str, tree: Any) -> list[str]:
     return [f"{prefix}{jax.tree_util.keystr(path)}" for path, _ in leaves]
 
 
-def tree_of(like: Any, arrays: Arrays, prefix: str) -> Any:
-    """The tree of the same structure as `like` whose leaves are among some arrays.
-
-    Args:
-        like: Shapes and types.
-        arrays: The arrays, under the names of `prefixed`.
-        prefix: The prefix.
-
-    Raises:
-        InputError: If an array is missing, or has another shape or type.
-    """
+def tree_of(like: Any, arrays: NamedArrays, prefix: str) -> Any:
+    """The tree of the same structure as `like` whose leaves are among some arrays."""
     leaves, structure = jax.tree.flatten(like)
     names = prefixed_names(prefix, like)
     for name, leaf in zip(names, leaves, strict=True):

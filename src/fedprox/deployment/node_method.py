@@ -1,8 +1,15 @@
-"""A node's parts of a method's rounds and evaluations, by the simulation's compiled programs."""
+"""A method on a node: its parts of rounds and evaluations, by the simulation's programs.
+
+With a deadline, the time of a round is shared out between its requests, passes and clients as the
+planned work is, in rows whose gradients are computed. What a pass leaves is there for the next one,
+so a share that is too large costs little.
+"""
 
 import math
+import os
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,13 +22,9 @@ from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.algorithms.reporting import reporting
-from fedprox.deployment.broadcast import Broadcast, at_points, broadcast_of
-from fedprox.deployment.coded import Coded
-from fedprox.deployment.deadline import due, passes_until, planned_rows
-from fedprox.deployment.measured import Shapes, evaluation_shapes
-from fedprox.deployment.messages import Setup, Work
-from fedprox.deployment.noise import own_entropy
-from fedprox.deployment.round_part import RoundPart
+from fedprox.deployment.combine import Shapes, evaluation_shapes
+from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
+from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
@@ -54,31 +57,74 @@ from fedprox.simulation.config.protocol import Protocol
 from fedprox.simulation.devices.mesh import accept_host_arrays, shard
 from fedprox.simulation.devices.programs import Request, compiled, debugs
 from fedprox.simulation.loop.planner import plan_call
-from fedprox.simulation.planning.batch_plan import Capacity
+from fedprox.simulation.planning.batch_plan import Capacity, job_ticks
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.planning.packing import Segments
 from fedprox.simulation.planning.poisson import PoissonTicks
 from fedprox.simulation.planning.reads import Exchange
 from fedprox.simulation.planning.round_work import RoundWork
 from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
+from fedprox.solver import Solver
+
+READING = 0.25
+"""Smallest share of reading gradients before the work. By its rows alone it could be too short even
+to call a program, and without these gradients nothing counts."""
 
 
-class Parts:
+def planned_rows(algorithm: Algorithm, solver: Solver, jobs: Jobs) -> NDArray[np.int64]:
+    """The rows that jobs compute gradients of in each pass of `Until`, shape (3, jobs)."""
+    reads = algorithm.first.reads
+    personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
+    local = job_ticks(solver, jobs, 1)  # ticks of one row
+    if solver.searches_line:
+        local = jobs.steps * jobs.size
+    return np.stack([reads * jobs.size, personal * local, local])
+
+
+def passes_until(seconds: float, rows: NDArray[np.int64]) -> Until:
+    """When the passes of a request with so many seconds end.
+
+    >>> passes_until(8.0, np.array([[10], [40], [20]]))
+    Until(reading=np.float32(2.0), personal=np.float32(6.0), local=np.float32(8.0))
+    """
+    reading, personal, local = rows.sum(axis=1).tolist()
+    first = _share_of_reading(reading, personal + local)
+    second = first + (1 - first) * personal / max(personal + local, 1)
+    return Until(*(np.float32(seconds * part) for part in (first, second, 1.0)))
+
+
+def due(ends: Segments, slots: int) -> NDArray[np.float32]:
+    """The part of all ticks at which the job in each slot ends.
+
+    A node that is too slow thus shortens all of its clients' work alike.
+    """
+    parts = np.ones(slots, np.float32)
+    device, segment, lane = np.nonzero(ends.end >= 0)
+    stops = ends.stop[device, segment]
+    parts[ends.end[device, segment, lane]] = stops / max(stops.max(initial=0), 1)
+    return parts
+
+
+def shares_of_first(
+    first: Jobs, rows: NDArray[np.int64], jobs: Jobs, owner: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Each node's share of its round for the gradients of a first cohort."""
+    nodes = int(owner.max()) + 1
+    reading = np.bincount(owner[first.client], first.size, nodes)
+    working = np.bincount(owner[jobs.client], rows.sum(axis=0), nodes)
+    return np.array(list(map(_share_of_reading, reading.tolist(), working.tolist())))
+
+
+def _share_of_reading(reading: float, working: float) -> float:
+    """The share of reading so many rows before working on others."""
+    return max(READING, reading / (reading + working)) if reading else 0.0
+
+
+class NodeMethod:
     """A method on a node.
 
     Shapes are a function of the request alone, rounded up to powers of two. So a node that was
     restarted computes the same bits, and few programs are compiled.
-
-    Args:
-        setup: The method. Its run, number, seed and rounds do not matter.
-        federation: The node's clients, with the number of classes of all nodes.
-        model: The model, from `model_on_node`.
-        mesh: The devices.
-        data: The rows on the devices.
-        measured_rows: Rows of each client that are measured at most; None for all.
-
-    Raises:
-        InputError: If the setup names something unknown.
     """
 
     def __init__(
@@ -91,7 +137,7 @@ class Parts:
         measured_rows: int | None,
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
-        self.given, self.method, self.measuring = methods_of(
+        self.given, self.method, self.measuring = methods_on_node(
             setup, federation, model, measured_rows
         )
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
@@ -105,14 +151,16 @@ class Parts:
         if measured_rows is not None:
             self.reading = lay_out(self.measuring, self.rows, mesh.devices.size, self.model.shapes)
         self.points = len(self.method.points)
-        self.client_state = client_state_shape(self.algorithm, self.model.shapes, self.points)
+        kept, shapes = self.algorithm.client.state, self.model.shapes
+        self.client_state = (
+            None if kept is None else at_points(jax.eval_shape(kept, shapes), self.points)
+        )
         compression = self.method.protocol.compression
         self.coded = None
         if compression is not None:
             self.coded = Coded(compression, self.model.shapes, self.points)
         self.began = 0.0
-        self._parts: dict[Layout, Any] = {}
-        self._gradients: dict[Layout, Any] = {}
+        self._programs: dict[tuple[str, Layout], Any] = {}
         self._evaluation: tuple[Any, Any] | None = None
         require(
             setup.deadline is None or self.points == 1,
@@ -126,17 +174,12 @@ class Parts:
         return evaluation_shapes(self.model, self.setup.data, self.points)
 
     @cached_property
-    def broadcast(self) -> Broadcast:
+    def sent(self) -> SentState:
         """What the node is sent of the method."""
-        return broadcast_of(self.measuring.algorithm, self.model.shapes)
+        return sent_state_of(self.measuring.algorithm, self.model.shapes)
 
-    def jobs(self, work: Work, participation: float) -> Jobs:
-        """The jobs of a request.
-
-        Raises:
-            InputError: If a client is not on this node, its number of rows has changed, or its
-                work is none that the solver has.
-        """
+    def jobs(self, work: NodeWork, participation: float) -> Jobs:
+        """The jobs of a request."""
         lengths = {len(values) for _, values in work}
         require(len(lengths) == 1, "work: its lists have different lengths")
         require(len(set(work.names)) == len(work.names), "work: a client appears twice")
@@ -172,14 +215,7 @@ class Parts:
         )
 
     def releases(self, steps: Mapping[str, int]) -> dict[str, tuple[Mechanism, int]]:
-        """What the private local steps of clients release; empty if steps hide no rows.
-
-        Args:
-            steps: The steps of each client, by name.
-
-        Returns:
-            By client, what each step releases, and their number.
-        """
+        """What the private local steps of clients release; empty if steps hide no rows."""
         hiding = self.setup.private_steps
         if hiding is None:
             return {}
@@ -200,23 +236,9 @@ class Parts:
         client_states: Sequence[ClientState],
         seconds: float | None = None,
     ) -> tuple[RoundPart, ClientState]:
-        """Train clients for a round.
+        """Train clients for a round: their part of it, and their states, by job and sweep point.
 
         Private local steps have rows and noise of the system's entropy, other ones each time.
-
-        Args:
-            jobs: The jobs.
-            seed: Seed of the run.
-            round_: Round t.
-            state: The server's state, leaves (points, ...).
-            hparams: The hyperparameters, arrays (points,).
-            client_states: State of each job's client, leaves (points, ...); empty for a method
-                without client state.
-            seconds: Seconds that this may take; None without a deadline.
-
-        Returns:
-            The node's part of the round, and the state of each job's client after it, leaves
-            (jobs, points, ...); None for a method without client state.
         """
         self._check_seconds(seconds)
         given: dict[str, NDArray[Any]] = dict(hparams)
@@ -240,7 +262,7 @@ class Parts:
         exchange = _with_due(exchange, until)
         inputs = Inputs(given, x, y, plan, exchange, np.int32(1), until=until)
         arguments = (self.model.base, Server(state, stacked), inputs)
-        program = self._compiled(self._parts, layout, arguments, (x, y), self._part)
+        program = self._compiled(part_program, layout, arguments, (x, y))
         part: Part = self._timed(program, *arguments)
         trained = self._round_part(part, jobs)
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
@@ -264,13 +286,7 @@ class Parts:
         return RoundPart(message, np.asarray(part.counted), steps, ~faulty & ~late, faulty)
 
     def gradients(self, jobs: Jobs, params: Params, seconds: float | None = None) -> RoundPart:
-        """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages.
-
-        Args:
-            jobs: The clients and their weights.
-            params: w^t, leaves (points, ...).
-            seconds: Seconds that this may take; None without a deadline.
-        """
+        """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages."""
         self._check_seconds(seconds)
         work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
         layout = self._layout(work)
@@ -278,7 +294,7 @@ class Parts:
         until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
         exchange = _with_due(exchanges([placed], layout), until)
         arguments = (self.model.base, params, x, y, exchange, until)
-        program = self._compiled(self._gradients, layout, arguments, (x, y), self._gradient)
+        program = self._compiled(gradients_program, layout, arguments, (x, y))
         part: FirstPart = self._timed(program, *arguments)
         message = jax.tree.map(np.asarray, part.message)
         counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.flagged))
@@ -286,11 +302,7 @@ class Parts:
         return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
 
     def evaluate(self, params: Params) -> EvaluationSums:
-        """Measure models on the rows of the node's clients, always the same.
-
-        Args:
-            params: The models, leaves (points, ...).
-        """
+        """Measure models on the rows of the node's clients, always the same."""
         with jax.default_matmul_precision("highest"):
             if self._evaluation is None:
                 planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
@@ -326,31 +338,29 @@ class Parts:
         return self.base._replace(room=Capacity(*buckets))
 
     def _compiled(
-        self, programs: dict[Layout, Any], layout: Layout, arguments: Any, rows: Any, make: Any
+        self, program: Callable[..., Any], layout: Layout, arguments: Any, rows: Any
     ) -> Any:
-        """The program for a layout, compiled on first use, so that no clock runs meanwhile.
+        """A program for a layout, compiled on first use, so that no clock runs meanwhile.
 
         With a deadline a first tick of each pass is run too: what happens once in a program costs
         no client its time.
         """
-        if layout not in programs:
+        name = program.__name__, layout
+        if name not in self._programs:
             specs = tuple(rows_spec(a, self.method.protocol.ownership) for a in rows)
-            depends = (make.__name__, *known(self.method, layout, self.mesh))
-            request = Request(lambda: make(layout, specs), arguments, depends)
+
+            def make() -> Any:
+                return program(self.method, layout, self.mesh, specs, self._clock)
+
             if self._clock is None:
-                programs[layout] = accept_host_arrays(compiled(request))
+                depends = (program.__name__, *known(self.method, layout, self.mesh))
+                own = compiled(Request(make, arguments, depends))
+                self._programs[name] = accept_host_arrays(own)
             else:  # the program calls this object's clock
-                own = make(layout, specs)
-                own = own if debugs() else own.trace(*arguments).lower().compile()
-                programs[layout] = accept_host_arrays(own)
-                self._timed(programs[layout], *_first_ticks(arguments))
-        return programs[layout]
-
-    def _part(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
-        return part_program(self.method, layout, self.mesh, specs, self._clock)
-
-    def _gradient(self, layout: Layout, specs: tuple[Any, ...]) -> Any:
-        return gradients_program(self.method, layout, self.mesh, specs, self._clock)
+                own = make() if debugs() else make().trace(*arguments).lower().compile()
+                self._programs[name] = accept_host_arrays(own)
+                self._timed(self._programs[name], *_first_ticks(arguments))
+        return self._programs[name]
 
     def _timed(self, program: Any, *arguments: Any) -> Any:
         """What a program computes; its clock begins now."""
@@ -367,18 +377,14 @@ class Parts:
         return time.perf_counter() - self.began
 
 
+def own_entropy(points: int) -> tuple[int, NDArray[np.uint32]]:
+    """A seed for the streams of local steps, and the words of the noise at each sweep point."""
+    words = np.frombuffer(os.urandom(8 * points), np.uint32)
+    return secrets.randbits(63), words.reshape(points, 2)
+
+
 def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
-    """The model of a run, over the node's base.
-
-    Args:
-        setup: The run.
-        like: A federation of the kind of the run's data, from which the model is built.
-        base: The file of the base; None if the node has none.
-
-    Raises:
-        InputError: If the setup names something unknown, or the node builds another model, or over
-            another base, than the coordinator.
-    """
+    """The model of a run, over the node's base."""
     model = model_of(setup.model, like)
     if any(key in setup.model for key in BASED):
         if base is None:
@@ -399,20 +405,10 @@ def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
     return model
 
 
-def methods_of(
+def methods_on_node(
     setup: Setup, federation: Federation, model: Model, measured_rows: int | None
 ) -> tuple[Algorithm, Method, Method]:
-    """A method as the library has it, the one that trains on a node, and the one evaluated there.
-
-    Args:
-        setup: The method.
-        federation: The node's clients.
-        model: The model.
-        measured_rows: Rows of each client that are measured at most; None for all.
-
-    Raises:
-        InputError: If the setup names something unknown.
-    """
+    """A method as the library has it, that which trains on a node, and that evaluated there."""
     try:
         section = SolverSection.model_validate(setup.solver)
     except ValidationError as error:
@@ -462,13 +458,6 @@ def methods_of(
     if compression is not None:
         trained = compressed(part, compression, coded=True)
     return algorithm, Method(training, trained), Method(protocol, part)
-
-
-def client_state_shape(algorithm: Algorithm, params: Params, points: int) -> ClientState:
-    """The state of a client, in shape, leaves (points, ...); None without client state."""
-    if algorithm.client.state is None:
-        return None
-    return at_points(jax.eval_shape(algorithm.client.state, params), points)
 
 
 def parameters_in_words(shapes: Params) -> str:

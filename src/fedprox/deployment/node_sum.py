@@ -1,4 +1,4 @@
-"""A node's part of one secure sum.
+"""A node's part of secure sums: the protocol, and the requests of its stages.
 
 Its stages are advertise, share, accept, mask, confirm, reveal, each passed once and in this order.
 What is asked a second time is refused, so of each node of a sum it reveals a share of one secret:
@@ -11,20 +11,44 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedprox.deployment.messages import Advert, Request, Securing
-from fedprox.deployment.secure import shamir
-from fedprox.deployment.secure.keys import Identity, agreed, seal, unseal
-from fedprox.deployment.secure.masks import KEY_BYTES, Whole, add_mask
+from fedprox.deployment.combine import Shapes, summable, summed_arrays
+from fedprox.deployment.crypto import (
+    KEY_BYTES,
+    SHARE_BYTES,
+    Identity,
+    Words,
+    add_mask,
+    agreed,
+    seal,
+    split_secret,
+    unseal,
+)
+from fedprox.deployment.fixed_point import fixed_point_of
+from fedprox.deployment.kept import Revealed, SumPlace, read_kept, write_kept
+from fedprox.deployment.payload import RoundPart
+from fedprox.deployment.wire import (
+    Advert,
+    Array,
+    Claims,
+    Request,
+    Secret,
+    Securing,
+    Setup,
+    required,
+)
 from fedprox.errors import InputError, require
+from fedprox.simulation.planning.jobs import Jobs
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-Stage = Literal["advertised", "shared", "accepted", "masked", "confirmed", "revealed"]
+
+Reached = Literal["advertised", "shared", "accepted", "masked", "confirmed", "revealed"]
 
 EQUAL = 1e-6
 """Relative difference of weights that are equal but for rounding."""
@@ -64,7 +88,7 @@ def commitment_of(share: bytes) -> str:
     They tell nothing of it: each half is a number of 256 bits that is uniform for all who have
     fewer than `threshold` shares.
     """
-    half = shamir.SHARE_BYTES
+    half = SHARE_BYTES
     return hash_of(share[:half]) + hash_of(share[half:])
 
 
@@ -86,13 +110,7 @@ class Dealt(NamedTuple):
 
 
 class NodeSum:
-    """A node's part of one secure sum.
-
-    Args:
-        identity: The node, and the nodes that it knows.
-        securing: What the run declares.
-        advert: What the node says of itself, without keys and signature.
-    """
+    """A node's part of one secure sum."""
 
     def __init__(self, identity: Identity, securing: Securing, advert: Advert) -> None:
         self.identity, self.securing = identity, securing
@@ -107,7 +125,7 @@ class NodeSum:
         )
         signature = identity.sign(unsigned.signed)
         self.advert = unsigned.model_copy(update={"signature": signature.hex()})
-        self.stage: Stage = "advertised"
+        self.stage: Reached = "advertised"
         self.roster: dict[str, Advert] = {}
         self.measures: set[str] = set()
         self.digest = ""
@@ -116,15 +134,7 @@ class NodeSum:
         self.included: list[str] = []
 
     def share(self, roster: Sequence[Advert]) -> Dealt:
-        """Share the node's secrets among the nodes of the sum.
-
-        Args:
-            roster: The advertisements of the nodes that are left.
-
-        Raises:
-            InputError: If an advertisement is not that of a node that this one knows, is of another
-                sum, or asks for a sum that hides less than it must.
-        """
+        """Share the node's secrets among the nodes of the sum."""
         self._require_next("shared")
         names = [each.node for each in roster]
         require(names == sorted(set(names)), "advertisements that are not in order")
@@ -145,8 +155,8 @@ class NodeSum:
         both = [
             seed + key
             for seed, key in zip(
-                shamir.split(self.seed, self.securing.threshold, len(names)),
-                shamir.split(secret, self.securing.threshold, len(names)),
+                split_secret(self.seed, self.securing.threshold, len(names)),
+                split_secret(secret, self.securing.threshold, len(names)),
                 strict=True,
             )
         ]
@@ -159,19 +169,7 @@ class NodeSum:
         return Dealt(sealed, dict(zip(names, map(commitment_of, both), strict=True)))
 
     def accept(self, sealed: Mapping[str, str], commitments: Mapping[str, str]) -> list[str]:
-        """Take the shares of the nodes that are left.
-
-        Args:
-            sealed: The shares, by sender.
-            commitments: Their digests, as the senders have stated them.
-
-        Returns:
-            The nodes whose shares cannot be opened, or are others than they have stated. The sum
-            can do without these shares.
-
-        Raises:
-            InputError: If a share is of a node outside of the sum, or too few nodes are left.
-        """
+        """Take the shares of the nodes that are left; the nodes whose shares cannot be used."""
         self._require_next("accepted")
         self._require_enough([self.identity.name, *sealed])
         self._require_everyone([self.identity.name, *sealed])
@@ -182,12 +180,12 @@ class NodeSum:
         for name, share in sealed.items():
             with contextlib.suppress(InputError):
                 opened = unseal(self._sealing(name, self.identity.name), bytes.fromhex(share))
-                fits = len(opened) == 2 * shamir.SHARE_BYTES
+                fits = len(opened) == 2 * SHARE_BYTES
                 if fits and commitment_of(opened) == commitments.get(name):
                     self.shares[name] = opened
         return sorted(self.asked - self.shares.keys())
 
-    def mask(self, vector: Whole) -> None:
+    def mask(self, vector: Words) -> None:
         """Add the node's masks to its message in place."""
         self._require_next("masked")
         self.stage = "masked"
@@ -199,11 +197,7 @@ class NodeSum:
             add_mask(vector, key, subtract=own > name)
 
     def confirm(self, included: Collection[str]) -> str:
-        """Sign which nodes' messages are in the sum.
-
-        Raises:
-            InputError: If the sum hides less than it must.
-        """
+        """Sign which nodes' messages are in the sum."""
         self._require_next("confirmed")
         self._require_enough(included)
         require(
@@ -219,12 +213,6 @@ class NodeSum:
         """A share of each node's self mask if it is in the sum, else of its key.
 
         Those of nodes whose shares could not be used are missing.
-
-        Args:
-            signatures: Those of nodes in the sum, of what they confirm.
-
-        Raises:
-            InputError: If too few have confirmed the same sum.
         """
         self._require_next("revealed")
         require(set(signatures) <= set(self.included), "signatures of nodes outside of the sum")
@@ -232,7 +220,7 @@ class NodeSum:
         for name, signature in signatures.items():
             self.identity.check(name, bytes.fromhex(signature), self._confirmed())
         self.stage = "revealed"
-        half, chosen = shamir.SHARE_BYTES, {}
+        half, chosen = SHARE_BYTES, {}
         for name, share in self.shares.items():
             chosen[name] = (share[:half] if name in self.included else share[half:]).hex()
         self.shares, self.seed = {}, b""
@@ -255,9 +243,9 @@ class NodeSum:
             "policy.secure.peers and this node",
         )
 
-    def _require_next(self, stage: Stage) -> None:
+    def _require_next(self, stage: Reached) -> None:
         """Raise `InputError` unless a stage is the next one."""
-        stages: Sequence[Stage] = get_args(Stage)
+        stages: Sequence[Reached] = get_args(Reached)
         require(
             stages.index(stage) == stages.index(self.stage) + 1,
             f"the node has {self.stage} already, and goes on from there alone",
@@ -294,3 +282,150 @@ def _check_weights(roster: Sequence[Advert]) -> None:
 def equal(numbers: Any) -> bool:
     """Whether positive numbers are equal but for rounding."""
     return bool(np.ptp(numbers) <= EQUAL * np.min(numbers))
+
+
+MASKED = "masked"
+"""The array of an answer that holds the masked message."""
+
+
+class Sums:
+    """The secure sums of a node."""
+
+    def __init__(self, identity: Identity, folder: Path) -> None:
+        self.identity, self.folder = identity, folder
+        self.revealed = read_kept(Revealed, folder)
+        self.current: NodeSum | None = None
+        self.place: SumPlace = ("", 0)
+
+    def check(self, setup: Setup) -> None:
+        """Raise `InputError` unless the nodes of a run are this one and those that it knows.
+
+        With privacy, the noise of the nodes must be what the run is accounted for.
+        """
+        securing = _securing(setup)
+        unknown = sorted(set(securing.nodes) - {self.identity.name, *self.identity.peers})
+        require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
+        require(self.identity.name in securing.nodes, "the node is not among those of the run")
+        hiding = setup.privacy
+        require(
+            (securing.bound is None) == (hiding is not None),
+            "deployment.secure.bound follows from privacy.clip, and is given without it",
+        )
+        if hiding is not None:
+            require(
+                hiding.mechanism.everybody and hiding.adaptive_clip is None,
+                "deployment.secure with privacy: all clients take part, clipped to one norm",
+            )
+
+    def advertise(self, request: Request, setup: Setup, claims: Claims) -> dict[str, Any]:
+        """Begin a sum, with new keys; secrets of an earlier one are forgotten."""
+        secret, place = secret_of(request), _place(request, setup)
+        self.revealed.check(place, secret.context if secret.of == "evaluate" else "")
+        advert = Advert(
+            node=self.identity.name, sum=secret.sum, context=secret.context, work=claims
+        )
+        self.current, self.place = NodeSum(self.identity, _securing(setup), advert), place
+        return {"advert": self.current.advert}
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """Answer "share", "accept", "confirm" and "reveal"."""
+        secret = secret_of(request)
+        current = self._current(secret)
+        if request.kind == "share":
+            dealt = current.share(secret.roster)
+            return {"shares": dealt.sealed, "commitments": dealt.commitments}
+        if request.kind == "accept":
+            return {"unusable": current.accept(secret.shares, secret.commitments)}
+        if request.kind == "confirm":
+            signature = current.confirm(secret.included)
+            measures = current.advert.work.measures is not None
+            revealed = self.revealed.after(self.place, current.advert.context if measures else "")
+            write_kept(self.folder, revealed)  # before the signature leaves the node
+            self.revealed = revealed
+            return {"signature": signature}
+        shares = current.reveal(secret.signatures)
+        self.current = None
+        return {"shares": shares}
+
+    def check_signed(self, request: Request, setup: Setup, claims: Claims) -> None:
+        """Check what a node is asked, before it computes its message."""
+        secret = secret_of(request)
+        current = self._current(secret)
+        signed = current.advert
+        require(
+            secret.of == request.kind
+            and _place(request, setup) == self.place
+            and context_of(request) == signed.context,
+            f"{request.kind}: another request than the nodes of the sum have signed",
+        )
+        require(
+            claims == signed.work,
+            f"{request.kind}: other work than the node has signed",
+        )
+
+    def masked(self, request: Request, setup: Setup, part: RoundPart) -> dict[str, Array]:
+        """A node's part of a round with its message under masks."""
+        require(part.counts.any(axis=0).all(), "no update counts, and a sum without any hides less")
+        secret = secret_of(request)
+        current, fixed = self._current(secret), fixed_point_of(setup, secret.of)
+        vector = fixed.quantized(part.message, part.counted)
+        current.mask(vector)
+        return {**part._replace(message=None).arrays(), MASKED: vector}
+
+    def masked_measures(
+        self, request: Request, setup: Setup, shapes: Shapes, shown: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """A node's measures under masks, all of which must be finite.
+
+        Else the sum would show the others', and whoever chooses the model would choose whose are
+        left out.
+        """
+        secret = secret_of(request)
+        current, fixed = self._current(secret), fixed_point_of(setup, "evaluate")
+        message = {name: np.zeros(like.shape) for name, like in summed_arrays(shapes).items()}
+        for measure, arrays in summable(shapes).items():
+            own = {name: shown[name] for name in arrays if name in shown}
+            if measure in current.measures:
+                finite = all(np.isfinite(each).all() for each in own.values())
+                require(finite, f"evaluate: its {measure} is not finite")
+                message |= own
+        for name in ("loss", "weight"):
+            message[name] = message[name] * secret.share
+        vector = fixed.quantized(message, np.ones(shapes.points, np.float32))
+        current.mask(vector)
+        return {MASKED: vector}
+
+    def _current(self, secret: Secret) -> NodeSum:
+        line = "a sum that is over, or from before the node was restarted"
+        current = required(self.current, line)
+        require(current.advert.sum == secret.sum, line)
+        return current
+
+
+def _securing(setup: Setup) -> Securing:
+    return required(setup.secure, "the run has no secure sums")
+
+
+def secret_of(request: Request) -> Secret:
+    """A request's part of a secure sum."""
+    return required(request.secret, f"{request.kind}: messages are summed in secret only")
+
+
+def _place(request: Request, setup: Setup) -> SumPlace:
+    """The run, kind and round of a request's sum."""
+    return f"{setup.name}/{secret_of(request).of}", request.round
+
+
+def claims_of(secret: Secret, jobs: Jobs) -> Claims:
+    """How a node's clients weigh in a round."""
+    has_work = (jobs.weight > 0) & ((jobs.steps > 0) | (secret.of == "gradients"))
+    require(len(has_work) and has_work.all(), "a client without work, whose part of a sum is known")
+    rates = jobs.weight / (jobs.size if secret.by == "rows" else 1)
+    require(equal(rates), f"weights {jobs.weight.tolist()}; they must be equal or those of rows")
+    return Claims(by=secret.by, rate=float(rates[0]))
+
+
+def measured_claims_of(secret: Secret, rows: int, measures: Sequence[str]) -> Claims:
+    """How a node's clients weigh in an evaluation."""
+    require(secret.share > 0, f"share = {secret.share}; a node has some of the rows")
+    return Claims(by="rows", rate=secret.share / rows, measures=sorted(measures))
