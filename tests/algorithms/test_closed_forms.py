@@ -188,7 +188,7 @@ def test_an_adaptive_mu_follows_the_model_that_is_sent_out() -> None:
     federation, solver = quadratic_federation(*random_quadratics(0, 3, 2)), Solver(0.1, 2, steps=1)
     method, model = fedprox(mu=1.0, adapt=True), quadratic_model(np.zeros(2))
     for other in ("cohort", "clients"):
-        with pytest.raises(InputError, match=r'fedprox: an adaptive mu .* must be "server"'):
+        with pytest.raises(InputError, match=r'fedprox: its mu follows .* must be "server"'):
             one_run(federation, model, method, solver, evaluation=Evaluation(model=other))
 
 

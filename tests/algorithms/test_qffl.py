@@ -176,7 +176,7 @@ def test_losses_are_fairer_with_q() -> None:
 def test_privacy_is_refused() -> None:
     a, b = random_quadratics(0, 2, 3)
     privacy, solver = Privacy(1.0, noise_multiplier=1.0), Solver(0.1, "all", steps=1)
-    with pytest.raises(InputError, match=r"qffl: a message holds a bound .*, so privacy does not"):
+    with pytest.raises(InputError, match=r"qffl: a message holds a bound .*, so privacy.unit"):
         one_run(
             quadratic_federation(a, b), quadratic_model(START), qffl(1.0), solver, privacy=privacy
         )

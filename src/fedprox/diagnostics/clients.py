@@ -4,23 +4,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
-from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
-from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
+from fedprox.metrics import terms_of, value_of
+from fedprox.model import Model, Params, check_params, with_base
 from fedprox.model.check import check_model
+from fedprox.model.evaluator import losses_and_labels
 from fedprox.precision import in_shape, real_type
 
 ROWS = 512
 """Rows on the device at once, so that its memory does not limit the federation."""
-
-TOGETHER = 2**15
-"""Most rows of several clients that are measured together by the same models."""
 
 Values = NDArray[np.float64]
 
@@ -223,14 +220,6 @@ def _summed(
     return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), terms)
 
 
-def losses_and_labels(model: Model, outputs: Any, y: jax.Array) -> dict[str, jax.Array]:
-    """The loss of each row, and how many of its labels are met if the model has accuracy."""
-    found = {"loss": losses_of(model, outputs, y)}
-    if model.correct is not None:
-        found["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
-    return found
-
-
 def models_of(stacked: Params) -> list[Params]:
     """The models of a tree with a leading axis of models.
 
@@ -280,57 +269,3 @@ def lowest(losses: NDArray[Any]) -> NDArray[np.int64]:
     [1, 0]
     """
     return np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
-
-
-def row_sums(
-    model: Model, params: Params, x: Any, y: Any, inside: Any, *, counted: bool
-) -> tuple[jax.Array, tuple[jax.Array | None, dict[str, Terms]]]:
-    """Sums of one model over the rows inside: loss, and (labels met if counted, metrics' terms)."""
-    outputs = model.apply(params, x)
-    by_row = losses_of(model, outputs, y), terms_of(model.metrics, outputs, y)
-    loss, terms = weighted_sums(by_row, inside)
-    if not counted:
-        return loss, (None, terms)
-    correct = jnp.int32(0)
-    if model.correct is not None:
-        met = labels_met(model, outputs, y)
-        counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
-        correct = jnp.sum(counts, dtype=jnp.int32)
-    return loss, (correct, terms)
-
-
-def client_sums(
-    model: Model, models: Params, rows: Rows, clients: NDArray[np.int64], *, own: bool
-) -> tuple[Values, Values]:
-    """Sums of losses and of labels met over the rows of some clients, (clients, models).
-
-    With `own` each client has models of its own, leaves (clients, models, ...), else all have the
-    same, leaves (models, ...). A client -1 has no rows.
-    """
-    longest = int(np.where(clients >= 0, rows.sizes[clients], 0).max(initial=1))
-    count = 1 << (longest - 1).bit_length()
-    if not own:  # else whoever gives the models limits how many rows are together
-        count = min(count, max(1, TOGETHER // len(clients)))
-    loss: Any = 0.0
-    met: Any = 0.0
-    for first in range(0, longest, count):
-        x, y, inside = rows.padded(clients, first, count)
-        with jax.default_matmul_precision("highest"):  # as in evaluations of a run
-            part = _client_sums(
-                *(with_base(model, None), own, model.base, models),
-                *(x, y, inside.astype(real_type())),
-            )
-        loss, met = loss + np.asarray(part[0]), met + np.asarray(part[1])
-    return loss, met
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _client_sums(model: Model, own: bool, base: Any, models: Params, *rows: Any) -> Any:
-    whole = with_base(model, base)
-
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
-        loss, (met, _) = row_sums(whole, params, x, y, inside, counted=True)
-        return loss, met
-
-    of_models = jax.vmap(summed, (0, None, None, None))
-    return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)

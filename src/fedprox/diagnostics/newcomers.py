@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.clients import client_sums, lowest, models_of
+from fedprox.diagnostics.clients import lowest, models_of
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
@@ -19,6 +19,7 @@ from fedprox.model import (
     with_base,
 )
 from fedprox.model.check import check_model
+from fedprox.model.evaluator import client_sums
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem

@@ -18,6 +18,7 @@ from fedprox.algorithms.capabilities import Capability
 from fedprox.simulation.config import compatible
 from fedprox.simulation.config.compatible import ROWS, Case, Row, Setting, check
 from fedprox.simulation.config.protocol import Protocol
+from tests.changes import changed
 from tests.objectives import MODEL
 from tests.settings import ADAPTERS, BASE, FEDERATION, half, halves, privacy
 
@@ -64,7 +65,7 @@ OF_METHODS: dict[str, fp.Algorithm] = {
     "REMEMBERS": fp.fedprox(0.1)._replace(client=fp.fedprox(0.1).client._replace(memory=COUNT)),
     "ADAPTS": fp.fedprox(0.1, adapt=True),
     "KEEPS_STATE": fp.scaffold(),
-    "MESSAGE_STATE": fp.feddyn(0.1),
+    "MESSAGE_STATE": fp.moon(1.0),
     "OWN_MODELS": fp.ditto(0.5),
     "SECOND_PROBLEM": fp.ditto(0.5),
     "OWN_PARTS": fp.fedper(["head"]),
@@ -85,8 +86,8 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "RANDOM_OUTPUTS": {"model": dataclasses.replace(MODEL, train=random)},
     "NO_ADAPTERS": {"model": MODEL},
     "OTHER_MESSAGES": {"method": fp.fednova(0.1)},
-    "COMPUTED_MODEL": {"fields": {"params": doubled}},
-    "OTHER_EVALUATED": {"fields": {"evaluated": doubled}},
+    "COMPUTED_MODEL": {"changes": {"server.params": doubled}},
+    "OTHER_EVALUATED": {"changes": {"server.evaluated": doubled}},
     "NOT_UNIFORM": {"cohort": fp.Cohort(6, "bernoulli")},
     "REPLACED": {"cohort": fp.Cohort(4, "proportional")},
     "SOME_CLIENTS": {"cohort": fp.Cohort(4)},
@@ -178,7 +179,7 @@ def example(*names: str) -> dict[str, Any]:
     found = {key: value for key, value in BASE.items() if key != "methods"} | plain
     for name in names:
         found |= {"method": OF_METHODS[name]} if name in OF_METHODS else OF_SETTINGS[name]
-    found["method"] = found["method"]._replace(**found.pop("fields", {}))
+    found["method"] = changed(found["method"], found.pop("changes", {}))
     return found
 
 

@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 from numpy.typing import NDArray
 
-from fedprox.diagnostics.clients import row_sums
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.messages.sums import scaled, sound
 from fedprox.metrics import Terms, value_of
 from fedprox.model import Model, Params, with_base
+from fedprox.model.evaluator import row_sums
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, put, run_segments, total, where_lanes

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ClientContext, HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
-from fedprox.diagnostics.clients import TOGETHER, client_sums
 from fedprox.model import Params
+from fedprox.model.evaluator import TOGETHER, client_sums
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
