@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedprox.algorithms.base import OnClient
 from fedprox.deployment.combine import (
     NodePart,
     NodeSums,
@@ -39,7 +40,7 @@ Means = Sequence[Sequence[float]]
 
 def method_of(faults: Faults, *, private: bool = False) -> Any:
     """A method of two points, whose messages have the size of "a"."""
-    algorithm = SimpleNamespace(size=lambda message: jnp.abs(message["a"]))
+    algorithm = SimpleNamespace(client=OnClient(size=lambda message: jnp.abs(message["a"])))
     points: list[dict[str, float]] = [{}, {}]
     return SimpleNamespace(
         points=points,

@@ -26,8 +26,8 @@ def main():
 PARENT = """
 import sys, time
 from pathlib import Path
-from fedprox.deployment.processes import Program, running
-with running([Program(sys.argv[1], [sys.argv[2]], Path(sys.argv[3]), {"COLOR": "red"})]):
+from fedprox.deployment.processes import Child, running
+with running([Child(sys.argv[1], [sys.argv[2]], Path(sys.argv[3]), {"COLOR": "red"})]):
     time.sleep(600)
 """
 

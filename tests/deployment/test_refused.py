@@ -296,8 +296,8 @@ def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fres
     with pytest.raises(InputError) as raised:
         deployed(ALL | clip, [site.answer for site in fresh(tmp_path)])
     assert str(raised.value) == (
-        'faults.policy = "clip": scaffold has client state; use "drop" in a deployment, where '
-        "nodes store it before the coordinator compares their messages"
+        'scaffold: its clients keep a state, so faults.policy = "clip" with a deployment does not '
+        'fit, since nodes store it before messages are compared; it must be "drop" or "fail"'
     )
 
 

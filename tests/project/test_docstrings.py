@@ -1,8 +1,11 @@
 """Every public name has a docstring in the one template of the project."""
 
+import ast
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -91,3 +94,44 @@ def test_there_is_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if value in CITED])
 def test_methods_data_sets_and_models_link_to_their_source(name: str) -> None:
     assert re.search(r"`[^`]+<https://[^>]+>`_", sections(PUBLIC[name]).get("References", ""))
+
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "api"
+
+LISTS = re.compile(r"^\s*(Args|Returns|Raises|Yields):$", re.MULTILINE)
+
+
+def on_the_reference() -> set[str]:
+    """The names of functions and classes that the reference documents."""
+    names = {name.rpartition(".")[2] for name in PUBLIC}
+    for page in REFERENCE.glob("*.md"):
+        text = page.read_text()
+        names |= set(re.findall(r"^\.\. auto(?:function|class):: (\w+)", text, re.MULTILINE))
+        for module in re.findall(r"^\.\. automodule:: (\S+)", text, re.MULTILINE):
+            names |= set(vars(importlib.import_module(module)))
+    return names
+
+
+def internal(tree: ast.AST, public: set[str], *, shown: bool = False) -> Iterator[ast.FunctionDef]:
+    """The functions of a file that the reference does not document."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from internal(node, public, shown=node.name in public)
+        elif isinstance(node, ast.FunctionDef):
+            of_module = isinstance(tree, ast.Module) and node.name in public
+            if not of_module and (not shown or node.name.startswith("_")):
+                yield node
+
+
+def test_internal_functions_have_a_sentence_and_no_list_of_arguments() -> None:
+    public, package = on_the_reference(), Path(fp.__file__).parent
+    files = [path for path in package.rglob("*.py") if path.name not in ("cli.py",)]
+    listed = [
+        f"{path.relative_to(package)}: {function.name}"
+        for path in files
+        if "commands" not in path.parts  # docstrings there are the command's help
+        for function in internal(ast.parse(path.read_text()), public)
+        if LISTS.search(ast.get_docstring(function) or "")
+    ]
+    assert len(files) > 100
+    assert listed == []

@@ -38,14 +38,7 @@ class Versions(NamedTuple):
 
 
 def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
-    """The same method, whose clients start from the state that a column of their context tells.
-
-    Args:
-        algorithm: The method; its clients keep no state, also not within a round.
-        most_staleness: The largest staleness.
-        models: Whether the server moves towards the clients' models, and not by their updates; the
-            method's clients then send w_k - w^t alone.
-    """
+    """The same method, whose clients start from the state that a column of their context tells."""
     count = most_staleness + 1
 
     def started(state: Versions, context: ClientContext) -> State:

@@ -51,14 +51,6 @@ def scalar() -> Any:
 def check_algorithm(algorithm: Algorithm, params: Params) -> None:
     """Raise `InputError` unless a method's functions fit together; nothing is computed.
 
-    Args:
-        algorithm: The method.
-        params: Shapes and types of the model's parameters.
-
-    Raises:
-        InputError: If an attribute has a value that is not allowed, or a function raises an error
-            or returns something else than `Algorithm` says. The message names the function.
-
     Example:
         >>> from fedprox.algorithms.scaffold import scaffold
         >>> check_algorithm(scaffold(), jax.ShapeDtypeStruct((3,), jnp.float32))
@@ -92,14 +84,7 @@ class Still(NamedTuple):
 
 
 def still_round(algorithm: Algorithm, params: Params, hparams: HParams, one: jax.Array) -> Still:
-    """A method's first round with one client, which ends where it starts.
-
-    Args:
-        algorithm: The method, after `check_algorithm`.
-        params: Shapes and types of the model's parameters.
-        hparams: The hyperparameters, with those of `GIVEN`.
-        one: The number 1, an argument since a compiler would compute with arrays that it knows.
-    """
+    """A method's first round with one client, which ends where it starts."""
 
     def filled(like: Any, number: Any) -> Any:
         return jax.tree.map(lambda a: jnp.full(a.shape, number, a.dtype), like)
@@ -151,13 +136,7 @@ def require_still(algorithm: Algorithm, still: Still) -> None:
 
 
 def check_objective(algorithm: Algorithm, model: Model, federation: Federation) -> None:
-    """Raise `InputError` unless a method's objective fits a model and a federation's rows.
-
-    Args:
-        algorithm: The method, after `check_algorithm`.
-        model: The model.
-        federation: The clients and their data.
-    """
+    """Raise `InputError` unless a method's objective fits a model and a federation's rows."""
     personal, params = algorithm.personal, model.shapes
     given_by = [(algorithm.client.objective, algorithm.subproblem)]
     if personal is not None and personal.subproblem is not None:
@@ -203,10 +182,6 @@ def _check_precision(params: Params) -> None:
 
 def message_shape(algorithm: Algorithm, params: Params) -> Message:
     """The message of one client, in shape.
-
-    Args:
-        algorithm: The method.
-        params: Shapes and types of the model's parameters.
 
     >>> from fedprox.algorithms.fedavg import fedavg
     >>> message_shape(fedavg(), jax.ShapeDtypeStruct((3,), jnp.float32)).shape

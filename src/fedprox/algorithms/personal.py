@@ -24,11 +24,7 @@ from fedprox.subproblem import Subproblem
 
 
 def second_pass(algorithm: Algorithm) -> Algorithm:
-    """The method that solves the second local problem of another method.
-
-    Args:
-        algorithm: A method with `Personal.subproblem`.
-    """
+    """The method that solves the second local problem of another method."""
     personal = algorithm.personal
     assert personal is not None
     keep = personal.keep
@@ -60,12 +56,7 @@ def second_pass(algorithm: Algorithm) -> Algorithm:
 
 
 def fine_tuning(algorithm: Algorithm, steps: int) -> Algorithm:
-    """Local steps on F_k from the model in a client's state, with another method's hyperparameters.
-
-    Args:
-        algorithm: The method, whose clients' solver takes the steps.
-        steps: Steps of each client.
-    """
+    """Local steps on F_k from a client's own model, with another method's hyperparameters."""
 
     def own_loss(state: Any, hparams: HParams, context: ClientContext) -> Subproblem:
         del state, hparams

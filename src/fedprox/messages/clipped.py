@@ -60,15 +60,6 @@ def clipped_sum(
 
     An example whose gradient is not finite counts as zero.
 
-    Args:
-        loss: (params, arrays of an example) -> its loss, a scalar.
-        clip: The largest norm :math:`C` of a gradient, all parameters together.
-        params: The parameters.
-        examples: Arrays of the examples, or pytrees, with a first axis of B.
-
-    Returns:
-        (which examples count, bool (B,)) -> the sum.
-
     >>> x = jnp.array([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])
     >>> total = clipped_sum(lambda w, each: w @ each, 1.0, jnp.zeros(2), x)
     >>> [round(float(each), 5) for each in total(jnp.array([True, True, False]))]
@@ -107,12 +98,7 @@ def _split(closed: Program, gradients: int) -> tuple[list[Factors | int], Progra
 
 
 def _factors(closed: Program, k: int, wanted: list[Any]) -> Factors | int:
-    """How to compute gradient k, whose variables are appended to what is `wanted`.
-
-    Returns:
-        Its factors if they have fewer numbers, or where the gradient itself is, among what is
-        wanted.
-    """
+    """How to compute gradient k, whose variables are appended to what is `wanted`."""
     made_by = {v: eqn for eqn in equations_of(closed) for v in eqn.outvars}
     gradient: Any = results_of(closed)[k]
     variable = gradient

@@ -266,14 +266,6 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     zeros, is then 0.6 at any width. After two we measured at most 0.014 for rows of 64 numbers or
     more, and 0.2 for rows of eight.
 
-    Args:
-        size: Numbers of a message.
-        word: Bits of a number in full.
-        bucket: Most numbers of a row.
-        rotate: Whether rows are rotated.
-        unbiased: Whether the scale is :math:`\|x\|^2 / \|x\|_1`, which makes a uniformly random
-            rotation unbiased (DRIVE, section 4.2); two Hadamard rotations are so nearly.
-
     >>> sign(1000, 32, 512, rotate=False).bits
     1064
     """

@@ -232,13 +232,7 @@ def client_key(round_key: jax.Array, client: jax.Array) -> jax.Array:
 
 
 def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = False) -> Algorithm:
-    """The same method, whose messages arrive as their codec leaves them.
-
-    Args:
-        algorithm: The method, whose clients send an update of the whole model.
-        setting: The setting.
-        coded: Whether clients send what travels, for a node, and not what arrives of it.
-    """
+    """The same method, whose messages arrive as their codec leaves them."""
 
     def arrives(
         message: Message, error: Any, words: jax.Array | None

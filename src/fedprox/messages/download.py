@@ -76,14 +76,7 @@ def _rows(flat: jax.Array, row: int) -> jax.Array:
 
 
 def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Algorithm:
-    """The same method, whose clients receive the model in 8 or 16 bits a number.
-
-    Args:
-        algorithm: The method; its server sends a part of its state.
-        bits: 8 or 16.
-        row: Numbers that share a scale.
-        params: Shapes and types of the model's parameters.
-    """
+    """The same method, whose clients receive the model in 8 or 16 bits a number."""
     at = places(algorithm, params)
     restore = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), params))[1]
 

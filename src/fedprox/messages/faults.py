@@ -100,15 +100,6 @@ def screen(
 ) -> Screened:
     """Find the faulty updates of a round.
 
-    Args:
-        faults: How faulty updates are treated.
-        sound: 1 for finite updates, else 0, shape (jobs, points).
-        size: Sizes of the updates, finite if the update is, shape (jobs, points); None if sizes are
-            not compared.
-        weight: Weights in the mean, 0 for slots without a job, shape (jobs,).
-        fixed: Whether updates that are left out count as zero, so that the others keep their
-            weight.
-
     >>> sizes = jnp.array([[1.0], [3.0], [2.0], [50.0]])
     >>> screen(Faults("clip"), jnp.ones((4, 1)), sizes, jnp.full(4, 0.25)).scale[:, 0].tolist()
     [1.0, 1.0, 1.0, 0.4000000059604645]

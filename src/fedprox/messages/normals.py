@@ -27,13 +27,7 @@ def random_key(words: jax.Array | None) -> Any:
 
 
 def standard_normals(words: jax.Array, purpose: int, tree: Any) -> Any:
-    """Independent standard normal numbers, one for each number of a tree.
-
-    Args:
-        words: Random key, two words.
-        purpose: Separates the noises of a key.
-        tree: The tree.
-    """
+    """Independent standard normal numbers, one for each number of a tree."""
     key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), purpose)
     own = jax.random.key_data(key)
     leaves, structure = jax.tree.flatten(tree)
@@ -49,12 +43,7 @@ def _normals(words: jax.Array, number: int, like: jax.Array) -> jax.Array:
 
 
 def normal_of(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Standard normal numbers of random words.
-
-    Args:
-        first: The upper 32 bits of u.
-        second: The 22 bits of v, then the lower 10 bits of u.
-    """
+    """Standard normal numbers of random words."""
     lower = (second & np.uint32(1023)).astype(jnp.float32)
     u = (first.astype(jnp.float32) + (lower + 0.5) * np.float32(2**-10)) * np.float32(2**-32)
     half_turns = jax.lax.bitcast_convert_type(second >> np.uint32(10) << np.uint32(10), jnp.int32)
@@ -67,11 +56,6 @@ def threefry(words: jax.Array, first: jax.Array, second: jax.Array) -> tuple[jax
     """Random words of a key and counters, by Threefry-2x32 with 20 rounds (Salmon et al. 2011).
 
     As JAX computes them, but in one expression, which takes a third of the time on a CPU.
-
-    Args:
-        words: The key, two words.
-        first: The first word of each counter.
-        second: The second words.
     """
     keys = words[0], words[1], words[0] ^ words[1] ^ PARITY
     first, second = first + keys[0], second + keys[1]

@@ -15,10 +15,6 @@ Array = NDArray[Any]
 def packed(code: Any, widths: Any) -> Any:
     """Codes with whole numbers as bytes.
 
-    Args:
-        code: Codes, leaves (jobs, points, ...).
-        widths: As `Codec.widths`.
-
     >>> packed(np.array([[[1, 0, 3, 2, 1]]]), 2).tolist()  # 01 00 11 10 01
     [[[78, 64]]]
     """
@@ -35,14 +31,7 @@ def packed(code: Any, widths: Any) -> Any:
 
 
 def packed_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
-    """What `packed` returns, in shape.
-
-    Args:
-        like: One code, in shape.
-        widths: As `Codec.widths`.
-        jobs: Number of jobs.
-        points: Number of sweep points.
-    """
+    """What `packed` returns, in shape."""
 
     def leaf(width: int, a: Any) -> jax.ShapeDtypeStruct:
         if width == IN_FULL:

@@ -107,16 +107,6 @@ def private(
     point; or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
     the mean that they are added to.
 
-    Args:
-        algorithm: The method.
-        privacy: The setting.
-        noise_multiplier: Noise multiplier :math:`z` of a release.
-        cohort: Expected cohort :math:`q N`.
-        clients: Number of clients :math:`N`.
-
-    Returns:
-        A method whose mean of messages is their sum divided by `cohort`.
-
     References:
         McMahan et al., `Learning Differentially Private Recurrent Language Models
         <https://arxiv.org/abs/1710.06963>`_, ICLR 2018, Algorithm 1; Andrew et al.,

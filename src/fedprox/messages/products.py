@@ -37,10 +37,6 @@ def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     A client of a lower rank receives the leading columns of A and rows of B, which are the best
     approximation of the server's product at its rank, and zeros for the others. It trains those
     alone, so what is zero stays zero.
-
-    Args:
-        algorithm: The method, whose server takes the mean of the clients' models.
-        ranked: Whether clients have ranks of their own.
     """
 
     def received(state: Params, context: ClientContext) -> Params:
@@ -89,11 +85,6 @@ def _factors(params: Params) -> list[str]:
 
 def mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
     """Factors of the mean of products at their rank, and the means of all other arrays.
-
-    Args:
-        messages: Arrays by name, each of shape (n, ...).
-        counts: Which messages count, bool (n,).
-        weights: Their weights, shape (n,).
 
     >>> a, b = jnp.eye(2)[:, :, None], jnp.eye(2)[:, None, :]  # products diag(1, 0) and diag(0, 1)
     >>> both = mean_product({"w.A": a, "w.B": b}, jnp.ones(2, bool), jnp.array([1.0, 3.0]))

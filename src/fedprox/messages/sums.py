@@ -34,14 +34,7 @@ class Screen(Protocol):
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
     ) -> Screened:
-        """Which messages count.
-
-        Args:
-            sound: 1 for finite messages, else 0, shape (jobs, points).
-            size: Sizes of the messages (jobs, points), which are read if they are compared.
-            weight: Weights in the mean, 0 for slots without a job, shape (jobs,).
-            fixed: Whether messages that are left out count as zero.
-        """
+        """Which messages count."""
 
 
 def sound(*trees: Any) -> jax.Array:
@@ -64,12 +57,7 @@ def beside(numbers: Any, leaf: Any) -> Any:
 
 
 def scaled(scale: jax.Array, tree: Any) -> Any:
-    """Scale times a tree; 0 where the scale is 0, even if the tree is NaN or infinite.
-
-    Args:
-        scale: The factors, shape (jobs, points).
-        tree: Leaves (jobs, points, ...).
-    """
+    """Scale times a tree; 0 where the scale is 0, even if the tree is NaN or infinite."""
 
     def one(a: jax.Array) -> jax.Array:
         s = beside(scale, a)
@@ -102,14 +90,7 @@ def mean_if_screened(sums: Any, screened: Screened | None) -> Any:
 def screened_sum(
     setting: Screen, vectors: Any, weight: jax.Array, *, fixed: bool = False
 ) -> tuple[Any, Screened]:
-    """The weighted sum of stacked vectors that count, and which of them do.
-
-    Args:
-        setting: Which vectors are left out.
-        vectors: Leaves (jobs, points, ...).
-        weight: Weights of the vectors (jobs,), 0 for slots without a vector.
-        fixed: Whether vectors that are left out count as zero.
-    """
+    """The weighted sum of stacked vectors that count, and which of them do."""
 
     def every(f: Any) -> jax.Array:
         return jax.vmap(jax.vmap(f))(vectors)

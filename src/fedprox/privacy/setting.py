@@ -268,12 +268,7 @@ class Hidden(NamedTuple):
 
 
 def check_delta(privacy: Privacy | None, sizes: NDArray[np.int64]) -> None:
-    """Raise `InputError` if delta is too large to mean anything, unless there is no noise.
-
-    Args:
-        privacy: The setting; None for none.
-        sizes: Rows of each client.
-    """
+    """Raise `InputError` if delta is too large to mean anything, unless there is no noise."""
     if privacy is not None and privacy.noise_multiplier != 0:
         Hidden.of(privacy.unit, sizes).require_delta("privacy.delta", privacy.delta)
 

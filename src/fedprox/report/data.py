@@ -113,11 +113,6 @@ def labels(federation: Federation, which: Which) -> tuple[NDArray[np.int64], ...
 def statistics(federation: Federation, which: Which) -> Statistics:
     """A federation's statistics as the papers report them.
 
-    Returns:
-        The number of clients; samples n; the mean and the standard deviation of n_k; and for each
-        client the number of its classes, and the least number of classes that make up 80 % of its
-        labels (Acar et al. 2021, Figure 3), both of shape (clients,), 0 if labels are not classes.
-
     >>> rows = np.zeros((4, 1))
     >>> federation = Federation.from_arrays([(rows, [0, 0, 0, 1]), (rows[:2], [0, 1])])
     >>> train = statistics(federation, "train")

@@ -84,12 +84,7 @@ def _outline(node: Any) -> Any:
 
 
 def decode(content: bytes) -> tuple[dict[str, Array], Params]:
-    """The arrays in a file of parameters by name, and in the structure that was saved, or None.
-
-    Raises:
-        TypeError: An array is not of a type of `TYPES`.
-        ValueError: It is not the content of such a file.
-    """
+    """The arrays in a file of parameters by name, and in the structure that was saved, or None."""
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:

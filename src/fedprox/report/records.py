@@ -105,11 +105,7 @@ def metrics_line(record: Record) -> dict[str, Any]:
 
 
 def read_record(line: bytes) -> Record:
-    """A line of `metrics.jsonl` as the record it was written from; null becomes NaN.
-
-    Raises:
-        ValueError: It is not such a line.
-    """
+    """A line of `metrics.jsonl` as the record it was written from; null becomes NaN."""
     try:
         table = json.loads(line, parse_constant=_refuse, parse_int=_whole)
     except RecursionError:

@@ -347,17 +347,7 @@ def prepare(
     devices: int | None = None,
     **settings: Any,
 ) -> Prepared:
-    """Check the arguments of `simulate` that results depend on; nothing is trained.
-
-    Args:
-        methods: As in `simulate`.
-        seed: As in `simulate`.
-        devices: As in `simulate`.
-        settings: The other arguments of `simulate` that are fields of a `Protocol`.
-
-    Raises:
-        InputError: If an argument is invalid or does not fit the others.
-    """
+    """Check the arguments of `simulate` that results depend on; nothing is trained."""
     methods, mesh = _as_list(methods), lane_mesh(devices)
     model, attack = settings["model"], settings.get("attack")
     if isinstance(model, Model):  # else refused below

@@ -167,12 +167,7 @@ def evaluation_program(
     specs: EvaluationInputs,
     result: Callable[[EvaluationSums], Any] = lambda sums: sums,
 ) -> Wrapped:
-    """Compile-once program that measures models on all clients, or on a sample of them.
-
-    Returns:
-        (base, params, inputs) -> the result, where `base` is `Model.base`, and params have a
-        leading axis of sweep points.
-    """
+    """Compile-once program that measures models on all clients, or on a sample of them."""
 
     def program(base: Any, params: Params, inputs: EvaluationInputs) -> Any:
         return result(_evaluate(with_base(model, base), shape, params, inputs))
@@ -388,11 +383,7 @@ ALONE = Ownership(np.array([0, 1]), 0)
 def plan_evaluation(
     method: Method, data: Data, layout: Layout, mesh: Mesh
 ) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
-    """Plan what the evaluations of a method read.
-
-    Returns:
-        The program's shape, its inputs, and how these are spread over the devices.
-    """
+    """Plan what the evaluations of a method read."""
     protocol = method.protocol
     whole, read = protocol.sampled, protocol.measured
     same: Any = REPLICATED

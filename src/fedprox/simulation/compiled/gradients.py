@@ -77,12 +77,7 @@ def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
 def summed_losses(
     model: Model, *, shared: bool, gradient: bool = True, value: bool = False, classes: int = 0
 ) -> Callable[..., LocalLoss]:
-    """Gradients and losses summed over each lane's slice, at all sweep points.
-
-    Returns:
-        (params, x, y, inside) -> sums (lanes, points, ...), where the last three arguments are the
-        result of `reader`, and only parameters that are not shared have an axis of lanes.
-    """
+    """Gradients and losses summed over each lane's slice, at all sweep points."""
 
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
         losses = losses_at(params, x, y, inside)
@@ -193,12 +188,6 @@ def exchange_gradients(
 
     With screening, all gradients are stored until the last one is computed. Those that the clock
     stops have no weight, which needs screening.
-
-    Returns:
-        (w^t, x, y, exchange, until, received, models) -> what is computed. `until` is None without
-        a clock; `received` is (slots of the lanes' jobs) -> each lane's parameters, leaves (lanes,
-        points, ...), or None if all clients have w^t; `models` are those of the probe, leaves
-        (points, models, ...), or None.
     """
     slots, lanes = layout.room.slots, layout.lanes
     read = reader(layout.width)

@@ -55,11 +55,6 @@ def inexactness_program(
     """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
-
-    Returns:
-        (base, state, hparams, local models, rows, cohort) -> gamma (slots, points). The base is
-        `Model.base`, and the state is the one that defined the local problems; local models have
-        leaves (slots, points, ...).
     """
     algorithm, read_train = method.algorithm, reader(layout.width)
 

@@ -54,12 +54,7 @@ class Part(NamedTuple):
 def part_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
-    """Compile-once program for a node's part of one round, after a first exchange, if any.
-
-    Returns:
-        (base, server, inputs) -> Part, where `base` is `Model.base`. With a clock, `Inputs.until`,
-        `BatchPlan.due` and `Exchange.due` say when clients stop.
-    """
+    """Compile-once program for a node's part of one round, after a first exchange, if any."""
     apart = any(each.apart for each in method.parts)
 
     def part(base: Any, server: Server, inputs: Inputs) -> Part:
@@ -92,12 +87,7 @@ class FirstPart(NamedTuple):
 def gradients_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
-    """Compile-once program for a node's part of a first exchange.
-
-    Returns:
-        (base, params (points, ...), x, y, exchange, until) -> FirstPart, where `base` is
-        `Model.base`, and `until` is None without a clock.
-    """
+    """Compile-once program for a node's part of a first exchange."""
 
     def part(
         base: Any,

@@ -159,11 +159,7 @@ class After(NamedTuple):
 
 
 def rounds_program(method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]) -> Wrapped:
-    """Compile-once program for up to `layout.shape.rounds` rounds.
-
-    Returns:
-        (base, server, inputs) -> After, where `base` is `Model.base`.
-    """
+    """Compile-once program for up to `layout.shape.rounds` rounds."""
 
     def rounds(base: Any, server: Server, inputs: Inputs) -> After:
         run = RoundsProgram(method, base, layout).rounds

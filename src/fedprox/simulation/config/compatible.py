@@ -324,12 +324,7 @@ ROWS = tuple(
 
 
 def check(case: Case, *, of: Setting | None = None) -> None:
-    """Raise `InputError` if something in a case does not go together.
-
-    Args:
-        case: The case.
-        of: Only rows with this setting are read; None for all.
-    """
+    """Raise `InputError` if something in a case does not go together."""
     for row in ROWS:
         if (of is None or of in row) and (line := row.refusal(case)):
             raise InputError(line)

@@ -193,12 +193,7 @@ class Method:
         return hparams
 
     def initial_state(self, starts: Sequence[Params], mesh: Mesh) -> State:
-        """The server's state before round 0, equal at all sweep points.
-
-        Args:
-            starts: The initial models, as many as `OnServer.starts`.
-            mesh: The devices.
-        """
+        """The server's state before round 0, equal at all sweep points."""
         return replicate(mesh, self._at_points(self.algorithm.initial(*starts)))
 
     def initial_client_state(self, params: Params) -> ClientState:
@@ -213,12 +208,7 @@ class Method:
 
 
 def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
-    """Check the algorithms, and make them the methods of a comparison.
-
-    Raises:
-        InputError: If the model does not fit the federation, an algorithm is invalid or cannot
-            follow the protocol, or two methods have the same label.
-    """
+    """Check the algorithms, and make them the methods of a comparison."""
     check_model(protocol.model, protocol.federation)
     for algorithm in algorithms:
         check_algorithm(algorithm, protocol.model.shapes)

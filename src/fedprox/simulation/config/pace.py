@@ -66,12 +66,7 @@ class Pace(NamedTuple):
         return (self.way + self.reading)[clients]
 
     def seconds(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds from the server's message to the client's, shape (K,).
-
-        Args:
-            clients: The clients, shape (K,).
-            steps: Their steps, shape (K,).
-        """
+        """Seconds from the server's message to the client's, shape (K,)."""
         return (self.way + self.before)[clients] + steps * self.step[clients]
 
     def in_time(self, clients: NDArray[np.int64], seconds: float) -> NDArray[np.float64]:

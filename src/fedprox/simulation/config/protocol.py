@@ -359,16 +359,7 @@ class Protocol:
         return initial_params(self.model, seed) if self.initial is None else self.initial
 
     def starts(self, algorithm: Algorithm, seed: int, first: Params) -> list[Params]:
-        """The initial models of a method: w^0, and others that the model draws.
-
-        Args:
-            algorithm: The method.
-            seed: The seed.
-            first: w^0.
-
-        Raises:
-            InputError: If the model draws the same model each time.
-        """
+        """The initial models of a method: w^0, and others that the model draws."""
         more = [
             initial_params(self.model, seed, start) for start in range(1, algorithm.server.starts)
         ]
@@ -395,12 +386,7 @@ class Protocol:
         return HiddenClients(self.privacy).mechanism(algorithm, self.setting)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
-        """Raise `InputError` if a method cannot follow the protocol.
-
-        Args:
-            algorithm: The method, before `reported`.
-            solver: The solver that its clients use.
-        """
+        """Raise `InputError` if a method cannot follow the protocol."""
         for t in (0, self.rounds - 1):
             solver.factor(t)
         check(Case(self, algorithm, solver))
@@ -440,17 +426,7 @@ def pace_of(
     seed: int,
     compression: Compression | None,
 ) -> Pace:
-    """How long each client takes for the rounds of a method.
-
-    Args:
-        population: The clients' devices.
-        federation: The clients and their data.
-        model: The model.
-        algorithm: The method.
-        solver: The solver that its clients use.
-        seed: Seed of the run.
-        compression: How models and messages travel; None for in full.
-    """
+    """How long each client takes for the rounds of a method."""
     steps = solver.steps_per_epoch(federation.train.sizes)
     received: float = model.size_bytes
     sent = None

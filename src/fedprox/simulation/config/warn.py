@@ -23,11 +23,7 @@ Array = NDArray[Any]
 
 
 def warn_of(protocol: Protocol) -> None:
-    """Issue a `UserWarning` for each setting or property of the data that spoils a comparison.
-
-    Args:
-        protocol: The protocol of the comparison.
-    """
+    """Issue a `UserWarning` for each setting or property of the data that spoils a comparison."""
     lines = [
         *_seldom_evaluated(protocol),
         *_one_class(protocol),

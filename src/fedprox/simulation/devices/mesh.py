@@ -31,12 +31,6 @@ def lane_mesh(count: int | None = None) -> Mesh:
     """A mesh with one axis, over which lanes are spread.
 
     With several processes, each has the same number of devices, in the order of the processes.
-
-    Args:
-        count: Number of devices of this process. None means all.
-
-    Raises:
-        InputError: If there are fewer devices, or processes have different numbers of them.
     """
     require_backend()
     devices = jax.local_devices()

@@ -57,11 +57,6 @@ class Ownership(NamedTuple):
 def find_ownership(offsets: NDArray[np.int64], processes: int, process_index: int = 0) -> Ownership:
     """Divide clients into consecutive blocks with about equal numbers of rows.
 
-    Args:
-        offsets: First row of each client, and the number of rows, shape (clients + 1,).
-        processes: Number of processes.
-        process_index: Index of this process.
-
     >>> find_ownership(np.array([0, 5, 10, 20, 30, 40]), processes=2).bounds.tolist()
     [0, 3, 5]
     """
@@ -97,16 +92,7 @@ CLUSTERS = (
 def join_processes(
     coordinator: str, processes: int | None = None, process: int | None = None
 ) -> None:
-    """Join the other processes of a run, before JAX starts.
-
-    Args:
-        coordinator: HOST:PORT of process 0, or "slurm" for the first host of the SLURM job step.
-        processes: Number of processes. None means SLURM_NTASKS.
-        process: Number of this process, from 0. None means SLURM_PROCID or JOB_COMPLETION_INDEX.
-
-    Raises:
-        InputError: If a value is missing or out of range, or the other processes cannot be reached.
-    """
+    """Join the other processes of a run, before JAX starts."""
     options = {"processes": processes, "process": process}
     for name, variables in CLUSTERS:
         for variable in variables:

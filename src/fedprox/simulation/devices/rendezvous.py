@@ -36,18 +36,7 @@ Address = tuple[str, int]
 
 
 def meet(address: Address, processes: int, process: int, *, seconds: float) -> None:
-    """Wait until all processes have greeted process 0.
-
-    Args:
-        address: Address of process 0; for process 0 that at which it listens.
-        processes: Number of processes.
-        process: Number of this process.
-        seconds: Longest time to wait.
-
-    Raises:
-        InputError: If process 0 cannot listen or be reached, a process is missing, two processes
-            have the same number, or processes expect different numbers of processes.
-    """
+    """Wait until all processes have greeted process 0."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -65,12 +54,7 @@ def meet(address: Address, processes: int, process: int, *, seconds: float) -> N
 
 
 def _greet(address: Address, processes: int, process: int, seconds: float) -> None:
-    """Greet process 0, and wait for its answer.
-
-    Raises:
-        InputError: If process 0 refuses this process.
-        OSError: If process 0 cannot be reached.
-    """
+    """Greet process 0, and wait for its answer."""
     with socket.create_connection(address, timeout=ATTEMPT) as connection:
         connection.settimeout(seconds + ATTEMPT)  # process 0 may have started just now
         connection.sendall(f"fedprox {processes} {process}\n".encode())
@@ -81,12 +65,7 @@ def _greet(address: Address, processes: int, process: int, seconds: float) -> No
 
 
 def _gather(address: Address, processes: int, seconds: float) -> None:
-    """Wait for the greetings of all other processes, and let them go on.
-
-    Raises:
-        InputError: If one does not come in time.
-        OSError: If this process cannot listen at the address.
-    """
+    """Wait for the greetings of all other processes, and let them go on."""
     deadline = time.monotonic() + seconds
     family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     waiting = dict[int, socket.socket]()

@@ -84,11 +84,7 @@ def pass_on(callbacks: Sequence[Callback], record: Record) -> None:
 
 @contextmanager
 def following(callbacks: Sequence[Callback], runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Call `on_start` when the context begins and `on_end` when it ends.
-
-    Yields:
-        An empty list, to which the finished runs are appended.
-    """
+    """Call `on_start` when the context begins and `on_end` when it ends."""
     finished: list[Run] = []
     started: list[Callback] = []
     try:

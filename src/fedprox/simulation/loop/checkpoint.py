@@ -206,12 +206,7 @@ class Checkpoints:
         return snapshot
 
     def _read(self, number: int, rounds: int) -> Snapshot | None:
-        """Read a checkpoint; None if it has settings only.
-
-        Raises:
-            Damaged: If it is damaged, or a file of another place.
-            InputError: If it belongs to another comparison or has another format.
-        """
+        """Read a checkpoint; None if it has settings only."""
         path, method = self._state(number, rounds), self._methods[number]
         text, arrays = read_state(path)
         privacy = method.protocol.privacy
@@ -310,11 +305,7 @@ class Checkpoints:
         return not self._replaces and bool(names - {FIRST})
 
     def _save(self, number: int, snapshot: Snapshot, kept: int) -> None:
-        """Write a checkpoint, and remove all but the last `kept` of its seed run.
-
-        Raises:
-            OSError: In all processes, if one of them cannot write its file.
-        """
+        """Write a checkpoint, and remove all but the last `kept` of its seed run."""
         begin, checksum, rounds = time.perf_counter(), None, snapshot.now.round
         with _together(self.folder):
             if snapshot.client_state is not None:

@@ -23,9 +23,6 @@ def chunks(
 ) -> Iterator[tuple[int, int]]:
     """Divide the remaining rounds into calls, which end at recorded rounds and at pauses.
 
-    Yields:
-        The first round of a call, and the one after its last.
-
     >>> list(chunks(1, 7, evaluate_every=5, most=3, pause=2))
     [(1, 2), (2, 4), (4, 5), (5, 6), (6, 7)]
     """

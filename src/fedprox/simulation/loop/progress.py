@@ -69,9 +69,6 @@ def showing(progress: bool, on_progress: Report | None = None) -> Iterator[Repor
     """Show progress on stderr while the context is active.
 
     Errors of stderr, such as a closed stream, do not reach the caller.
-
-    Yields:
-        A function to call with each progress.
     """
     with ExitStack() as shown:
         reports = [] if on_progress is None else [on_progress]

@@ -104,11 +104,7 @@ def records_of(
     scheduled: float | None = None,
     epsilon: float | None = None,
 ) -> Iterator[Record]:
-    """Wait for an evaluation, and make a record for each sweep point.
-
-    Raises:
-        InputError: If an update was faulty and `faults.policy` is "fail".
-    """
+    """Wait for an evaluation, and make a record for each sweep point."""
     algorithm, protocol, since = method.algorithm, method.protocol, done.since
     points, names = len(runs), protocol.federation.names
     faulty, work = since.all_faulty(), since.work
@@ -329,11 +325,7 @@ def _solves(
 def client_records_of(
     done: PendingEvaluation, protocol: Protocol, counts: Counts, points: int
 ) -> Sequence[ClientRecord | None]:
-    """Wait for an evaluation, and make a client record for each sweep point.
-
-    Returns:
-        The client records; None in their place if the protocol does not ask for them.
-    """
+    """Wait for an evaluation, and make a client record for each sweep point."""
     if not protocol.evaluation.client_records:
         return [None] * points
     read, federation = protocol.sampled, protocol.federation

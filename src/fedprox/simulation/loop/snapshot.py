@@ -181,12 +181,7 @@ def write_file(path: Path, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str:
 
 
 def check_file(path: Path) -> str:
-    """Check a file's checksum and format, and return the checksum.
-
-    Raises:
-        Damaged: If the file is damaged or cannot be read.
-        InputError: If it has another format.
-    """
+    """Check a file's checksum and format, and return the checksum."""
     head, checksum = check_arrays(path)
     require_format(path, head.removeprefix(HEAD))
     return checksum
@@ -208,12 +203,7 @@ def read_file(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def read_state(path: Path) -> tuple[Text, list[tuple[str, NDArray[Any]]]]:
-    """Read the text and the arrays of a checkpoint's file.
-
-    Raises:
-        Damaged: If the file is damaged, or not as `write_state` writes it.
-        InputError: If it has another format.
-    """
+    """Read the text and the arrays of a checkpoint's file."""
     check_file(path)
     try:
         (_, text), *arrays = read_file(path)
@@ -225,11 +215,7 @@ def read_state(path: Path) -> tuple[Text, list[tuple[str, NDArray[Any]]]]:
 def restored(
     path: Path, text: Text, arrays: Sequence[tuple[str, NDArray[Any]]], method: Method
 ) -> Snapshot:
-    """The snapshot in a checkpoint's file, with arrays of NumPy and without client state.
-
-    Raises:
-        Damaged: If its arrays are not such as the method has.
-    """
+    """The snapshot in a checkpoint's file, with arrays of NumPy and without client state."""
     shapes = _shapes_of(method)
     expected = [(name, leaf.shape, np.dtype(leaf.dtype)) for name, leaf in _named(shapes)]
     points = len(method.points)

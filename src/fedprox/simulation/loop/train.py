@@ -105,12 +105,7 @@ class Session(NamedTuple):
 def train(
     protocol: Protocol, methods: Sequence[Method], engine: Engine, follow: Follow
 ) -> list[Run]:
-    """Run some methods on all seeds, or continue from checkpoints.
-
-    Returns:
-        One run for each method, seed and sweep point, with methods outermost and sweep points
-        innermost.
-    """
+    """Run some methods on all seeds, or continue from checkpoints."""
     runs = list[Run]()
     for _ in training(protocol, methods, engine, follow, runs):
         pass
@@ -127,11 +122,7 @@ def training(
     owned: bool = False,
     start: Snapshot | None = None,
 ) -> Iterator[Stage | None]:
-    """The loop itself: it yields after each evaluation, and adds finished runs to `runs`.
-
-    Yields:
-        What `fedprox.rounds` yields if a user owns the loop, else None.
-    """
+    """The loop itself: it yields after each evaluation, and adds finished runs to `runs`."""
     checkpoints = follow.checkpoints
     on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
     seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
@@ -317,11 +308,7 @@ class SeedRun:
         self._await(measuring)
 
     def _restore(self, saved: Snapshot) -> None:
-        """Restore the client state of a checkpoint.
-
-        Raises:
-            InputError: If it is not such as this comparison writes.
-        """
+        """Restore the client state of a checkpoint."""
         try:
             self.execution.restore(saved.client_state or ())
         except Damaged as error:

@@ -76,12 +76,7 @@ class PoissonTicks:
         return np.array(each, np.int64)
 
     def of(self, job: Jobs, t: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """The ticks of a job of round t, given with scalars for arrays.
-
-        Returns:
-            Its rows, int32 (ticks, width), and whether a tick completes its mini-batch, bool
-            (ticks,); as in `fedprox.simulation.planning.batch_plan.Ticks`.
-        """
+        """The ticks of a job of round t, given with scalars for arrays."""
         places, drawn, ticks = self._drawn(job, t)
         step, row = np.divmod(places, int(job.size))
         ends = np.cumsum(ticks)

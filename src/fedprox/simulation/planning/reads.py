@@ -87,9 +87,6 @@ def row_groups(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Divide rows into jobs of equal length regardless of clients, one for each lane.
 
-    Returns:
-        First row, the row after the last one, and process of each job.
-
     >>> first, last, _ = row_groups(np.array([0, 100]), 16, Grid(devices=1, lanes=2))
     >>> first.tolist(), last.tolist()
     ([0, 64], [64, 100])

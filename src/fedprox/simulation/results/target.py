@@ -98,11 +98,7 @@ class Target:
         return setting
 
     def _score(self, value: float) -> float:
-        """The value with its sign changed if smaller values are better, so that more is better.
-
-        Raises:
-            InputError: If it is not known which values of a metric are better.
-        """
+        """The value with its sign changed if smaller values are better, so that more is better."""
         lower = self.measure in LOSSES if _is_known(self.measure) else self.lower_is_better
         require(
             lower is not None,
@@ -177,11 +173,7 @@ def target_of(
     *,
     validated: bool = False,
 ) -> Target | None:
-    """The target that an experiment's keys define; None without such a key.
-
-    Raises:
-        InputError: If more than one key is set, or a value is out of range.
-    """
+    """The target that an experiment's keys define; None without such a key."""
     targets = {
         key: value
         for key, value in zip(KEYS, (accuracy, loss, metric), strict=True)

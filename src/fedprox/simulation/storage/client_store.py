@@ -109,9 +109,6 @@ def open_store(
 
     On disk it is an unnamed file in the folder for temporary files (TMPDIR), which disappears with
     the process however that ends.
-
-    Raises:
-        InputError: If the store does not fit, or is on a device with several processes.
     """
     require(
         where != "device" or jax.process_count() == 1,
@@ -192,11 +189,7 @@ def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDAr
 def _from_blocks(
     saved: Iterable[tuple[str, NDArray[Any]]], index: _Index, arrays: Sequence[Any]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[Any]]]:
-    """Assign rows to the saved clients, and yield each block with its array's number and its rows.
-
-    Raises:
-        Damaged: If the blocks are not such as `_in_blocks` yields for these arrays.
-    """
+    """Assign rows to the saved clients, and yield each block with its array's number and rows."""
     contents = iter(saved)
     name, known = next(contents, ("", np.zeros(0)))
     fits = name == KNOWN and known.dtype == bool and known.shape == (len(index.clients),)
@@ -258,9 +251,6 @@ class _Rows(NamedTuple):
         """Allocate disk space for rows about to be written.
 
         Without this, a write to the map would kill the process if the disk is full.
-
-        Raises:
-            InputError: If the disk is full.
         """
         if self.file is None or not hasattr(os, "posix_fallocate"):
             return

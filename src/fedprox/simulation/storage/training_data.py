@@ -142,12 +142,7 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
 
 
 def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
-    """Refuse evaluations that would copy too many rows to the devices.
-
-    Raises:
-        InputError: If training rows stay on the host and evaluations read more than
-            `EVALUATED_BYTES`.
-    """
+    """Refuse evaluations that would copy too many rows to the devices."""
     parts = measured.parts
     size = sum(row_bytes(rows) * len(rows) for rows in parts)
     require(
@@ -189,11 +184,7 @@ class TrainingRows(NamedTuple):
 def training_rows(
     mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
 ) -> TrainingRows:
-    """The training rows: those on the devices, or rows gathered for each call.
-
-    Returns:
-        The training rows. `like` raises `InputError` if the rows of a call do not fit in memory.
-    """
+    """The training rows: those on the devices, or rows gathered for each call."""
     if data.train is not None:
         on_devices = data.train
         base = ownership.first_rows(rows.offsets)
