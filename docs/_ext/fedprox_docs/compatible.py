@@ -1,4 +1,4 @@
-"""The tables of what does not go together, from the rows by which it is refused."""
+"""The tables of what does not go together, from what refuses it."""
 
 import re
 from itertools import groupby
@@ -6,15 +6,15 @@ from itertools import groupby
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.capabilities import Capability
 from fedprox.simulation.config.compatible import ROWS, Row, Setting
-from fedprox_docs.methods import example
+from fedprox_docs.methods import example, fixed
 
 
 def page() -> str:
-    """A table of settings beside what methods need, and one of settings beside each other."""
+    """Tables of what methods fix, of settings beside what methods need, and beside each other."""
     of_methods = [row for row in ROWS if isinstance(row.first, Capability)]
     of_settings = [row for row in ROWS if isinstance(row.first, Setting)]
-    parts = ["## Methods and settings", *_methods(of_methods)]
-    parts += ["## Settings and settings", *_table("Setting", of_settings)]
+    parts = [fixed(), "", "## Methods and settings", "", *_methods(of_methods)]
+    parts += ["", "## Settings and settings", "", *_table("Setting", of_settings)]
     return "\n".join(parts)
 
 

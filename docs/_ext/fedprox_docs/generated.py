@@ -11,7 +11,6 @@ PAGES = {
     "reference/node-file": ("<!-- node and operator files -->", keys.node_page()),
     "reference/command": ("<!-- commands -->", commands.page()),
     "reference/api/methods": ("<!-- methods -->", methods.page()),
-    "howto/compose": ("<!-- fixed -->", methods.fixed()),
     "concepts/compatible": ("<!-- what goes with what -->", compatible.page()),
     "concepts/local-problem": ("<!-- methods -->", methods.table()),
 }

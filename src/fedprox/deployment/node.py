@@ -2,7 +2,7 @@
 
 A node keeps no state of a conversation. A request says all that is needed to answer it, so a node
 that was restarted goes on with the next one, and a request that is repeated gets the same answer.
-It counts what it answers with its data, on disk, before an answer leaves it (`spending`).
+It counts what it answers with its data, on disk, before an answer leaves it (`kept`).
 """
 
 import hashlib

@@ -195,7 +195,7 @@ class _Carry(NamedTuple):
 
     Attributes:
         lanes: The client of each lane.
-        sums: The aggregated messages so far, see `Aggregation`.
+        sums: The messages so far, as the `Collector` holds them.
         local: The finished clients.
         client_state: State of the cohort's clients, updated for finished clients.
         watch: The looks at the clock; None without a clock.
