@@ -18,6 +18,7 @@ import fedprox as fp
 from fedprox.diagnostics.clients import client_measures
 from fedprox.model import top_1
 from fedprox.report.directory import RunDirectory, write_clients
+from tests.changes import changed
 from tests.quadratics import one_run
 
 CLIENTS = [(np.random.default_rng(k).normal(size=(6, 4)), np.arange(6) % 3) for k in range(3)]
@@ -229,21 +230,30 @@ METHODS: list[tuple[dict[str, Any], str]] = [
         f"{SUBPROBLEM} raised TypeError: <lambda>() take",
     ),
     ({"subproblem": lambda w, n, o: posed(w, n["nu"], o)}, f"{SUBPROBLEM} raised KeyError: 'nu'"),
-    ({"message": lambda *a: a[3].params}, f"{MESSAGE} returns a value of type dict; it must ret"),
-    ({"message": lambda *_: None}, f"{MESSAGE} returns None; it must return two values, what the"),
-    ({"update": halved_if_large}, f"mine: update(state, mean, hparams) {BRANCH}; it was given mea"),
-    ({"update": missing}, "mine: update(state, mean, hparams) raised KeyError: 'kernal'"),
-    ({"init": missing}, "mine: init(params) raised KeyError: 'kernal'"),
-    ({"params": missing}, "mine: params(state) raised KeyError: 'kernal'"),
-    ({"evaluated": missing}, "mine: evaluated(state) raised KeyError: 'kernal'"),
-    ({"client_state": missing}, "mine: client_state(params) raised KeyError: 'kernal'"),
-    ({"size": missing}, "mine: size(message) raised KeyError: 'kernal'"),
+    (
+        {"client.message": lambda *a: a[3].params},
+        f"{MESSAGE} returns a value of type dict; it must ret",
+    ),
+    (
+        {"client.message": lambda *_: None},
+        f"{MESSAGE} returns None; it must return two values, what the",
+    ),
+    (
+        {"server.update": halved_if_large},
+        f"mine: update(state, mean, hparams) {BRANCH}; it was given mea",
+    ),
+    ({"server.update": missing}, "mine: update(state, mean, hparams) raised KeyError: 'kernal'"),
+    ({"server.init": missing}, "mine: init(params) raised KeyError: 'kernal'"),
+    ({"server.params": missing}, "mine: params(state) raised KeyError: 'kernal'"),
+    ({"server.evaluated": missing}, "mine: evaluated(state) raised KeyError: 'kernal'"),
+    ({"client.state": missing}, "mine: client_state(params) raised KeyError: 'kernal'"),
+    ({"client.size": missing}, "mine: size(message) raised KeyError: 'kernal'"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), METHODS)
 def test_a_mistake_in_a_method_is_named(change: dict[str, Any], message: str) -> None:
-    assert message_of(simulated(MODEL, method(**change))).startswith(message)
+    assert message_of(simulated(MODEL, changed(method(), change))).startswith(message)
 
 
 class Unfinished(nnx.Module):

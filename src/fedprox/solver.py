@@ -119,7 +119,7 @@ class Solver:
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
-        absent = [self.epochs, self.steps].count(None)
+        absent = sum(each is None for each in (self.epochs, self.steps))
         require(absent < 2, "solver: neither epochs nor steps is given; give one of them")
         require(
             absent == 1,

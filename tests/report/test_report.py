@@ -770,7 +770,10 @@ def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> Non
         for s in (0, 1)
     ]
     for run in runs:
-        run.history = [each._replace(test_accuracy=math.nan) for each in run.history]
+        run.history = [
+            dataclasses.replace(each, measures=each.measures | {"test_accuracy": math.nan})
+            for each in run.history
+        ]
     shown = section(read_archive(write_run(tmp_path / "run", runs)), styles("ab"))
     assert shown.conclusions == [
         "b leads: training loss 1.0000 [1.0000, 1.0000] below a; 2 seeds are too few to say how "

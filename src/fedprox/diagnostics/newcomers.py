@@ -270,4 +270,4 @@ def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
         sums = client_sums(model, own, test, clients, own=True)
         parts.append([np.asarray(each, np.float64)[:, 0] for each in sums])
     loss, met = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return loss, met
+    return loss, met if model.correct is not None else np.full_like(met, np.nan)

@@ -31,7 +31,7 @@ def by_value(value: Any) -> Hashable:
     """A key that equal values have, and functions that do the same.
 
     >>> from fedprox.algorithms.scaffold import scaffold
-    >>> scaffold().message == scaffold().message, by_value(scaffold()) == by_value(scaffold())
+    >>> scaffold().client.message == scaffold().client.message, by_value(scaffold()) == by_value(scaffold())
     (False, True)
     """
     parts: Any
