@@ -26,7 +26,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
+from fedprox.messages.part import Reduction
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.results.run import Run
 from tests.deployment.conftest import Fresh
@@ -260,10 +260,8 @@ def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
 def test_clipping_scales_the_message_of_a_node() -> None:
     method: Any = SimpleNamespace(
         points=[{}],
-        faults=Faults("clip", norm=2.0),
-        algorithm=SimpleNamespace(size=None),
-        keeps_weights=False,
-        rule=Aggregation(),
+        reduction=Reduction(screen=Faults("clip", norm=2.0)),
+        algorithm=SimpleNamespace(client=SimpleNamespace(size=None)),
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
     jobs = jobs._replace(client=np.arange(3), columns={})
@@ -296,8 +294,8 @@ def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fres
     with pytest.raises(InputError) as raised:
         deployed(ALL | clip, [site.answer for site in fresh(tmp_path)])
     assert str(raised.value) == (
-        'faults.policy = "clip": scaffold has client state; use "drop" in a deployment, where '
-        "nodes store it before the coordinator compares their messages"
+        'scaffold: its clients keep a state, so faults.policy = "clip" with a deployment does not '
+        'fit, since nodes store it before messages are compared; it must be "drop" or "fail"'
     )
 
 

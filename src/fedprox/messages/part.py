@@ -135,7 +135,11 @@ class Part:
     """Whether a node sends the message of each client, and not a sum."""
 
     def columns(self, clients: NDArray[Any], count: int) -> Columns:
-        """Numbers of some of `count` clients, by name, each of shape (clients,)."""
+        """Numbers of some of `count` clients, by name, each of shape (clients,).
+
+        "age" is the number of rounds since a client started: its mini-batches are those of the
+        round in which it did.
+        """
         del clients, count
         return {}
 
