@@ -9,7 +9,7 @@ new part is a dataclass of settings with some of these methods, in one file, and
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class Setting(NamedTuple):
         per_round: Clients of a round K.
         sampling: How they are drawn, see `Cohort.sampling`.
         rounds: Number of rounds T.
+        sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
+            "message", or the "code" in which it travels.
     """
 
     params: Params
@@ -38,6 +40,7 @@ class Setting(NamedTuple):
     per_round: int
     sampling: Any
     rounds: int
+    sent: Literal["arrives", "message", "code"] = "arrives"
 
 
 class Change(Protocol):

@@ -105,8 +105,9 @@ class Asynchronous(Part):
         return {name: numbers[name] for name in ("age", "rate")}
 
     def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
-        """The method whose clients start from models of the past."""
-        del setting
+        """The method whose clients start from models of the past, which nodes are sent."""
+        if setting.sent != "arrives":
+            return method
         return asynchronous(method, self.most_staleness, models=self.adds == "models")
 
     def reduce(self, reduction: Reduction) -> Reduction:

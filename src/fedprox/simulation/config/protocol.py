@@ -381,11 +381,17 @@ class Protocol:
             )
         return [first, *more]
 
-    def reported(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm as it is trained, with all parts; central training has only one model."""
+    def reported(self, algorithm: Algorithm, **others: Any) -> Algorithm:
+        """The algorithm as it is trained, with all parts; central training has only one model.
+
+        Args:
+            algorithm: The algorithm.
+            others: What parts read in place of fields of `setting`, on nodes.
+        """
         if not algorithm.pooled:
+            setting = self.setting._replace(**others)
             for part in self.parts:
-                algorithm = part.wrap(algorithm, self.setting)
+                algorithm = part.wrap(algorithm, setting)
         return algorithm
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
