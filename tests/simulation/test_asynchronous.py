@@ -279,8 +279,8 @@ def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(method: fp.Algo
     for waits, steps in zip(*both, strict=True):
         assert np.asarray(waits.params).tobytes() == np.asarray(steps.params).tobytes()
         for a, b in zip(waits.history, steps.history, strict=True):
-            alike = {"staleness": 0.0, "communication": b.communication}
-            assert repr(a.as_dict() | alike) == repr(b.as_dict() | {"seconds": a.seconds})
+            shared = {"staleness": 0.0, "communication": b.communication}
+            assert repr(a.as_dict() | shared) == repr(b.as_dict() | {"seconds": a.seconds})
 
 
 def test_the_server_may_have_an_optimizer_and_fednova_its_counts() -> None:
