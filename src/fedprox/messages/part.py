@@ -180,6 +180,11 @@ class Part:
         del params
         return None
 
+    def download_bits(self, params: Params) -> int | None:
+        """Bits of the model that a client receives; None if it is sent in full."""
+        del params
+        return None
+
     def models_a_round(self, per_round: int) -> float:
         """Messages of a round, relative to the clients of a round with a barrier."""
         del per_round

@@ -258,7 +258,7 @@ class Protocol:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
         known = self.population, self.federation, self.model
-        return pace_of(*known, algorithm, solver, seed, self.compression)
+        return pace_of(*known, algorithm, solver, seed, self.parts)
 
     def message_bits(self, algorithm: Algorithm) -> int | None:
         """Bits of a client's message of a method; None without compression."""
@@ -444,7 +444,7 @@ def pace_of(
     algorithm: Algorithm,
     solver: Solver,
     seed: int,
-    compression: Compression | None,
+    parts: Sequence[Part],
 ) -> Pace:
     """How long each client takes for the rounds of a method.
 
@@ -455,14 +455,16 @@ def pace_of(
         algorithm: The method.
         solver: The solver that its clients use.
         seed: Seed of the run.
-        compression: How models and messages travel; None for in full.
+        parts: The parts, which say in how many bits models and messages travel.
     """
     steps = solver.steps_per_epoch(federation.train.sizes)
     received: float = model.size_bytes
     sent = None
-    if compression is not None and not algorithm.pooled:
-        received = compression.download_bits(model.shapes) / 8
-        sent = compression.update_bits(model.shapes) / 8
+    for part in () if algorithm.pooled else parts:
+        if (bits := part.download_bits(model.shapes)) is not None:
+            received = bits / 8
+        if (bits := part.update_bits(model.shapes)) is not None:
+            sent = bits / 8
     legs = legs_of(algorithm, algorithm.probed(model.shapes))
     return population.pace(seed, legs, received, steps, sent)
 
