@@ -135,6 +135,11 @@ class Method:
         """Whether its rounds need random keys beside those of mini-batches."""
         return any(part.keyed for part in self.parts)
 
+    @property
+    def several_starts(self) -> bool:
+        """Whether the clients of a round start from different models of the server."""
+        return any(part.several_starts for part in self.parts)
+
     @cached_property
     def no_columns(self) -> Columns:
         """The columns of no jobs, which say what its programs read."""
