@@ -55,6 +55,7 @@ from fedprox.experiment import (
 )
 from fedprox.files.whole import write_whole
 from fedprox.logs import loggers_of
+from fedprox.messages.part import Part
 from fedprox.privacy.setting import check_delta, delta_warnings
 from fedprox.report.data import (
     catalogue_table,
@@ -466,7 +467,7 @@ def _describe_experiment(
     if resolved.population is not None:
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model, resolved.methods[0]),
-            *(resolved.solver, experiment.seeds[0], resolved.compression),
+            *(resolved.solver, experiment.seeds[0], [resolved.compression or Part()]),
         )
         title = f"{file}: {resolved.methods[0].name}, devices"
         drawn["population"] = population_figure(seconds, hours, title)

@@ -33,7 +33,7 @@ class Purpose(IntEnum):
     SAMPLE = 12
     EVALUATED = 14
     VALIDATION = 15
-    PRIVACY = 16
+    PARTS = 16
     STEPS = 17
     POPULATION = 18
     DROPOUT = 19

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedprox.algorithms.base import OnClient
 from fedprox.deployment.combine import (
     NodePart,
     NodeSums,
@@ -23,7 +22,7 @@ from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import Answer, DataKind
 from fedprox.measures import Scatter
 from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
+from fedprox.messages.part import Reduction
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from tests.deployment.test_answers import jobs_of
@@ -40,14 +39,12 @@ Means = Sequence[Sequence[float]]
 
 def method_of(faults: Faults, *, private: bool = False) -> Any:
     """A method of two points, whose messages have the size of "a"."""
-    algorithm = SimpleNamespace(client=OnClient(size=lambda message: jnp.abs(message["a"])))
+    client = SimpleNamespace(size=lambda message: jnp.abs(message["a"]))
     points: list[dict[str, float]] = [{}, {}]
     return SimpleNamespace(
         points=points,
-        faults=faults,
-        algorithm=algorithm,
-        keeps_weights=private,
-        rule=Aggregation(),
+        reduction=Reduction(screen=faults, fixed=private),
+        algorithm=SimpleNamespace(client=client),
     )
 
 

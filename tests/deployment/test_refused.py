@@ -26,7 +26,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
+from fedprox.messages.part import Reduction
 from fedprox.simulation.planning.jobs import Jobs, no_jobs
 from fedprox.simulation.results.run import Run
 from tests.deployment.conftest import Fresh
@@ -260,10 +260,8 @@ def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
 def test_clipping_scales_the_message_of_a_node() -> None:
     method: Any = SimpleNamespace(
         points=[{}],
-        faults=Faults("clip", norm=2.0),
-        algorithm=SimpleNamespace(size=None),
-        keeps_weights=False,
-        rule=Aggregation(),
+        reduction=Reduction(screen=Faults("clip", norm=2.0)),
+        algorithm=SimpleNamespace(client=SimpleNamespace(size=None)),
     )
     jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
     jobs = jobs._replace(client=np.arange(3), columns={})

@@ -62,7 +62,7 @@ def run(setting: fp.Compression | None, method: Any = None, **options: Any) -> f
 
 def key_of(seed: int, t: int, client: int) -> Any:
     """The random key of (seed, round, client)."""
-    words = generator(seed, Purpose.PRIVACY, t).integers(2**32, size=2, dtype=np.uint32)
+    words = generator(seed, Purpose.PARTS, t).integers(2**32, size=2, dtype=np.uint32)
     key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, CODEC_KEY), client)
 

@@ -25,13 +25,6 @@ STEMS = (
 )
 NAMES = {"adapter", "adapters", "dropout", "lies", "product", "products", "rank", "ranks", "ranked"}
 
-ALLOWED = {
-    "compiled/evaluation.py": 1,  # whether updates are screened
-    "planning/batch_plan.py": 1,  # the random stream of `round_key`
-    "planning/jobs.py": 1,  # a client's mini-batches are those of the round in which it started
-}
-"""How many words of parts a file has; it may only become fewer."""
-
 
 def words_of_parts(text: str) -> list[str]:
     """The words of a text that begin as those of parts, also within names of the code."""
@@ -47,8 +40,7 @@ def test_words_are_found_within_names() -> None:
 @pytest.mark.parametrize("room", ["compiled", "planning", "storage"])
 def test_the_engine_names_no_part(room: str) -> None:
     for path in (ENGINE / room).glob("*.py"):
-        found = words_of_parts(path.read_text())
-        assert len(found) <= ALLOWED.get(path.relative_to(ENGINE).as_posix(), 0), (path, found)
+        assert not words_of_parts(path.read_text()), path
 
 
 class Numbered(Part):

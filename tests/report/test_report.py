@@ -769,10 +769,10 @@ def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> Non
         for label, last in (("a", 2), ("b", 1))
         for s in (0, 1)
     ]
+    unknown = {"test_accuracy": math.nan}
     for run in runs:
         run.history = [
-            dataclasses.replace(each, measures=each.measures | {"test_accuracy": math.nan})
-            for each in run.history
+            dataclasses.replace(each, measures={**each.measures, **unknown}) for each in run.history
         ]
     shown = section(read_archive(write_run(tmp_path / "run", runs)), styles("ab"))
     assert shown.conclusions == [

@@ -194,7 +194,7 @@ def test_events_versions_and_staleness_are_those_of_the_oracle(
     for t, (updates, time, left_out) in enumerate(expected):
         work = next(found)
         assert work.jobs.client.tolist() == [each.client for each in updates]
-        assert work.jobs.columns["staleness"].tolist() == [t - each.step for each in updates]
+        assert work.jobs.columns["age"].tolist() == [t - each.step for each in updates]
         assert work.time == pytest.approx(time, rel=1e-12)
         assert (work.dropped, work.clients) == (left_out, left_out + len(updates))
         np.testing.assert_allclose(

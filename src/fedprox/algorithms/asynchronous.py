@@ -42,7 +42,7 @@ def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> 
     count = most_staleness + 1
 
     def started(state: Versions, context: ClientContext) -> State:
-        at = jnp.mod(state.step - context.columns["staleness"], count)
+        at = jnp.mod(state.step - context.columns["age"], count)
         return jax.tree.map(lambda a: a[at], state.past)
 
     def at_rate(hparams: HParams, context: ClientContext | None) -> HParams:

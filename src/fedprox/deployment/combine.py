@@ -25,7 +25,6 @@ from fedprox.deployment.wire import (
 )
 from fedprox.errors import require
 from fedprox.measures import Scatter
-from fedprox.messages.faults import screen
 from fedprox.messages.sums import beside, mean_of, scaled, sound
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
@@ -98,31 +97,31 @@ def combined(
     if total is not None:
         mean = mean_of(total, jnp.asarray(summed([part.counted for part in parts])))
         return Combined(nodes, mean, steps, counts, faulty)
-    faults = method.faults
-    assert faults is not None  # a deployment always screens
+    reduction = method.reduction
+    assert reduction.screen is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
     means = [mean_of(part.message, jnp.asarray(part.counted)) for part in parts]
     is_sound = jit_once(jax.vmap(sound))
     finite = jnp.stack([is_sound(mean) for mean in means])
     sizes = None
-    if faults.compares:
+    if reduction.screen.compares:
         measure = jit_once(jax.vmap(size or method.algorithm.client.size))
         sizes = jnp.stack([measure(mean) for mean in means])
     weight = jnp.array([part.counted.max() for part in parts])
-    screened = screen(faults, finite * answered, sizes, weight)
+    screened = reduction.screened(finite * answered, sizes, weight)
     scales = np.asarray(screened.scale)
     bad = answered & np.asarray(screened.flagged)
     for i, (_, at, part, _) in enumerate(nodes):
         faulty[at] |= bad[i][None] & part.counts
         counts[at] &= (scales[i] > 0)[None]
-    if method.rule.stores:
+    if reduction.rule is not None:
         stacked = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *means)
         kept = scaled(screened.scale.T, stacked)
-        rule = jit_once(jax.vmap(method.rule.of, in_axes=(0, 0, None)))
+        rule = jit_once(jax.vmap(reduction.rule.of, in_axes=(0, 0, None)))
         taken = rule(kept, screened.scale.T > 0, weight)
         return Combined(nodes, taken, steps, counts, faulty)
     mean = weighted(scales, [part.message for part in parts])
-    if not method.keeps_weights:
+    if not reduction.fixed:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
         mean = mean_of(mean, summed(counted))
     return Combined(nodes, mean, steps, counts, faulty)

@@ -19,12 +19,11 @@ import numpy as np
 
 from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
-from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.combine import declared_by, evaluation_shapes
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
 from fedprox.deployment.joining import Joined, stand_in
-from fedprox.deployment.node_method import parameters_in_words
+from fedprox.deployment.node_method import on_nodes, parameters_in_words
 from fedprox.deployment.payload import Coded, Possible, at_points, sent_state_of
 from fedprox.deployment.policy import require_threshold
 from fedprox.deployment.wire import (
@@ -359,15 +358,6 @@ class Coordinator:
             )
         return {"privacy": rounds, "private_steps": steps}
 
-    def on_nodes(self, method: Method) -> Algorithm:
-        """A method as nodes have it, which know neither asynchronous rounds nor what arrives."""
-        if self.protocol.asynchronous is None and self.protocol.compression is None:
-            return method.algorithm
-        given = self.deployment.resolved.methods[self.number(method)]
-        if self.protocol.compression is not None:
-            given = self.protocol.compression.received(given, self.protocol.model.shapes)
-        return reporting(given, self.protocol.evaluation.model)
-
     def number(self, method: Method) -> int:
         """A method's number in the experiment."""
         return next(i for i, each in enumerate(self.methods) if each is method)
@@ -443,13 +433,12 @@ class RemoteMethod:
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
         shapes, compression = protocol.model.shapes, protocol.compression
-        on_nodes = server.on_nodes(method)._replace(
-            first=server.on_nodes(method).first._replace(exchange=None)
-        )
-        self.sent = sent_state_of(on_nodes, shapes)
-        self.params = jax.vmap(on_nodes.server.params)
+        given = server.deployment.resolved.methods[server.number(method)]
+        there = on_nodes(protocol.reported(given, sent="message"))
+        self.sent = sent_state_of(there, shapes)
+        self.params = jax.vmap(there.server.params)
         self.messages: dict[str, Any] = {
-            "train": at_points(message_shape(on_nodes, shapes), points),
+            "train": at_points(message_shape(there, shapes), points),
             "gradients": at_points(shapes, points),
         }
         self.coded = None if compression is None else Coded(compression, shapes, points)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.algorithms.reporting import reporting
 from fedprox.deployment.combine import Shapes, evaluation_shapes
 from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
@@ -30,10 +29,8 @@ from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
 from fedprox.experiment.sections import CompressionSection, SolverSection
 from fedprox.federation import Federation
-from fedprox.messages.compression import Compression, compressed
+from fedprox.messages.compression import Compression
 from fedprox.messages.faults import Faults
-from fedprox.messages.private import private
-from fedprox.messages.products import by_products
 from fedprox.messages.robust import Aggregation
 from fedprox.model import Model, Params, digest
 from fedprox.privacy.accounting import Mechanism, Steps
@@ -415,9 +412,9 @@ def methods_on_node(
         raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
-    hiding, compression, privacy = setup.privacy, None, None
-    if hiding is not None:
-        privacy = hiding.clipping
+    compression = privacy = None
+    if setup.privacy is not None:
+        privacy = setup.privacy.clipping
     elif setup.private_steps is not None:
         privacy = setup.private_steps.setting
     if setup.compression is not None:
@@ -443,21 +440,19 @@ def methods_on_node(
         aggregation=Aggregation("product" if setup.products else "mean"),
     )
     check(Case(protocol, algorithm, algorithm.solver(solver), "deployment"))
-    measured = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
-    protocol = replace(protocol, evaluation=measured)
-    given = by_products(algorithm) if setup.products else algorithm
-    if compression is not None:
-        given = compression.received(given, model.shapes)
-    part = reporting(given, protocol.evaluation.model)
-    if hiding is not None:
-        part = private(part, hiding.clipping, 0.0, setup.clients_per_round, setup.clients)
-    part = part._replace(
-        adapt=None, first=part.first._replace(exchange=None)
-    )  # the coordinator does these
-    training, trained = replace(protocol, evaluation=Evaluation(gradients=False)), part
-    if compression is not None:
-        trained = compressed(part, compression, coded=True)
-    return algorithm, Method(training, trained), Method(protocol, part)
+    evaluation = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
+    protocol = replace(protocol, evaluation=evaluation)
+    of_all = {"clients": setup.clients, "per_round": setup.clients_per_round}
+    trained, measured = (
+        on_nodes(protocol.reported(algorithm, sent=sent, **of_all)) for sent in ("code", "message")
+    )
+    training = replace(protocol, evaluation=Evaluation(gradients=False))
+    return algorithm, Method(training, trained), Method(protocol, measured)
+
+
+def on_nodes(algorithm: Algorithm) -> Algorithm:
+    """A method without what the coordinator does."""
+    return algorithm._replace(adapt=None, first=algorithm.first._replace(exchange=None))
 
 
 def parameters_in_words(shapes: Params) -> str:

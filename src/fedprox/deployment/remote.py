@@ -126,7 +126,7 @@ class RemoteSeed:
     def __init__(self, remote: RemoteMethod, start: Start) -> None:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params, self.done = start.seed, start.params, start.round
-        self.private, self.repeated = self.method.private, self.server.repeated
+        self.private, self.repeated = self.method.protocol.hides_clients, self.server.repeated
         self.setup = self.server.setup(self.method, start.seed)
         # also in a round without answers, which cost privacy; with secure sums nodes add it
         self.adds_noise = self.private and self.setup.secure is None

@@ -186,18 +186,11 @@ class Compression(Part):
 
     def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
         """The method whose models and messages travel in fewer bits."""
-        return compressed(self.received(method, setting.params), self)
-
-    def received(self, algorithm: Algorithm, params: Params) -> Algorithm:
-        """A method as its clients receive the model.
-
-        Args:
-            algorithm: The method.
-            params: Shapes and types of the parameters.
-        """
-        if self.download is None:
-            return algorithm
-        return downloaded(algorithm, self.download, self.bucket, params)
+        if self.download is not None:
+            method = downloaded(method, self.download, self.bucket, setting.params)
+        if setting.sent == "message":
+            return method
+        return compressed(method, self, coded=setting.sent == "code")
 
 
 def sends_more(algorithm: Algorithm, params: Params) -> bool:

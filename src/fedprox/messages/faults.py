@@ -79,6 +79,11 @@ class Faults(Part):
         """Whether the sizes of a round's updates are compared."""
         return math.isfinite(as_float(self.norm))
 
+    @property
+    def fails(self) -> bool:
+        """Whether a faulty update ends the run."""
+        return self.policy == "fail"
+
     def reduce(self, reduction: Reduction) -> Reduction:
         """Faulty updates are left out."""
         return reduction._replace(screen=self)

@@ -9,7 +9,7 @@ new part is a dataclass of settings with some of these methods, in one file, and
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class Setting(NamedTuple):
         per_round: Clients of a round K.
         sampling: How they are drawn, see `Cohort.sampling`.
         rounds: Number of rounds T.
+        sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
+            "message", or the "code" in which it travels.
     """
 
     params: Params
@@ -38,6 +40,7 @@ class Setting(NamedTuple):
     per_round: int
     sampling: Any
     rounds: int
+    sent: Literal["arrives", "message", "code"] = "arrives"
 
 
 class Change(Protocol):
@@ -135,7 +138,11 @@ class Part:
     """Whether a node sends the message of each client, and not a sum."""
 
     def columns(self, clients: NDArray[Any], count: int) -> Columns:
-        """Numbers of some of `count` clients, by name, each of shape (clients,)."""
+        """Numbers of some of `count` clients, by name, each of shape (clients,).
+
+        "age" is the number of rounds since a client started: its mini-batches are those of the
+        round in which it did.
+        """
         del clients, count
         return {}
 
@@ -170,6 +177,11 @@ class Part:
 
     def update_bits(self, params: Params) -> int | None:
         """Bits of a client's message like some parameters; None if they are not counted."""
+        del params
+        return None
+
+    def download_bits(self, params: Params) -> int | None:
+        """Bits of the model that a client receives; None if it is sent in full."""
         del params
         return None
 

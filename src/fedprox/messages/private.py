@@ -193,7 +193,7 @@ class HiddenClients(Part):
 
     def mechanism(self, method: Algorithm, setting: Setting) -> Mechanism:
         """What a run of a method releases about its clients."""
-        _, clients, per_round, sampling, rounds = setting
+        _, clients, per_round, sampling, rounds, _ = setting
         return mechanism_of(self.privacy, clients, per_round, sampling, rounds, releases(method))
 
     def capacity(self, method: Algorithm, setting: Setting) -> int | None:

@@ -31,6 +31,10 @@ class Screen(Protocol):
     def compares(self) -> bool:
         """Whether the sizes of a round's messages are compared."""
 
+    @property
+    def fails(self) -> bool:
+        """Whether a message that is left out ends the run."""
+
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
     ) -> Screened:

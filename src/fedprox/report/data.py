@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
 from fedprox.federation import Federation
-from fedprox.messages.compression import Compression
+from fedprox.messages.part import Part
 from fedprox.model import Model
 from fedprox.report.figure import make_logarithmic
 from fedprox.report.table import TextTable, grid
@@ -279,11 +280,11 @@ def work_seconds(
     method: Algorithm,
     solver: Solver,
     seed: int,
-    compression: Compression | None = None,
+    parts: Sequence[Part],
 ) -> tuple[NDArray[np.float64], Hours | None]:
     """Seconds of each client for a round of a method with all of its work, and when it is on."""
     sizes, own = federation.train.sizes, method.solver(solver)
-    pace = pace_of(population, federation, model, method, own, seed, compression)
+    pace = pace_of(population, federation, model, method, own, seed, parts)
     return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
 
 

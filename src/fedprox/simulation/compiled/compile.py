@@ -105,7 +105,7 @@ class Compiler:
                 requests["evaluation"], inputs = self._evaluation(layout, state)
             protocol = self.method.protocol
             # gamma is relative to one model, from which not all of these clients started
-            one_model = not any(part.several_starts for part in self.method.parts)
+            one_model = not self.method.several_starts
             # and to F_k, which not all methods solve
             algorithm = self.method.algorithm
             solves = algorithm.client.objective is None and not algorithm.own_parts

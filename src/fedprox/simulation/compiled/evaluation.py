@@ -417,7 +417,7 @@ def plan_evaluation(
         )
     shape = EvaluationShape(
         protocol.evaluation.gradients,
-        method.faults is not None,
+        method.reduction.screen is not None,
         protocol.by_client,
         widths,
         frozenset(clients),

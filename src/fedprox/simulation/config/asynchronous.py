@@ -97,16 +97,17 @@ class Asynchronous(Part):
         These are those of clients that start with the round; the order of events sets others.
         """
         del count
-        return {"staleness": np.zeros(len(clients), np.int64), "rate": np.ones(len(clients))}
+        return {"age": np.zeros(len(clients), np.int64), "rate": np.ones(len(clients))}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         """Each client knows when it started, and its rate."""
         del key
-        return {name: numbers[name] for name in ("staleness", "rate")}
+        return {name: numbers[name] for name in ("age", "rate")}
 
     def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
-        """The method whose clients start from models of the past."""
-        del setting
+        """The method whose clients start from models of the past, which nodes are sent."""
+        if setting.sent != "arrives":
+            return method
         return asynchronous(method, self.most_staleness, models=self.adds == "models")
 
     def reduce(self, reduction: Reduction) -> Reduction:
@@ -115,7 +116,7 @@ class Asynchronous(Part):
 
     def measures(self, columns: Columns) -> Mapping[str, float]:
         """The mean staleness of a round's updates."""
-        late = columns.get("staleness", np.zeros(0))
+        late = columns.get("age", np.zeros(0))
         return {"staleness": float(late.mean()) if len(late) else 0.0}
 
     def models_a_round(self, per_round: int) -> float:

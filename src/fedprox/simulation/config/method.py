@@ -23,9 +23,7 @@ from fedprox.algorithms.check import (
 )
 from fedprox.errors import require
 from fedprox.jax_internals import nans_allowed
-from fedprox.messages.faults import Faults
 from fedprox.messages.part import Columns, Part, Reduction
-from fedprox.messages.robust import Aggregation
 from fedprox.model import Params
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
@@ -137,37 +135,20 @@ class Method:
         """Whether its rounds need random keys beside those of mini-batches."""
         return any(part.keyed for part in self.parts)
 
+    @property
+    def several_starts(self) -> bool:
+        """Whether the clients of a round start from different models of the server."""
+        return any(part.several_starts for part in self.parts)
+
     @cached_property
     def no_columns(self) -> Columns:
         """The columns of no jobs, which say what its programs read."""
         return self.protocol.columns(np.zeros(0, np.int64)) if self.parts else {}
 
     @property
-    def faults(self) -> Faults | None:
-        """How faulty updates are treated; None without screening."""
-        screen = self.reduction.screen
-        assert screen is None or isinstance(screen, Faults)
-        return screen
-
-    @property
     def tests_by_client(self) -> bool:
         """Whether evaluations count test rows client by client."""
-        return self.protocol.by_client or self.faults is not None
-
-    @property
-    def private(self) -> bool:
-        """Whether the clients' messages are clipped and hidden by noise."""
-        return self.protocol.hides_clients
-
-    @property
-    def rule(self) -> Aggregation:
-        """What the server takes of a round's messages."""
-        return self.protocol.aggregation
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether an update that is left out counts as zero, so that others keep their weights."""
-        return self.reduction.fixed
+        return self.protocol.by_client or self.reduction.screen is not None
 
     @property
     def has_own_models(self) -> bool:

@@ -258,7 +258,7 @@ class Protocol:
         """How long each client takes for the rounds of a method, given a population."""
         assert self.population is not None
         known = self.population, self.federation, self.model
-        return pace_of(*known, algorithm, solver, seed, self.compression)
+        return pace_of(*known, algorithm, solver, seed, self.parts)
 
     def message_bits(self, algorithm: Algorithm) -> int | None:
         """Bits of a client's message of a method; None without compression."""
@@ -372,11 +372,17 @@ class Protocol:
             )
         return [first, *more]
 
-    def reported(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm as it is trained, with all parts; central training has only one model."""
+    def reported(self, algorithm: Algorithm, **others: Any) -> Algorithm:
+        """The algorithm as it is trained, with all parts; central training has only one model.
+
+        Args:
+            algorithm: The algorithm.
+            others: What parts read in place of fields of `setting`, on nodes.
+        """
         if not algorithm.pooled:
+            setting = self.setting._replace(**others)
             for part in self.parts:
-                algorithm = part.wrap(algorithm, self.setting)
+                algorithm = part.wrap(algorithm, setting)
         return algorithm
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
@@ -424,15 +430,17 @@ def pace_of(
     algorithm: Algorithm,
     solver: Solver,
     seed: int,
-    compression: Compression | None,
+    parts: Sequence[Part],
 ) -> Pace:
     """How long each client takes for the rounds of a method."""
     steps = solver.steps_per_epoch(federation.train.sizes)
     received: float = model.size_bytes
     sent = None
-    if compression is not None and not algorithm.pooled:
-        received = compression.download_bits(model.shapes) / 8
-        sent = compression.update_bits(model.shapes) / 8
+    for part in () if algorithm.pooled else parts:
+        if (bits := part.download_bits(model.shapes)) is not None:
+            received = bits / 8
+        if (bits := part.update_bits(model.shapes)) is not None:
+            sent = bits / 8
     legs = legs_of(algorithm, algorithm.probed(model.shapes))
     return population.pace(seed, legs, received, steps, sent)
 

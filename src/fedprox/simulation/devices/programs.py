@@ -31,7 +31,8 @@ def by_value(value: Any) -> Hashable:
     """A key that equal values have, and functions that do the same.
 
     >>> from fedprox.algorithms.scaffold import scaffold
-    >>> scaffold().client.message == scaffold().client.message, by_value(scaffold()) == by_value(scaffold())
+    >>> one, other = scaffold(), scaffold()
+    >>> one.client.message == other.client.message, by_value(one) == by_value(other)
     (False, True)
     """
     parts: Any

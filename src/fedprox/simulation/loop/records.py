@@ -108,13 +108,13 @@ def records_of(
     algorithm, protocol, since = method.algorithm, method.protocol, done.since
     points, names = len(runs), protocol.federation.names
     faulty, work = since.all_faulty(), since.work
-    screening = method.faults
-    if len(faulty) and screening is not None and screening.policy == "fail":
+    screen = method.reduction.screen
+    if len(faulty) and screen is not None and screen.fails:
         raise InputError(_faulty_message(faulty, runs, names))
     at_points: dict[str, Any] = {
         **_losses(done.measures, counts),
         **_solves(since, faulty, done.now.round, points),
-        **({} if screening is None else _faults(done.measures, faulty, points, names)),
+        **({} if screen is None else _faults(done.measures, faulty, points, names)),
         **({} if done.own is None else _own(done.own)),
         **(_fairness(counts.by_client(done.measures)) if protocol.evaluation.by_client else {}),
     }

@@ -121,7 +121,7 @@ class Stage:
             "learning_rate: solver.learning_rate is a function, or decays; give one number",
         )
         require(
-            self._method.protocol.asynchronous is None,
+            not self._method.several_starts,
             "learning_rate: without a barrier, clients of several rounds train at once; it must "
             "stay as it is",
         )

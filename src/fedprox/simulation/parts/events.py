@@ -59,7 +59,7 @@ class Step(NamedTuple):
             "asynchronous rounds, whose rates are relative to the server's, it must stay above 0",
         )
         rates = [each / rate if rate else 0.0 for each in begun]
-        return {"staleness": t - self.started, "rate": np.array(rates)}
+        return {"age": t - self.started, "rate": np.array(rates)}
 
 
 class AtWork(TypingProtocol):

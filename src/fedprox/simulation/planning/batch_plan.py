@@ -138,7 +138,7 @@ class BatchPlan(NamedTuple):
 
 def round_key(seed: int, t: int) -> NDArray[np.uint32]:
     """Random key of round t beside those of mini-batches, two words."""
-    return generator(seed, Purpose.PRIVACY, t).integers(2**32, size=2, dtype=np.uint32)
+    return generator(seed, Purpose.PARTS, t).integers(2**32, size=2, dtype=np.uint32)
 
 
 def plan_rounds(

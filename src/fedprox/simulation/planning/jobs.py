@@ -28,7 +28,8 @@ class Jobs(NamedTuple):
         owner: The process that owns the client.
         device_row: The client's first row in the arrays on the devices. It equals `first_row` until
             `TrainingRows.of` sets it.
-        columns: Other numbers by name, of the parts of a run; "ticks" of jobs that sample rows.
+        columns: Other numbers by name, of the parts of a run, see `Part.columns`; "ticks" of jobs
+            that sample rows.
     """
 
     client: NDArray[np.int64]
@@ -53,7 +54,7 @@ class Jobs(NamedTuple):
 
     def started(self, t: int) -> NDArray[np.int64]:
         """The rounds in which the clients of round t started."""
-        return np.asarray(t - self.columns.get("staleness", np.zeros_like(self.client)))
+        return np.asarray(t - self.columns.get("age", np.zeros_like(self.client)))
 
 
 def no_jobs() -> Jobs:
