@@ -277,7 +277,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "SAMPLE": 12,
         "EVALUATED": 14,
         "VALIDATION": 15,
-        "PRIVACY": 16,
+        "PARTS": 16,
         "STEPS": 17,
         "POPULATION": 18,
         "DROPOUT": 19,
