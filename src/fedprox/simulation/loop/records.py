@@ -25,6 +25,9 @@ Floats = NDArray[np.float64]
 ALWAYS = {name: each.missing for name, each in MEASURES.items() if each.missing is not None}
 """The measures that each record has, as they are before they are measured."""
 
+PLACES = {name: place for place, name in enumerate(MEASURES)}
+"""The places of measures in the columns of files."""
+
 NAMED = 5
 """Most faulty clients that an error names."""
 
@@ -143,7 +146,7 @@ def records_of(
         if bits is not None:
             before = run.history[-1].bits_up if run.history else 0
             measures["bits_up"] = (before or 0) + bits * since.messages
-        order = sorted(measures, key=list(MEASURES).index)
+        order = sorted(measures, key=PLACES.__getitem__)
         yield Record(
             label=run.label,
             method=run.method,
@@ -283,11 +286,13 @@ def best_loss(runs: Sequence[Run]) -> float | None:
 
     None before a loss was measured.
     """
-    losses = [
-        [record.train_loss for record in run.history if record.measured is not False][-1:]
+    last = (
+        next(
+            (each.train_loss for each in reversed(run.history) if each.measured is not False), None
+        )
         for run in runs
-    ]
-    known = [loss for last in losses for loss in last]
+    )
+    known = [loss for loss in last if loss is not None]
     return min(filter(math.isfinite, known), default=math.nan) if known else None
 
 
