@@ -13,7 +13,7 @@ from tests.deployment.machines import Machines, machines
 from tests.deployment.test_processes_together import SCAFFOLD, model_in, nodes_of, written
 
 KILLS = 20
-ROUNDS = 160
+ROUNDS = 240
 
 
 @pytest.mark.network
