@@ -218,7 +218,7 @@ add = Direction(along=lambda state, mean, _: (mean, state), sent=same_params)
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """What :meth:`Algorithm.with_server` takes: a :class:`fedprox.server.Rule`."""
+    """What `Algorithm.with_server` takes: a :class:`fedprox.server.Rule`."""
 
     def around(self, method: "Algorithm") -> "Algorithm":
         """The method, whose server steps by the rule."""
