@@ -339,7 +339,7 @@ def test_a_base_is_no_constant_of_programs(monkeypatch: pytest.MonkeyPatch) -> N
     frozen = fp.freeze(model, start, ["base", "middle"])
     evaluation = fp.Evaluation(fine_tune=1)
     first = train(frozen, fp.fedprox(mu=0.1), evaluation=evaluation)
-    assert lengths.keys() == {"rounds", "evaluation", "inexactness", "part"}
+    assert lengths.keys() == {"rounds", "evaluation", "inexactness", "part", "own models"}
     assert max(lengths.values()) < side * side
     # another base of the same shapes has the same programs
     lengths.clear()

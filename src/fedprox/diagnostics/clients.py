@@ -11,9 +11,8 @@ from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
 from fedprox.metrics import terms_of, value_of
-from fedprox.model import Model, Params, check_params, with_base
+from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
 from fedprox.model.check import check_model
-from fedprox.model.evaluator import losses_and_labels
 from fedprox.precision import in_shape, real_type
 
 ROWS = 512
@@ -216,8 +215,10 @@ def _summed(
     """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
     model = with_base(model, base)
     outputs = model.apply(params, look_up(x, index_of(x)))
-    terms = {**losses_and_labels(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
-    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), terms)
+    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
+    if model.correct is not None:
+        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
 
 
 def models_of(stacked: Params) -> list[Params]:

@@ -19,8 +19,8 @@ from fedprox.model import (
     with_base,
 )
 from fedprox.model.check import check_model
-from fedprox.model.evaluator import client_sums
 from fedprox.precision import real_type
+from fedprox.simulation.compiled.row_sums import client_sums
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem
 

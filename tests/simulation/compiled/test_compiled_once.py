@@ -74,6 +74,17 @@ def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
     same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate))
 
 
+def test_clients_own_models_are_measured_by_a_program_compiled_once(
+    compiled: Counter[str],
+) -> None:
+    """Also for a model that is built anew, which no program may keep alive."""
+    runs(fp.ditto(lam=0.5))
+    assert compiled["jit(sums)"] > 0
+    compiled.clear()
+    runs(fp.ditto(lam=0.5))
+    assert compiled["jit(sums)"] == 0
+
+
 def test_methods_and_models_that_are_built_anew_are_equal() -> None:
     for variant in VARIANTS.values():
         built = [method_named(variant.keys, "method.0")[0] for _ in range(2)]

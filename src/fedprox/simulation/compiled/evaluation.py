@@ -24,11 +24,11 @@ from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.messages.sums import scaled, sound
 from fedprox.metrics import Terms, value_of
 from fedprox.model import Model, Params, with_base
-from fedprox.model.evaluator import row_sums
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.gradients import my_part, per_lane, reader
 from fedprox.simulation.compiled.lanes import choose, over, put, run_segments, total, where_lanes
 from fedprox.simulation.compiled.layout import Layout
+from fedprox.simulation.compiled.row_sums import row_sums
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, spread
 from fedprox.simulation.devices.processes import Ownership

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ClientContext, HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.model import Params
-from fedprox.model.evaluator import TOGETHER, client_sums
 from fedprox.precision import real_type
 from fedprox.simulation.compiled.compile import known
 from fedprox.simulation.compiled.layout import bucket, lay_out, needed
 from fedprox.simulation.compiled.node_part import part_program
 from fedprox.simulation.compiled.round import Inputs, Server
+from fedprox.simulation.compiled.row_sums import TOGETHER, client_sums
 from fedprox.simulation.config.method import Method
 from fedprox.simulation.devices.mesh import accept_host_arrays, replicate, shard
 from fedprox.simulation.devices.programs import Request, compiled

@@ -1,33 +1,26 @@
-"""Sums of losses, labels met and metrics over rows, for whatever measures a model.
+"""Sums of losses, labels met and metrics over rows, for whatever measures models.
 
 Evaluations of a run and of nodes, of clients' own models and of newcomers all compute these.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 from numpy.typing import NDArray
 
 from fedprox.federation import Rows
 from fedprox.metrics import Terms, terms_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, losses_of, with_base
 from fedprox.precision import real_type
+from fedprox.simulation.devices.programs import Request, compiled
 
 TOGETHER = 2**15
 """Most rows of several clients that are measured together by the same models."""
 
 Values = NDArray[np.float64]
-
-
-def losses_and_labels(model: Model, outputs: Any, y: jax.Array) -> dict[str, jax.Array]:
-    """The loss of each row, and how many of its labels are met if the model has accuracy."""
-    found = {"loss": losses_of(model, outputs, y)}
-    if model.correct is not None:
-        found["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
-    return found
 
 
 def row_sums(
@@ -63,22 +56,25 @@ def client_sums(
     met: Any = 0.0
     for first in range(0, longest, count):
         x, y, inside = rows.padded(clients, first, count)
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
+        request = Request(lambda: _sums_program(model, own), arguments, ("own models", model, own))
         with jax.default_matmul_precision("highest"):  # as in evaluations of a run
-            part = _client_sums(
-                *(with_base(model, None), own, model.base, models),
-                *(x, y, inside.astype(real_type())),
-            )
+            part = compiled(request)(*arguments)
         loss, met = loss + np.asarray(part[0]), met + np.asarray(part[1])
     return loss, met
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _client_sums(model: Model, own: bool, base: Any, models: Params, *rows: Any) -> Any:
-    whole = with_base(model, base)
+def _sums_program(model: Model, own: bool) -> Wrapped:
+    """(base, models, x, y, weights) -> sums of losses and of labels met (clients, models)."""
 
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
-        loss, (met, _) = row_sums(whole, params, x, y, inside, counted=True)
-        return loss, met
+    def sums(base: Any, models: Params, *rows: Any) -> Any:
+        whole = with_base(model, base)
 
-    of_models = jax.vmap(summed, (0, None, None, None))
-    return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+            loss, (met, _) = row_sums(whole, params, x, y, inside, counted=True)
+            return loss, met
+
+        of_models = jax.vmap(summed, (0, None, None, None))
+        return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)
+
+    return jax.jit(sums)
