@@ -14,7 +14,7 @@ NEWEST_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(shell for python in 
 LOWEST := .venv-lowest
 # those that touch what pyproject.toml gives a floor
 LOWEST_TESTS := $(patsubst %,tests/%.py,test_cli test_data_command report/test_report report/test_disk files/test_readers \
-	simulation/loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings \
+	loop/test_checkpoint models/test_models algorithms/test_fedopt test_solver_settings \
 	deployment/test_flower_contract deployment/test_flower deployment/test_processes_together)
 
 .PHONY: demo deploy experiment long-runs test test-slow test-experiments test-network test-all test-lowest test-newest lint docs fuzz mutants bench gpu clean

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.parts.events import Events, server_steps
+from fedprox.parts.events import server_steps
+from fedprox.protocol.protocol import Protocol
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
 SPEEDS = fp.Population(fp.LogNormal(1.0, spread=1.0))
@@ -72,7 +72,7 @@ def microseconds(population: fp.Population, buffer: int) -> float:
         population=population,
         asynchronous=asynchronous,
     )
-    steps = server_steps(asynchronous, Events(protocol, fp.fedavg(), solver, 0), AT_WORK)
+    steps = server_steps(asynchronous, protocol.events(fp.fedavg(), solver, 0), AT_WORK)
     next(steps)
     begin = time.perf_counter()
     lost = sum(step.lost for step in itertools.islice(steps, EVENTS // buffer))

@@ -46,7 +46,7 @@ from fedprox.deployment.processes import Child, running
 from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
-from fedprox.simulation.loop.train import Follow
+from fedprox.loop.train import Follow
 
 TURNS = 2
 ROWS = 20

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.messages.robust import Rule
+from fedprox.parts.robust import Rule
 
 TURNS = 5
 PROBLEMS: tuple[tuple[str, Literal["power-law", "iid"], int], ...] = (

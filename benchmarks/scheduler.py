@@ -32,12 +32,9 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.federation import offsets_of
-from fedprox.files.mapping import copy_stretches, map_file
-from fedprox.simulation.compiled.layout import lane_cost
-from fedprox.simulation.config.cohort import weights
-from fedprox.simulation.devices.processes import find_ownership
-from fedprox.simulation.planning.batch_plan import (
+from fedprox.devices.processes import find_ownership
+from fedprox.engine.compiled.layout import lane_cost
+from fedprox.engine.planning.batch_plan import (
     Capacity,
     Shape,
     job_ticks,
@@ -45,8 +42,11 @@ from fedprox.simulation.planning.batch_plan import (
     plan_rounds,
     tick_width,
 )
-from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.packing import choose_lanes, pack, segments
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.planning.packing import choose_lanes, pack, segments
+from fedprox.federation import offsets_of
+from fedprox.files.mapping import copy_stretches, map_file
+from fedprox.protocol.cohort import weights
 
 CLIENTS, COHORTS, DEVICES = 1_000_000, (100, 1000, 10_000, 100_000), (1, 8, 64)
 MEAN, SPREAD, LEAST, MOST = 100, 0.8, 10, 2000

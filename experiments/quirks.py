@@ -16,7 +16,7 @@ from fedprox.datasets.femnist import by_letters, letters
 from fedprox.datasets.partition import Indices, rotating_requests
 from fedprox.federation import Federation
 from fedprox.model import Params
-from fedprox.simulation.config.systems import Straggler, StragglerEpochs
+from fedprox.parts.systems import Straggler, StragglerEpochs
 from fedprox.solver import HParam
 from fedprox.streams import Purpose, generator
 from fedprox.subproblem import Subproblem

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 import fedprox as fp
-from fedprox.messages.robust import RULES
-from fedprox.simulation.config.protocol import PARTS
+from fedprox.parts.robust import RULES
+from fedprox.protocol.protocol import PARTS
 from tests.objectives import MODEL, federation
 
 FEDERATION = federation()

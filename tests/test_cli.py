@@ -19,10 +19,10 @@ from fedprox import InputError, __version__, cli
 from fedprox.commands import runs as running
 from fedprox.experiment import parse, read_experiment, read_study, read_table, resolve
 from fedprox.files.whole import write_whole
+from fedprox.protocol.protocol import initial_params
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
-from fedprox.simulation.config.protocol import initial_params
-from fedprox.simulation.results.record import Record
+from fedprox.results.record import Record
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 

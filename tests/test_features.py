@@ -21,14 +21,14 @@ from fedprox import (
     fedprox,
     simulate,
 )
+from fedprox.devices.mesh import lane_mesh
+from fedprox.devices.processes import find_ownership
 from fedprox.diagnostics.clients import client_measures
+from fedprox.engine.planning.batch_plan import Capacity, Shape, plan_rounds
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.storage.training_data import copy_to_devices
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
-from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.processes import find_ownership
-from fedprox.simulation.planning.batch_plan import Capacity, Shape, plan_rounds
-from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.storage.training_data import copy_to_devices
 from tests.variants import mostly_slow
 
 SIZES = [7, 1, 12, 5]

@@ -15,9 +15,9 @@ from numpy.testing import assert_allclose
 
 import fedprox as fp
 from fedprox import InputError, jax_internals
-from fedprox.messages.clipped import clipped_sum
 from fedprox.model import convolution
 from fedprox.model.rewriting import fast
+from fedprox.parts.privacy.clipped import clipped_sum
 from tests.quadratics import one_run
 
 X = jnp.array([1.0, 2.0])
@@ -184,17 +184,17 @@ def test_a_program_calls_the_host() -> None:
 
 
 def test_processes_gather_values() -> None:
-    """Several do so in `tests/simulation/devices/test_hosts.py`."""
+    """Several do so in `tests/devices/test_hosts.py`."""
     assert np.asarray(jax_internals.gather_processes(np.int64(3))).ravel().tolist() == [3]
 
 
 def test_the_folder_of_programs_is_looked_for_again() -> None:
-    """Its effect is tested in `tests/simulation/devices/test_compilation_cache.py`."""
+    """Its effect is tested in `tests/devices/test_compilation_cache.py`."""
     jax_internals.forget_cache_folder()
 
 
 def test_devices_that_are_there() -> None:
-    """Missing ones are tested in `tests/simulation/devices/test_debugging.py`."""
+    """Missing ones are tested in `tests/devices/test_debugging.py`."""
     jax_internals.require_backend()
 
 
@@ -268,7 +268,7 @@ def test_where_programs_are_unknown_gradients_are_clipped_one_by_one(
     def unknown(*_: Any) -> Any:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(f"fedprox.messages.clipped.{name}", unknown)
+    monkeypatch.setattr(f"fedprox.parts.privacy.clipped.{name}", unknown)
     assert_allclose(total(), wanted, rtol=1e-5)
 
 

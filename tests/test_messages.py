@@ -31,8 +31,8 @@ from fedprox.experiment import (
 from fedprox.experiment.resolved import solver_of
 from fedprox.experiment.schema import named
 from fedprox.experiment.sections import HEADERS, NAMED
+from fedprox.loop import local
 from fedprox.models import MODELS
-from fedprox.simulation.loop import local
 from tests.test_cli import SMALL
 
 KEYS: list[tuple[str, ...]] = [(key,) for key in Experiment.model_fields] + [

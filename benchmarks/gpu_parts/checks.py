@@ -23,15 +23,15 @@ from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.lanes import with_lanes
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
+from fedprox.devices.programs import KEPT
 from fedprox.model import weighted_loss
-from fedprox.simulation.devices.programs import KEPT
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
 
 Check = Callable[[], dict[str, Any]]
 
 TESTS = (
-    "tests/simulation/compiled/test_round.py",
+    "tests/engine/compiled/test_round.py",
     "tests/algorithms",
     "tests/models",
 )

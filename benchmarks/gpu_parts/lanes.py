@@ -22,9 +22,9 @@ from scipy.optimize import nnls
 import fedprox as fp
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import Row, rounds_for, row_named
-from fedprox.simulation.compiled import layout
-from fedprox.simulation.planning.packing import choose_lanes, pack
-from fedprox.simulation.planning.reads import slice_width, slices
+from fedprox.engine.compiled import layout
+from fedprox.engine.planning.packing import choose_lanes, pack
+from fedprox.engine.planning.reads import slice_width, slices
 
 GRID = (1, 8, 64, 16, 32, 4, 2)
 """Numbers of lanes, in the order in which they are measured."""

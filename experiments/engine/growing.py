@@ -8,7 +8,7 @@ import numpy as np
 from experiments.engine.item import MORE_RATES, Item, Table
 from experiments.engine.races import RATE, first_at, rate_of
 from experiments.engine.series import Series
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 Train = Callable[[str, Table], list[Series]]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.engine.series import Series
 from experiments.engine.summaries import Summary
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 Table = dict[str, Any]
 

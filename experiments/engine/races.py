@@ -17,7 +17,7 @@ from experiments.engine.series import (
     pick,
     without_choice,
 )
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 FACTOR = 1.5
 """The table marks numbers that differ from the paper's by more than this factor."""

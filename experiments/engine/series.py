@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 Numbers = NDArray[np.float64]
 

@@ -18,9 +18,9 @@ from experiments.engine.series import LOSS, Numbers, Series
 from experiments.engine.summaries import Summary
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation, Rows
+from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.simulate import simulate
+from fedprox.protocol.evaluation import Evaluation
 
 THETAS = np.linspace(-0.2, 1.2, 50)
 LINE, PARENT = "theta w + (1 - theta) w'", "the better of w and w'"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from experiments.common import FEDAVG, FEDAVG_PAPER
 from experiments.engine.item import MORE_RATES, MOST_SEEDS, SHORT, Entry, Item, Race, RaceRow, Table
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 GRID = [0.001, 0.00215, 0.00464, 0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0, 2.15, 4.64]
 """Learning rates, each 10^(1/3) times the one before (section 3)."""

@@ -17,7 +17,7 @@ from experiments.engine.item import (
 from experiments.engine.series import ACCURACY, AT_EACH_ROUND
 from experiments.engine.summaries import MEAN
 from experiments.fedavg.tables import TWO_LAYERS, grid
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 SIZES: dict[str, Table] = {"balanced": {}, "unbalanced": {"size_spread": 1.0}}
 CASES = {

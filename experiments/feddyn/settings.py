@@ -8,7 +8,7 @@ of each other.
 
 from experiments.common import FEDDYN_PAPER
 from experiments.engine.item import Entry, Table
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 PAPER = FEDDYN_PAPER
 COLUMNS = ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")

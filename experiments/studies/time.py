@@ -30,7 +30,7 @@ from experiments.engine.item import (
 from experiments.engine.series import ACCURACY, VALIDATED
 from experiments.engine.summaries import END, OVER_TIME, Summary
 from fedprox.federation import Federation
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 
 AT_WORK = 20
 """Clients that are at work at any moment at most."""

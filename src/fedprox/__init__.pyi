@@ -35,21 +35,35 @@ from fedprox.algorithms import (
     scaffold,
     server,
 )
+from fedprox.devices.compilation_cache import use_compilation_cache
+from fedprox.devices.cpu import use_cpu_devices
 from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
 from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
+from fedprox.loop.callbacks import Callback
+from fedprox.loop.checkpoint import Checkpoints, Stopped
+from fedprox.loop.progress import Progress
+from fedprox.loop.simulate import rounds, simulate
+from fedprox.loop.stage import Stage
 from fedprox.measures import Fairness, fairness
-from fedprox.messages.attack import Attack
-from fedprox.messages.compression import Compression
-from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
 from fedprox.metrics import Metric
 from fedprox.model import Model
 from fedprox.model.variants import freeze, lora, mixed_precision
-from fedprox.privacy import AdaptiveClip, Privacy
+from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.attack import Attack
+from fedprox.parts.compression import Compression
+from fedprox.parts.faults import Faults
+from fedprox.parts.privacy import AdaptiveClip, Privacy
+from fedprox.parts.robust import Aggregation
+from fedprox.parts.systems import Systems
+from fedprox.parts.time.availability import DayNight, Intervals
+from fedprox.parts.time.population import LogNormal, Population
+from fedprox.parts.time.trace import read_population
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.evaluation import Evaluation
 from fedprox.report.compare import Difference
 from fedprox.report.figure import figure
 from fedprox.report.records import records
@@ -57,26 +71,12 @@ from fedprox.report.results import save
 from fedprox.report.saved import load_model, save_model
 from fedprox.report.table import table
 from fedprox.report.weights import load_weights, save_weights
+from fedprox.results.clients import ClientRecord
+from fedprox.results.record import Record
+from fedprox.results.run import Run
+from fedprox.results.selection import Selection
+from fedprox.results.target import Target
 from fedprox.runner import run
-from fedprox.simulation.config.asynchronous import Asynchronous
-from fedprox.simulation.config.availability import DayNight, Intervals
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.population import LogNormal, Population
-from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.config.trace import read_population
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.devices.cpu import use_cpu_devices
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.loop.stage import Stage
-from fedprox.simulation.results.clients import ClientRecord
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.selection import Selection
-from fedprox.simulation.results.target import Target
-from fedprox.simulation.simulate import rounds, simulate
 from fedprox.solver import Solver, line_search_descent
 from fedprox.studies.results import Study
 from fedprox.studies.study import study

@@ -36,6 +36,7 @@ from fedprox.commands.shared import (
 )
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
+from fedprox.devices.processes import allgather, join_processes
 from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, choices, printable, require, users_level
 from fedprox.experiment import (
@@ -55,8 +56,11 @@ from fedprox.experiment import (
 )
 from fedprox.files.whole import write_whole
 from fedprox.logs import loggers_of
-from fedprox.messages.part import Part
-from fedprox.privacy.setting import check_delta, delta_warnings
+from fedprox.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
+from fedprox.parts.part import Part
+from fedprox.parts.privacy.setting import check_delta, delta_warnings
+from fedprox.protocol.method import checked_methods
+from fedprox.protocol.protocol import Protocol
 from fedprox.report.data import (
     catalogue_table,
     data_figure,
@@ -70,10 +74,6 @@ from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import write_report
 from fedprox.report.privacy import Plan, examples_page, privacy_page
-from fedprox.simulation.config.method import checked_methods
-from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.processes import allgather, join_processes
-from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped, stopping_on_signals
 from fedprox.studies.run import Place
 from fedprox.terminal.bar import Bar
 from fedprox.terminal.output import safe_streams

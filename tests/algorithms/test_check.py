@@ -12,7 +12,7 @@ import pytest
 import fedprox as fp
 from fedprox.algorithms.base import Adaptation, Memory, Own, Personal, State
 from fedprox.algorithms.check import check_algorithm, context_shape, message_shape
-from fedprox.simulation.simulate import prepare
+from fedprox.loop.simulate import prepare
 from tests.catalogue import VARIANTS
 from tests.changes import changed
 

@@ -43,9 +43,9 @@ from fedprox import (
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
+from fedprox.protocol.method import label, sweep_points
+from fedprox.protocol.protocol import initial_params
 from fedprox.report.notes import warnings_on
-from fedprox.simulation.config.method import label, sweep_points
-from fedprox.simulation.config.protocol import initial_params
 from tests.catalogue import VARIANTS
 from tests.methods import gradient
 from tests.quadratics import (

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Evaluation, Solver, feddane, fedprox, models, simulate
-from fedprox.simulation.compiled import layout
+from fedprox.engine.compiled import layout
 from fedprox.streams import Purpose
+from tests.engine.compiled.test_round import ragged_federation
 from tests.quadratics import (
     Vector,
     one_run,
@@ -18,7 +19,6 @@ from tests.quadratics import (
     quadratic_model,
     random_quadratics,
 )
-from tests.simulation.compiled.test_round import ragged_federation
 from tests.variants import mostly_slow
 
 ROWS = [1, 200, 3, 40, 129]

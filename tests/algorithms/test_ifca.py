@@ -11,7 +11,7 @@ import pytest
 import fedprox as fp
 from fedprox.algorithms.base import Batch
 from fedprox.experiment.resolved import method_named
-from fedprox.simulation.config.protocol import initial_params
+from fedprox.protocol.protocol import initial_params
 from tests import objectives
 from tests.changes import changed
 from tests.objectives import MODEL, ROWS

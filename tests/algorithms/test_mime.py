@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedprox import Evaluation, InputError, Privacy, Solver, feddane, mime
-from fedprox.simulation.planning import batch_plan
+from fedprox.engine.planning import batch_plan
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle, distance
 from tests.methods import Vector

@@ -13,8 +13,8 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import Batch
-from fedprox.simulation.config.protocol import initial_params
-from fedprox.simulation.planning import batch_plan
+from fedprox.engine.planning import batch_plan
+from fedprox.protocol.protocol import initial_params
 from tests import methods, objectives
 from tests.byhand import CLIENTS, START, beside_the_oracle
 from tests.changes import changed

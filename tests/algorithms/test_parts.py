@@ -11,7 +11,7 @@ import pytest
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Own
 from fedprox.algorithms.check import message_shape
-from fedprox.simulation.config.protocol import initial_params
+from fedprox.protocol.protocol import initial_params
 from tests import objectives
 from tests.objectives import MODEL, ROWS
 

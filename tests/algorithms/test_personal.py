@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.simulation.loop import own_models
+from fedprox.loop import own_models
 from tests.quadratics import Vector, one_run, quadratic_model, random_quadratics
 
 CLIENTS, D = 5, 3

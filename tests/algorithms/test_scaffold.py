@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Evaluation, InputError, Solver, fedavg, scaffold, simulate
-from fedprox.simulation.compiled import layout
+from fedprox.engine.compiled import layout
 from tests import methods
 from tests.byhand import ROWS, SOME, START, ByHand, Local, beside_the_oracle, distance
 from tests.methods import Vector

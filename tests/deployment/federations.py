@@ -23,9 +23,9 @@ from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.wire import NamedArrays, pack_arrays, unpack_arrays
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.train import Follow
-from fedprox.simulation.results.run import Run
+from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.train import Follow
+from fedprox.results.run import Run
 
 TABLE: dict[str, Any] = {
     "rounds": 3,

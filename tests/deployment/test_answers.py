@@ -20,10 +20,10 @@ from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, require_clipped
 from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
+from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
-from fedprox.messages.private import Clipped, private
-from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.simulation.planning.jobs import Jobs, no_jobs
+from fedprox.parts.privacy import AdaptiveClip, Privacy
+from fedprox.parts.privacy.clients import Clipped, private
 from tests.deployment.federations import described, in_memory
 
 FLOAT = jax.ShapeDtypeStruct((2,), np.float32)

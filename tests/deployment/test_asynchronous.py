@@ -16,7 +16,7 @@ from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.node import Node
 from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.errors import InputError
-from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.loop.checkpoint import Checkpoints
 from tests.deployment.federations import (
     FEDPROX,
     Fault,

@@ -11,7 +11,7 @@ from fedprox.algorithms.base import ClientState
 from fedprox.algorithms.check import message_shape
 from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.payload import RoundPart
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.engine.planning.jobs import Jobs
 from tests.deployment.federations import deployed, nodes_of, table_of
 
 MODEL = {"name": "mlp", "hidden": [285]}

@@ -21,10 +21,10 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import Answer, DataKind
 from fedprox.measures import Scatter
-from fedprox.messages.faults import Faults
-from fedprox.messages.part import Reduction
 from fedprox.metrics import Metric
 from fedprox.model import Model
+from fedprox.parts.faults import Faults
+from fedprox.parts.part import Reduction
 from tests.deployment.test_answers import jobs_of
 
 SHAPES: dict[str, tuple[int, ...]] = {"a": (), "b": (2,), "c": (2, 3)}

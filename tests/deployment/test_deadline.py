@@ -14,9 +14,9 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.wire import unpack_arrays
+from fedprox.devices.mesh import lane_mesh
+from fedprox.engine.compiled import clock as clocks
 from fedprox.errors import InputError
-from fedprox.simulation.compiled import clock as clocks
-from fedprox.simulation.devices.mesh import lane_mesh
 from tests.deployment.federations import (
     FEDPROX,
     apart,

@@ -14,7 +14,7 @@ from fedprox.deployment import conversation
 from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Network, Received
-from fedprox.simulation.loop.checkpoint import Checkpoints
+from fedprox.loop.checkpoint import Checkpoints
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
     STATEFUL,

@@ -8,10 +8,10 @@ import pytest
 
 from fedprox.algorithms import ALGORITHMS, First
 from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy, SecurePolicy
+from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import Mechanism, epsilon_together
-from fedprox.simulation.planning.jobs import Jobs, no_jobs
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_together
 from fedprox.solver import Solver
 from tests.deployment.federations import EVERYTHING
 

@@ -15,10 +15,10 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.remote import NORMALS_AT_ONCE, system_normals
 from fedprox.errors import InputError
-from fedprox.privacy.accounting import Mechanism, epsilons
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.results.run import Run
+from fedprox.loop.checkpoint import Checkpoints
+from fedprox.parts.privacy.accounting import Mechanism, epsilons
+from fedprox.protocol.cohort import Cohort
+from fedprox.results.run import Run
 from tests.deployment.federations import (
     Killed,
     Site,

@@ -21,8 +21,14 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
-from fedprox.privacy.accounting import Mechanism, Steps, epsilon_of, epsilon_together, rounded_up
-from fedprox.simulation.config.method import noise_words, sweep_points
+from fedprox.parts.privacy.accounting import (
+    Mechanism,
+    Steps,
+    epsilon_of,
+    epsilon_together,
+    rounded_up,
+)
+from fedprox.protocol.method import noise_words, sweep_points
 from tests.deployment.federations import (
     Site,
     deployed,

@@ -24,11 +24,11 @@ from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
+from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
-from fedprox.messages.faults import Faults
-from fedprox.messages.part import Reduction
-from fedprox.simulation.planning.jobs import Jobs, no_jobs
-from fedprox.simulation.results.run import Run
+from fedprox.parts.faults import Faults
+from fedprox.parts.part import Reduction
+from fedprox.results.run import Run
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
     Site,

@@ -14,7 +14,7 @@ import pytest
 import fedprox as fp
 from fedprox.deployment.policy import Policy
 from fedprox.federation import Federation
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 from tests.catalogue import DEPLOYED
 from tests.deployment.federations import (
     FEDPROX,

@@ -30,8 +30,8 @@ from fedprox.deployment.wire import (
     unpack_request,
 )
 from fedprox.errors import InputError
-from fedprox.privacy import AdaptiveClip, accounting
-from fedprox.privacy.accounting import Mechanism, composed_with, epsilon_together
+from fedprox.parts.privacy import AdaptiveClip, accounting
+from fedprox.parts.privacy.accounting import Mechanism, composed_with, epsilon_together
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import EVERYTHING, Site, deployed, nodes_of, table_of
 from tests.deployment.test_private import DELTA, private_table

@@ -23,8 +23,8 @@ from fedprox.diagnostics.diagnosis import (
 )
 from fedprox.measures import dissimilarity
 from fedprox.model import weighted_loss
+from fedprox.protocol.protocol import initial_params
 from fedprox.report.records import metrics_line
-from fedprox.simulation.config.protocol import initial_params
 from tests.test_cli import SMALL, fedprox, record, status
 
 ROUNDS = range(0, SWEEP_ROUNDS + 1, 2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.simulation.config.protocol import initial_params
+from fedprox.protocol.protocol import initial_params
 from fedprox.streams import Purpose, generator
 from tests import objectives
 from tests.objectives import MODEL

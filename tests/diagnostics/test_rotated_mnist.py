@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.simulation.config.protocol import initial_params
+from fedprox.protocol.protocol import initial_params
 
 
 def rotated(data_dir: Path, clients: int) -> fp.Federation:

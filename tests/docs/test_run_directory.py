@@ -10,7 +10,7 @@ from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirectory
 from fedprox.report.live import FILES
-from fedprox.simulation.results.record import COLUMNS
+from fedprox.results.record import COLUMNS
 
 NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network", "measured"}
 PRIVACY = {"epsilon", "delta"}

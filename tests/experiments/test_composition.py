@@ -24,7 +24,7 @@ from experiments.studies.composition import (
 )
 from fedprox.experiment import parse
 from fedprox.experiment.resolved import method_of, solver_of
-from fedprox.simulation.config.method import sweep_points
+from fedprox.protocol.method import sweep_points
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.key)

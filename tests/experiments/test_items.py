@@ -35,7 +35,7 @@ from experiments.studies.adapters import COST_LABELS
 from fedprox.datasets import DATASETS
 from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation
-from fedprox.simulation.config.method import label, sweep_points
+from fedprox.protocol.method import label, sweep_points
 from fedprox.user_code import import_function
 
 INDEPENDENT = (*fednova.LABELS, *fedsplit.LABELS, *MULTIPLES)

@@ -16,7 +16,7 @@ from experiments.quirks import (
 )
 from fedprox import Cohort, InputError, Solver, Systems
 from fedprox.experiment import parse, resolve
-from fedprox.simulation.config.systems import Straggler
+from fedprox.parts.systems import Straggler
 from fedprox.streams import Purpose, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 

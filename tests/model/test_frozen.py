@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 import fedprox as fp
+from fedprox.devices import programs
 from fedprox.experiment import parse, resolve
 from fedprox.model import cross_entropy
-from fedprox.simulation.devices import programs
 from tests.catalogue import SAMPLED
 
 FEDERATION = fp.datasets.synthetic(clients=4)

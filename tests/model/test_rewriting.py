@@ -14,10 +14,10 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
+from fedprox.devices.programs import KEPT
 from fedprox.model import model as model_module
 from fedprox.model import weighted_loss
 from fedprox.model.rewriting import fast
-from fedprox.simulation.devices.programs import KEPT
 from tests.quadratics import one_run
 
 Function = Callable[[jax.Array, jax.Array], jax.Array]

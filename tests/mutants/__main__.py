@@ -3,14 +3,13 @@
     python -m tests.mutants RESULTS [FILE ...] [--sample 0.2] [--seconds 60] [--survivors]
                             [--direct]
 
-FILE is a module such as `privacy/setting.py`; without one, all modules of `FILES` are taken. It is
-fastest to begin with few seconds, and to try the survivors again with more. The mutants are made in
-a copy of the tree. One process imports what the library imports, but not the library, and forks for
-each mutant, before JAX has started its threads. The child runs the tests that reach the changed
-line, the fastest first. The folder RESULTS holds what each file of tests reaches and the verdicts,
-so that an interrupted campaign goes on. Several processes may share it if each has modules of its
-own. `equivalent.toml` lists the mutants that change no result.
-"""
+FILE is a module such as `parts/privacy/setting.py`; without one, all modules of `FILES` are taken.
+It is fastest to begin with few seconds, and to try the survivors again with more. The mutants are
+made in a copy of the tree. One process imports what the library imports, but not the library, and
+forks for each mutant, before JAX has started its threads. The child runs the tests that reach the
+changed line, the fastest first. The folder RESULTS holds what each file of tests reaches and the
+verdicts, so that an interrupted campaign goes on. Several processes may share it if each has
+modules of its own. `equivalent.toml` lists the mutants that change no result."""
 
 import argparse
 import hashlib
@@ -41,17 +40,18 @@ ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
 COPIED = "src", "tests", "examples", "docs/_ext"
 TESTS = {
     "algorithms": [
-        *("tests/algorithms/test_*.py", "tests/privacy/test_mechanism.py"),
+        *("tests/algorithms/test_*.py", "tests/parts/privacy/test_mechanism.py"),
         *("tests/test_user_code.py", "tests/deployment/test_answers.py"),
-        "tests/simulation/test_double_precision.py",
+        "tests/engine/test_double_precision.py",
     ],
-    "privacy": ["tests/privacy/test_*.py"],
+    "parts": ["tests/parts/privacy/test_*.py"],
     "deployment": ["tests/deployment/test_*.py"],
 }
 """The tests of each folder of the library; its doctests too."""
 
 FILES = (
-    *("algorithms/*.py", "privacy/*.py", "deployment/policy.py", "deployment/combine.py"),
+    *("algorithms/*.py", "parts/privacy/setting.py", "parts/privacy/accounting.py"),
+    *("parts/privacy/norms.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/payload.py", "deployment/kept.py"),
 )
 DIRECT = {

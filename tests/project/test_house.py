@@ -15,15 +15,17 @@ FLOORS = [
     {"user_code", "precision"},
     {"metrics"},
     {"measures"},
-    {"files", "privacy"},
+    {"files"},
     {"features", "streams"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},
-    {"solver"},
+    {"solver", "devices"},
     {"algorithms"},
-    {"messages"},
-    {"simulation"},
+    {"parts", "results"},
+    {"protocol"},
+    {"engine"},
+    {"loop"},
     {"diagnostics"},
     {"report"},
     {"studies"},
@@ -38,16 +40,11 @@ FLOORS = [
 """From the ground up: a part imports parts of lower floors and of itself."""
 
 ROOMS = [
-    {"devices", "results"},
-    {"config"},
-    {"parts"},
     {"planning"},
     {"epsilon", "storage"},
     {"compiled"},
-    {"loop"},
-    {"simulate"},
 ]
-"""Likewise the rooms of `simulation`."""
+"""Likewise the rooms of `engine`."""
 
 EXPERIMENTS = [
     {"engine", "quirks", "printed"},
@@ -74,7 +71,7 @@ def imports(path: Path, package: str) -> set[str]:
     ("root", "package", "floors"),
     [
         (SOURCE.parent, "fedprox", FLOORS),
-        (SOURCE.parent, "fedprox.simulation", ROOMS),
+        (SOURCE.parent, "fedprox.engine", ROOMS),
         (ROOT, "experiments", EXPERIMENTS),
     ],
 )
@@ -107,7 +104,7 @@ OF_PROGRAMS = {"eqns", "jaxpr", "invars", "outvars", "make_jaxpr", "memory_analy
 READERS = {
     "jax_internals": OF_PROGRAMS,
     "model/rewriting": {"invars", "outvars", "make_jaxpr", "primitive"},
-    "messages/clipped": {"invars", "outvars", "make_jaxpr", "primitive"},
+    "parts/privacy/clipped": {"invars", "outvars", "make_jaxpr", "primitive"},
 }
 """The files that know some of them; what they fail at is left out, see `attempt`."""
 

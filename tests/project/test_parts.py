@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.algorithms.base import Algorithm, ClientContext, Solution
-from fedprox.messages.part import Columns, Part, Setting
-from fedprox.simulation.config.protocol import Protocol
+from fedprox.parts.part import Columns, Part, Setting
+from fedprox.protocol.protocol import Protocol
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
-ENGINE = Path(fp.__file__).parent / "simulation"
+ENGINE = Path(fp.__file__).parent / "engine"
 
 STEMS = (
     *("asynchron", "attack", "codec", "compress", "coding", "dishonest", "fault", "hidden"),

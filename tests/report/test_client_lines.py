@@ -13,8 +13,8 @@ import fedprox as fp
 from fedprox.files.whole import append
 from fedprox.report.client_lines import BEFORE, ClientLines, client_line
 from fedprox.report.directory import RunDirectory
+from tests.loop.test_checkpoint import Killed
 from tests.report.test_report import record as a_record
-from tests.simulation.loop.test_checkpoint import Killed
 from tests.test_cli import LOSSES, status
 from tests.variants import mostly_slow
 

@@ -19,10 +19,10 @@ from fedprox import Checkpoints, InputError, scaffold, use_compilation_cache
 from fedprox.datasets import sources
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 from tests.files.test_lock import contents
+from tests.loop.test_checkpoint import same, train
 from tests.report.test_report import EXPERIMENT, make_run, write_run
-from tests.simulation.loop.test_checkpoint import same, train
 from tests.test_cli import SMALL, status
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ CACHED_PROGRAM = """
 import sys, warnings
 import jax, jax.numpy as jnp
 from fedprox import cli
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
+from fedprox.devices.compilation_cache import use_compilation_cache
 warnings.showwarning = cli._warn
 use_compilation_cache(sys.argv[1])
 print(jax.jit(lambda x: 2 * x + 1)(jnp.ones(3)).tolist())

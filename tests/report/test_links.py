@@ -7,9 +7,9 @@ import pytest
 from fedprox import Checkpoints, InputError, fedavg
 from fedprox.report.directory import RunDirectory
 from tests.files.test_lock import contents
+from tests.loop.test_checkpoint import train
 from tests.report.test_disk import FILES, write
 from tests.report.test_report import EXPERIMENT
-from tests.simulation.loop.test_checkpoint import train
 from tests.test_cli import record
 
 

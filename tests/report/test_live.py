@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import fedprox as fp
+from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.progress import Progress
 from fedprox.report import live
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import PAGE_EVERY, PROMETHEUS, STATUS, STOP, Live, status_lines
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.results.record import Record
+from fedprox.results.record import Record
 from tests.test_cli import LOSSES, status
 
 SETTINGS = ("rounds=6", "evaluation.every=1", "seed=0", 'method=[{name="fedavg"}]')

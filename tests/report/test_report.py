@@ -35,8 +35,8 @@ from fedprox.report.figure import figure
 from fedprox.report.lines import Line
 from fedprox.report.page import overlay, section, write_report
 from fedprox.report.records import metrics_line, read_record
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
+from fedprox.results.record import Record
+from fedprox.results.run import Run
 from tests import browser as driving
 from tests.browser import Browser, browser
 from tests.test_cli import status

@@ -9,7 +9,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.report.lines import curves
-from fedprox.simulation.results.record import Record
+from fedprox.results.record import Record
 
 
 def run(seed: int, times: list[float], accuracies: list[float]) -> fp.Run:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.experiment import read_study
+from fedprox.loop.checkpoint import Stopped
 from fedprox.report import live
 from fedprox.report.directory import RunDirectory
-from fedprox.simulation.loop.checkpoint import Stopped
 from tests import commands
 from tests.test_cli import fedprox as command
 from tests.test_cli import status

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from fedprox.errors import printable
+from fedprox.loop import progress
+from fedprox.loop.progress import Progress, showing
 from fedprox.report.table import table
-from fedprox.simulation.loop import progress
-from fedprox.simulation.loop.progress import Progress, showing
 from fedprox.terminal.output import safe_stream
 from tests.report.test_report import make_run
 

@@ -42,8 +42,8 @@ def hang(marker: Path) -> None:
 
 def hang_in(where: str, marker: Path) -> None:
     """Have this process hang at some place."""
+    from fedprox.engine.compiled.compile import Compiler
     from fedprox.report.directory import RunDirectory
-    from fedprox.simulation.compiled.compile import Compiler
 
     patch = pytest.MonkeyPatch()  # for good
     record, compile_any = RunDirectory.record, Compiler._compile
@@ -62,9 +62,9 @@ def hang_in(where: str, marker: Path) -> None:
 
     places = {
         "loading": "fedprox.cli.resolve",
-        "planning": "fedprox.simulation.planning.round_work.round_work",
+        "planning": "fedprox.engine.planning.round_work.round_work",
         "compiling": "jax.stages.Lowered.compile",
-        "a checkpoint": "fedprox.simulation.loop.checkpoint.Checkpoints._save",
+        "a checkpoint": "fedprox.loop.checkpoint.Checkpoints._save",
         "writing": "fedprox.report.results.write_clients",
     }
     if where == "the second method":
@@ -155,7 +155,7 @@ def test_finished_methods_are_kept_where_the_next_is_being_compiled(
 def slow_between(marker: Path, seconds: float) -> None:
     """Have checkpoints between two methods take long, in the middle of a file."""
     from fedprox.files.arrays import write_arrays
-    from fedprox.simulation.loop import snapshot
+    from fedprox.loop import snapshot
 
     def slow(path: Path, head: str, arrays: Any) -> str:
         def waiting() -> Any:
@@ -212,8 +212,8 @@ def test_the_second_signal_during_a_checkpoint_ends_at_once(tmp_path: Path, outp
 
 def fail_to_answer() -> None:
     """Have the answer to a signal fail, as of a disk that is gone, while the process trains."""
+    from fedprox.loop.checkpoint import Checkpoints
     from fedprox.report.directory import RunDirectory
-    from fedprox.simulation.loop.checkpoint import Checkpoints
 
     def fail(*_: object) -> bool:
         raise OSError(5, "Input/output error")

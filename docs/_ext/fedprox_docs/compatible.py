@@ -5,7 +5,7 @@ from itertools import groupby
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.capabilities import Capability
-from fedprox.simulation.config.compatible import ROWS, Row, Setting
+from fedprox.parts.compatible import ROWS, Row, Setting
 from fedprox_docs.methods import example, fixed
 
 

@@ -1,7 +1,7 @@
 """What a method needs and does, as named predicates.
 
 What goes with a method is asked of these alone: by methods that take another one, and by
-`fedprox.simulation.config.compatible` for settings.
+`fedprox.parts.compatible` for settings.
 """
 
 from collections.abc import Callable, Sequence

@@ -44,22 +44,22 @@ from fedprox.deployment.network import Network
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.remote import run_deployment, without_updates
 from fedprox.deployment.trial import check_allowed, local_nodes
+from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
-from fedprox.privacy.accounting import rounded_up
+from fedprox.loop.callbacks import Callback
+from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.progress import Progress
+from fedprox.loop.train import Follow
+from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
 from fedprox.report.records import has, value_of
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.loop.train import Follow
-from fedprox.simulation.results.record import Record, figures
-from fedprox.simulation.results.run import Run
+from fedprox.results.record import Record, figures
+from fedprox.results.run import Run
 from fedprox.terminal.bar import Bar
 from fedprox.terminal.signals import answering
 

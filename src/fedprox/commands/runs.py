@@ -12,19 +12,19 @@ import jax
 from rich.console import Console
 
 from fedprox.datasets.sources import cache_folder
+from fedprox.devices.compilation_cache import use_compilation_cache
+from fedprox.devices.cpu import use_cpu_devices
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.jax_internals import require_backend
+from fedprox.loop.callbacks import Callback
+from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import Live, clean_up
 from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.results import write_results
 from fedprox.report.table import table
-from fedprox.simulation.devices.compilation_cache import use_compilation_cache
-from fedprox.simulation.devices.cpu import use_cpu_devices
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints, stopping_on_signals
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 from fedprox.terminal.signals import answering, end_now, ended_by
 
 MACHINE_OPTIONS = (

@@ -19,13 +19,13 @@ from fedprox.deployment.conversation import Answered, Digested, Failed, digested
 from fedprox.deployment.coordinator import RemoteMethod
 from fedprox.deployment.payload import RoundPart, checked_part, part_shapes
 from fedprox.deployment.wire import NodeWork, Setup
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.planning.round_work import RoundWork, buffered_works, whole_jobs
 from fedprox.errors import InputError, require
-from fedprox.messages.sums import beside
-from fedprox.simulation.config.asynchronous import Asynchronous
-from fedprox.simulation.loop.execution import RunState
-from fedprox.simulation.parts.events import Events, server_steps
-from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.round_work import RoundWork, buffered_works, whole_jobs
+from fedprox.loop.execution import RunState
+from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.events import server_steps
+from fedprox.parts.sums import beside
 from fedprox.streams import Purpose, generator
 
 REST = 20.0
@@ -175,7 +175,7 @@ def works_at_nodes(training: Training, seed: int, first: int) -> Iterator[RoundW
             if step >= first:
                 training.send(client, step)
 
-        events = Events(protocol, algorithm, solver, seed, send)
+        events = protocol.events(algorithm, solver, seed, send)
         steps = itertools.islice(server_steps(settings, events, most), first, None)
     return buffered_works(protocol, algorithm, solver, steps, first)
 

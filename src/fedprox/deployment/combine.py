@@ -23,16 +23,16 @@ from fedprox.deployment.wire import (
     prefixed_names,
     tree_of,
 )
+from fedprox.devices.programs import jit_once
+from fedprox.engine.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
+from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.measures import Scatter
-from fedprox.messages.sums import beside, mean_of, scaled, sound
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
+from fedprox.parts.sums import beside, mean_of, scaled, sound
 from fedprox.precision import in_shape
-from fedprox.simulation.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
-from fedprox.simulation.config.method import Method
-from fedprox.simulation.devices.programs import jit_once
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.protocol.method import Method
 
 
 class NodePart(NamedTuple):

@@ -37,6 +37,12 @@ from fedprox.deployment.wire import (
     Securing,
     Setup,
 )
+from fedprox.devices.mesh import lane_mesh
+from fedprox.devices.programs import jit_once
+from fedprox.engine.compiled.client_step import round_hparams
+from fedprox.engine.compiled.compile import evaluated
+from fedprox.engine.compiled.lanes import choose
+from fedprox.engine.epsilon import LocalSteps, noise_of
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import (
@@ -49,20 +55,14 @@ from fedprox.experiment.resolved import (
 from fedprox.experiment.sections import Experiment
 from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
-from fedprox.messages.faults import Faults
 from fedprox.model import Params, digest
+from fedprox.parts import compatible
+from fedprox.parts.compatible import Case, check
+from fedprox.parts.faults import Faults
+from fedprox.protocol.method import Method, checked_methods, sweep_points
+from fedprox.protocol.protocol import Protocol
 from fedprox.report.directory import DEPLOYMENT
-from fedprox.simulation.compiled.client_step import round_hparams
-from fedprox.simulation.compiled.compile import evaluated
-from fedprox.simulation.compiled.lanes import choose
-from fedprox.simulation.config import compatible
-from fedprox.simulation.config.compatible import Case, check
-from fedprox.simulation.config.method import Method, checked_methods, sweep_points
-from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import lane_mesh
-from fedprox.simulation.devices.programs import jit_once
-from fedprox.simulation.epsilon import LocalSteps, noise_of
-from fedprox.simulation.results.selection import VALIDATION_LOSS
+from fedprox.results.selection import VALIDATION_LOSS
 
 T = TypeVar("T")
 

@@ -47,7 +47,7 @@ from fedprox.deployment.wire import Head, NotNegative, Request, RequestKind, Rou
 from fedprox.errors import InputError, require
 from fedprox.files.arrays import Damaged, check_arrays, read_arrays, write_arrays
 from fedprox.files.whole import write_whole
-from fedprox.privacy.accounting import Composed, Mechanism, alike, composed_with
+from fedprox.parts.privacy.accounting import Composed, Mechanism, alike, composed_with
 
 
 class NodeMemory(Head):

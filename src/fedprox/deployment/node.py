@@ -58,6 +58,11 @@ from fedprox.deployment.wire import (
     unpack_arrays,
     unpack_request,
 )
+from fedprox.devices.mesh import lane_mesh, replicate
+from fedprox.devices.processes import find_ownership
+from fedprox.engine.compiled.evaluation import EvaluationSums
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.storage.training_data import Data, copy_to_devices
 from fedprox.errors import (
     LARGEST,
     InputError,
@@ -70,14 +75,9 @@ from fedprox.errors import (
 )
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, Params, with_base
+from fedprox.parts.privacy.accounting import Mechanism
+from fedprox.parts.privacy.setting import Hidden
 from fedprox.precision import require_single
-from fedprox.privacy.accounting import Mechanism
-from fedprox.privacy.setting import Hidden
-from fedprox.simulation.compiled.evaluation import EvaluationSums
-from fedprox.simulation.devices.mesh import lane_mesh, replicate
-from fedprox.simulation.devices.processes import find_ownership
-from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.storage.training_data import Data, copy_to_devices
 
 RUNS_KEPT = 5
 """Runs whose client state a node keeps, so that finished ones can be extended."""

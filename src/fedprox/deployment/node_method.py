@@ -24,43 +24,43 @@ from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.deployment.combine import Shapes, evaluation_shapes
 from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
+from fedprox.devices.mesh import accept_host_arrays, shard
+from fedprox.devices.programs import Request, compiled, debugs
+from fedprox.engine.compiled.call_inputs import exchanges
+from fedprox.engine.compiled.clock import Clock, Until
+from fedprox.engine.compiled.compile import known
+from fedprox.engine.compiled.evaluation import (
+    EvaluationSums,
+    evaluation_program,
+    plan_evaluation,
+)
+from fedprox.engine.compiled.layout import Layout, bucket, lay_out, needed
+from fedprox.engine.compiled.node_part import FirstPart, Part, gradients_program, part_program
+from fedprox.engine.compiled.round import Inputs, Server
+from fedprox.engine.planning.batch_plan import Capacity, job_ticks
+from fedprox.engine.planning.jobs import Jobs, no_jobs
+from fedprox.engine.planning.packing import Segments
+from fedprox.engine.planning.poisson import PoissonTicks
+from fedprox.engine.planning.reads import Exchange
+from fedprox.engine.planning.round_work import RoundWork
+from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
 from fedprox.experiment.sections import CompressionSection, SolverSection
 from fedprox.federation import Federation
-from fedprox.messages.compression import Compression
-from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
+from fedprox.loop.planner import plan_call
 from fedprox.model import Model, Params, digest
-from fedprox.privacy.accounting import Mechanism, Steps
+from fedprox.parts.compatible import Case, check
+from fedprox.parts.compression import Compression
+from fedprox.parts.faults import Faults
+from fedprox.parts.privacy.accounting import Mechanism, Steps
+from fedprox.parts.robust import Aggregation
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.method import Method
+from fedprox.protocol.protocol import Protocol
 from fedprox.report.saved import load_model
-from fedprox.simulation.compiled.call_inputs import exchanges
-from fedprox.simulation.compiled.clock import Clock, Until
-from fedprox.simulation.compiled.compile import known
-from fedprox.simulation.compiled.evaluation import (
-    EvaluationSums,
-    evaluation_program,
-    plan_evaluation,
-)
-from fedprox.simulation.compiled.layout import Layout, bucket, lay_out, needed
-from fedprox.simulation.compiled.node_part import FirstPart, Part, gradients_program, part_program
-from fedprox.simulation.compiled.round import Inputs, Server
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.compatible import Case, check
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.method import Method
-from fedprox.simulation.config.protocol import Protocol
-from fedprox.simulation.devices.mesh import accept_host_arrays, shard
-from fedprox.simulation.devices.programs import Request, compiled, debugs
-from fedprox.simulation.loop.planner import plan_call
-from fedprox.simulation.planning.batch_plan import Capacity, job_ticks
-from fedprox.simulation.planning.jobs import Jobs, no_jobs
-from fedprox.simulation.planning.packing import Segments
-from fedprox.simulation.planning.poisson import PoissonTicks
-from fedprox.simulation.planning.reads import Exchange
-from fedprox.simulation.planning.round_work import RoundWork
-from fedprox.simulation.storage.training_data import Data, rows_spec, training_rows
 from fedprox.solver import Solver
 
 READING = 0.25

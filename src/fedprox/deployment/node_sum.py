@@ -41,8 +41,8 @@ from fedprox.deployment.wire import (
     Setup,
     required,
 )
+from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import InputError, require
-from fedprox.simulation.planning.jobs import Jobs
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey

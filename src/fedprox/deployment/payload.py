@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ROUNDING, Algorithm, ClientContext, Solution, State
 from fedprox.algorithms.check import GIVEN, STEPS, context_shape, scalar
 from fedprox.deployment.wire import Array, prefixed, require_like, tree_of
+from fedprox.devices.programs import jit_once
+from fedprox.engine.planning.batch_plan import round_key
+from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.jax_internals import inputs_read
-from fedprox.messages.compression import Compression, client_key, word_of
-from fedprox.messages.normals import random_key
-from fedprox.messages.packing import packed, packed_shapes, unpacked
-from fedprox.messages.sums import mean_of
 from fedprox.model import Params
-from fedprox.simulation.config.method import Method
-from fedprox.simulation.devices.programs import jit_once
-from fedprox.simulation.planning.batch_plan import round_key
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.parts.compression import Compression, client_key, word_of
+from fedprox.parts.normals import random_key
+from fedprox.parts.packing import packed, packed_shapes, unpacked
+from fedprox.parts.sums import mean_of
+from fedprox.protocol.method import Method
 
 
 class SentState(NamedTuple):

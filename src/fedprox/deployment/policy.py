@@ -17,19 +17,19 @@ from pydantic import Field
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.wire import PrivateRounds, Securing, Setup
+from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Section, Table
-from fedprox.messages.private import releases
 from fedprox.models import MODELS
-from fedprox.privacy.accounting import (
+from fedprox.parts.privacy.accounting import (
     Composed,
     Mechanism,
     epsilon_together,
     quick_epsilon,
     rounded_up,
 )
-from fedprox.privacy.setting import Hidden, Unit
-from fedprox.simulation.planning.jobs import Jobs
+from fedprox.parts.privacy.clients import releases
+from fedprox.parts.privacy.setting import Hidden, Unit
 from fedprox.solver import Solver
 
 LEAST_NODES, MOST_NODES = 3, 100

@@ -51,21 +51,21 @@ from fedprox.deployment.payload import (
     require_possible,
 )
 from fedprox.deployment.wire import Array, NodeWork, Request, Summed
+from fedprox.engine.compiled.client_step import round_hparams
+from fedprox.engine.compiled.evaluation import Measures
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.planning.round_work import RoundWork, drawn_works
 from fedprox.errors import InputError, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
+from fedprox.loop.execution import Done, Measuring, RunState, Start, added
+from fedprox.loop.progress import Report
+from fedprox.loop.train import Follow, train
 from fedprox.model import Params
+from fedprox.parts.privacy.setting import delta_warnings
 from fedprox.precision import require_single
-from fedprox.privacy.setting import delta_warnings
-from fedprox.simulation.compiled.client_step import round_hparams
-from fedprox.simulation.compiled.evaluation import Measures
-from fedprox.simulation.config.method import Method
-from fedprox.simulation.loop.execution import Done, Measuring, RunState, Start, added
-from fedprox.simulation.loop.progress import Report
-from fedprox.simulation.loop.train import Follow, train
-from fedprox.simulation.planning.jobs import Jobs
-from fedprox.simulation.planning.round_work import RoundWork, drawn_works
-from fedprox.simulation.results.run import Run
+from fedprox.protocol.method import Method
+from fedprox.results.run import Run
 
 
 def run_deployment(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:

@@ -23,9 +23,9 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.messages import Table
-from fedprox.privacy import AdaptiveClip, Privacy
-from fedprox.privacy.accounting import Mechanism, check_mechanism
-from fedprox.privacy.setting import CLIPS, NOISES, Accountant
+from fedprox.parts.privacy import AdaptiveClip, Privacy
+from fedprox.parts.privacy.accounting import Mechanism, check_mechanism
+from fedprox.parts.privacy.setting import CLIPS, NOISES, Accountant
 
 VERSION = 9
 """Version of the messages. Coordinator and nodes must have the same."""

@@ -28,15 +28,15 @@ from fedprox.diagnostics import (
 )
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, no_rows
+from fedprox.loop.progress import Progress
+from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params, fitted_params
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.population import Population
-from fedprox.simulation.config.protocol import check_parts, initial_params
-from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.loop.progress import Progress
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.simulate import simulate
+from fedprox.parts.systems import Systems
+from fedprox.parts.time.population import Population
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import check_parts, initial_params
+from fedprox.results.run import Run
 from fedprox.solver import Solver
 
 MUS = (0.0, 0.001, 0.01, 0.1, 1.0)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.diagnostics.clients import lowest, models_of
+from fedprox.engine.compiled.row_sums import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import (
@@ -20,7 +21,6 @@ from fedprox.model import (
 )
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
-from fedprox.simulation.compiled.row_sums import client_sums
 from fedprox.streams import Purpose, Streams
 from fedprox.subproblem import Subproblem
 

@@ -9,7 +9,7 @@ from fedprox.errors import InputError, require
 from fedprox.experiment.messages import Table, check
 from fedprox.experiment.sections import HEADERS, Experiment
 from fedprox.files.toml import parse_toml, read_toml
-from fedprox.simulation.loop.described import IN_PYTHON
+from fedprox.loop.described import IN_PYTHON
 
 DEPLOYED = "deployment"
 """Value of `data.name` in the experiment of a deployment, whose data are on its nodes."""

@@ -17,27 +17,27 @@ from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.schema import SCALES, SCHEDULES, named, optimizer_keys, with_optimizers
 from fedprox.experiment.sections import ARGUMENTS, Experiment, LoraSection, SolverSection
 from fedprox.federation import Federation, require_share
-from fedprox.messages.attack import Attack
-from fedprox.messages.compression import Compression
-from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
+from fedprox.loop.callbacks import Callback
+from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
-from fedprox.privacy.setting import Privacy
+from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.attack import Attack
+from fedprox.parts.compression import Compression
+from fedprox.parts.faults import Faults
+from fedprox.parts.privacy.setting import Privacy
+from fedprox.parts.robust import Aggregation
+from fedprox.parts.systems import Systems
+from fedprox.parts.time.population import Population
+from fedprox.parts.time.trace import read_population
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import measures_of
 from fedprox.report.saved import load_model
-from fedprox.simulation.config.asynchronous import Asynchronous
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.population import Population
-from fedprox.simulation.config.protocol import measures_of
-from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.config.trace import read_population
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.selection import Selection
-from fedprox.simulation.results.target import Target
-from fedprox.simulation.simulate import simulate
+from fedprox.results.run import Run
+from fedprox.results.selection import Selection
+from fedprox.results.target import Target
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
 from fedprox.user_code import call, import_function

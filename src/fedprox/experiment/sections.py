@@ -7,22 +7,22 @@ from pydantic import Field
 from fedprox.algorithms.base import Average, Stragglers
 from fedprox.experiment.messages import Of, Section, Table, table_of
 from fedprox.experiment.schema import schema_of
-from fedprox.messages.attack import Attack
-from fedprox.messages.compression import Compression
-from fedprox.messages.faults import Faults
-from fedprox.messages.robust import Aggregation
 from fedprox.model.variants import lora
-from fedprox.privacy.setting import AdaptiveClip, Privacy
+from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.attack import Attack
+from fedprox.parts.compression import Compression
+from fedprox.parts.faults import Faults
+from fedprox.parts.privacy.setting import AdaptiveClip, Privacy
+from fedprox.parts.robust import Aggregation
+from fedprox.parts.systems import Systems
+from fedprox.parts.time.availability import DayNight
+from fedprox.parts.time.population import QUANTITIES, LogNormal, Population
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import Storage
 from fedprox.report.saved import load_model
-from fedprox.simulation.config.asynchronous import Asynchronous
-from fedprox.simulation.config.availability import DayNight
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.evaluation import Evaluation
-from fedprox.simulation.config.population import QUANTITIES, LogNormal, Population
-from fedprox.simulation.config.protocol import Storage
-from fedprox.simulation.config.systems import Systems
-from fedprox.simulation.results.selection import Selection
-from fedprox.simulation.results.target import StopAtTarget, Target, target_of
+from fedprox.results.selection import Selection
+from fedprox.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
 from fedprox.studies.tuning import Tuning
 

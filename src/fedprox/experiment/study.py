@@ -21,7 +21,7 @@ from fedprox.experiment.resolved import (
 )
 from fedprox.experiment.sections import Experiment, StudySection
 from fedprox.federation import Federation
-from fedprox.simulation.results.target import Target
+from fedprox.results.target import Target
 from fedprox.studies.grid import DATA, METHOD, RESERVED, Cell, Settings
 from fedprox.studies.results import Study
 from fedprox.studies.run import Place

@@ -10,11 +10,11 @@ from typing import Any
 
 from fedprox.errors import InputError, installing, reason
 from fedprox.files.whole import write_whole
+from fedprox.loop.callbacks import Callback
 from fedprox.report.directory import LOG_ID
 from fedprox.report.records import metrics_line
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
+from fedprox.results.record import Record
+from fedprox.results.run import Run
 from fedprox.user_code import call
 
 OpenRun = tuple[Callable[[dict[str, float], int], None], Callable[[bool], None]]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.results.run import Run
+from fedprox.loop.callbacks import Callback
+from fedprox.results.run import Run
 
 TAG = "fedprox.id"
 """The tag by which a resumed run finds its run in MLflow."""

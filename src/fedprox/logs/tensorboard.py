@@ -6,9 +6,9 @@ from typing import Any
 import tomli_w
 
 from fedprox.logs.each_run import OpenRun, hparams_of, load, log_each_run
+from fedprox.loop.callbacks import Callback
 from fedprox.report.directory import file_name
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 COMPARED = ("train_loss", "test_loss", "test_accuracy")
 """Numbers beside the hyperparameters in TensorBoard's table of runs."""

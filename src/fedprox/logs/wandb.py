@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.results.run import Run
+from fedprox.loop.callbacks import Callback
+from fedprox.results.run import Run
 
 
 def wandb(folder: str | Path, *, resume: bool = False) -> Callback:

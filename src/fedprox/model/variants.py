@@ -57,7 +57,7 @@ class _Init:
     """(random key) -> the first trained parameters.
 
     Programs are the same for all values that training starts from, so these are not compared by
-    `fedprox.simulation.devices.programs.by_value`.
+    `fedprox.devices.programs.by_value`.
 
     Attributes:
         whole: `Model.init` of the whole model.

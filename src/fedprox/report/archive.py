@@ -11,8 +11,8 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.errors import InputError, require
 from fedprox.files.toml import parse_toml
 from fedprox.report.records import read_record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import KEYS, Target, target_of
+from fedprox.results.run import Run
+from fedprox.results.target import KEYS, Target, target_of
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedprox.errors import InputError
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link
-from fedprox.simulation.results.clients import ClientRecord, checksum_of, client_columns
-from fedprox.simulation.results.record import Record
+from fedprox.results.clients import ClientRecord, checksum_of, client_columns
+from fedprox.results.record import Record
 
 LINES = "clients.jsonl"
 """Name of the file."""

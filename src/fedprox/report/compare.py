@@ -12,8 +12,8 @@ from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
 from fedprox.report.paired import evidence_of, holm, interval
 from fedprox.report.records import comparable, has, value_of
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
+from fedprox.results.run import Run
+from fedprox.results.target import Target
 
 LEVEL = 0.05
 """The chance that comparisons without any effect have a significant difference by Holm's method."""

@@ -14,13 +14,13 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
 from fedprox.federation import Federation
-from fedprox.messages.part import Part
 from fedprox.model import Model
+from fedprox.parts.part import Part
+from fedprox.parts.time.availability import Hours
+from fedprox.parts.time.population import Population
+from fedprox.protocol.protocol import pace_of
 from fedprox.report.figure import make_logarithmic
 from fedprox.report.table import TextTable, grid
-from fedprox.simulation.config.availability import Hours
-from fedprox.simulation.config.population import Population
-from fedprox.simulation.config.protocol import pace_of
 from fedprox.solver import Solver
 
 if TYPE_CHECKING:

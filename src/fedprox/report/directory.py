@@ -27,16 +27,16 @@ from fedprox.files.lock import NAME as LOCK
 from fedprox.files.lock import locked
 from fedprox.files.toml import read_toml
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.loop.checkpoint import FIRST
 from fedprox.model import Model
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.parameters import encode
 from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
 from fedprox.report.table import common_target
-from fedprox.simulation.loop.checkpoint import FIRST
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
+from fedprox.results.record import Record
+from fedprox.results.run import Run
+from fedprox.results.target import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from fedprox.report.lines import FEW_DECADES, Line, band, curves, explained, is_
 from fedprox.report.records import has
 from fedprox.report.rows import by_label
 from fedprox.report.table import metrics_on_test_rows
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.report.records import value_of
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 LOGARITHMIC_FROM = 20
 """Ratio of greatest to least value above which an axis is logarithmic."""

@@ -21,12 +21,12 @@ from rich.filesize import decimal
 from fedprox.errors import InputError, foreign, printable, require
 from fedprox.files.lock import holder
 from fedprox.files.whole import write_whole
+from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.progress import Progress, status
 from fedprox.report.directory import RunDirectory
 from fedprox.report.page import write_report
 from fedprox.report.records import has, json_number
-from fedprox.simulation.loop.checkpoint import Checkpoints
-from fedprox.simulation.loop.progress import Progress, status
-from fedprox.simulation.results.record import Record
+from fedprox.results.record import Record
 
 STATUS, PROMETHEUS, STOP = "status.json", "metrics.prom", "stop"
 FILES: tuple[str, ...] = (STATUS, PROMETHEUS, STOP)

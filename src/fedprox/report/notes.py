@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from fedprox.report.records import has, highest, value_of
 from fedprox.report.rows import by_label
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 EVALUATED = {
     "cohort": "the mean of the round's clients",

@@ -24,7 +24,7 @@ from fedprox.report.notes import notes_on, warnings_on
 from fedprox.report.records import highest, records, value_of
 from fedprox.report.rows import by_label
 from fedprox.report.table import spread, table
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 WORST = 0.1
 """Fraction of the clients that counts as left behind."""

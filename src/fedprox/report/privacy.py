@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedprox.algorithms import Algorithm
-from fedprox.messages.private import releases
-from fedprox.privacy.accounting import (
+from fedprox.engine.epsilon import Spent, noise_of
+from fedprox.parts.privacy.accounting import (
     Mechanism,
     Steps,
     epsilons,
@@ -19,11 +19,11 @@ from fedprox.privacy.accounting import (
     statement,
     statement_of_steps,
 )
-from fedprox.privacy.setting import Privacy
+from fedprox.parts.privacy.clients import releases
+from fedprox.parts.privacy.setting import Privacy
+from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.method import Method
 from fedprox.report.table import TextTable, facts, grid
-from fedprox.simulation.config.cohort import Cohort
-from fedprox.simulation.config.method import Method
-from fedprox.simulation.epsilon import Spent, noise_of
 
 LARGER = 2, 4
 """Factors of the cohorts that the page compares."""

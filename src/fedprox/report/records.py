@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from fedprox.measures import KINDS, MEASURES, OPTIONAL
 from fedprox.report.rows import apart, is_simple
-from fedprox.simulation.results.record import COLUMNS, Record
-from fedprox.simulation.results.run import Run
+from fedprox.results.record import COLUMNS, Record
+from fedprox.results.run import Run
 
 AT_THE_END = [
     name

@@ -11,9 +11,9 @@ from fedprox.model.check import check_model
 from fedprox.report.archive import target_of_runs
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.page import write_report
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
+from fedprox.results.record import Record
+from fedprox.results.run import Run
+from fedprox.results.target import Target
 
 
 def write_results(

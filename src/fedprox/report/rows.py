@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedprox.errors import require
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 LONGEST_SAID = 20
 """The most characters of a setting that is said in a table."""

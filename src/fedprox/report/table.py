@@ -15,8 +15,8 @@ from fedprox.errors import require
 from fedprox.measures import DRAWN, measure_of
 from fedprox.report.records import has, highest, value_of
 from fedprox.report.rows import by_label
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
+from fedprox.results.run import Run
+from fedprox.results.target import Target
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""

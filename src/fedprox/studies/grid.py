@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, require, shown
 from fedprox.federation import Federation
+from fedprox.loop.simulate import simulate
 from fedprox.model import Model
-from fedprox.simulation.config.method import sweep_points
-from fedprox.simulation.config.protocol import PARTS
-from fedprox.simulation.simulate import simulate
+from fedprox.protocol.method import sweep_points
+from fedprox.protocol.protocol import PARTS
 from fedprox.solver import Solver
 from fedprox.user_code import call
 

@@ -31,8 +31,8 @@ from fedprox.report.lines import curves
 from fedprox.report.live import FILES, STUDY
 from fedprox.report.page import write_report
 from fedprox.report.records import records
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.results.target import Target
+from fedprox.results.run import Run
+from fedprox.results.target import Target
 from fedprox.studies.grid import METHOD
 from fedprox.studies.run import Outcome, relabelled
 from fedprox.studies.table import StudyTable, caption_of, cell_text

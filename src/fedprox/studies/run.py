@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError
 from fedprox.files.lock import locked
+from fedprox.loop.callbacks import Callback
+from fedprox.loop.checkpoint import Checkpoints, Stopped
+from fedprox.loop.progress import Progress, Report, showing
+from fedprox.loop.simulate import prepare, simulate
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
-from fedprox.simulation.loop.callbacks import Callback
-from fedprox.simulation.loop.checkpoint import Checkpoints, Stopped
-from fedprox.simulation.loop.progress import Progress, Report, showing
-from fedprox.simulation.results.record import Record
-from fedprox.simulation.results.run import Run
-from fedprox.simulation.simulate import prepare, simulate
+from fedprox.results.record import Record
+from fedprox.results.run import Run
 from fedprox.studies.grid import METHOD, Cell, Settings, check_budgets
 from fedprox.studies.tuning import Tuning, best_label
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.devices.compilation_cache import use_default_compilation_cache
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.measures import KINDS, lower_is_better
 from fedprox.model import Model
-from fedprox.privacy import Privacy
-from fedprox.privacy.setting import check_delta
-from fedprox.simulation.config.protocol import measures_of
-from fedprox.simulation.devices.compilation_cache import use_default_compilation_cache
-from fedprox.simulation.results.record import COLUMNS
+from fedprox.parts.privacy import Privacy
+from fedprox.parts.privacy.setting import check_delta
+from fedprox.protocol.protocol import measures_of
+from fedprox.results.record import COLUMNS
 from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
 from fedprox.studies.run import Place, train_cells

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedprox.report.compare import Difference, Reading, p_text
 from fedprox.report.exports import latex, latex_table
 from fedprox.report.table import TextTable
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from fedprox.errors import require, shown
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better
 from fedprox.model import Model
-from fedprox.simulation.config.protocol import measures_of
-from fedprox.simulation.results.run import Run
+from fedprox.protocol.protocol import measures_of
+from fedprox.results.run import Run
 from fedprox.streams import check_seed
 
 

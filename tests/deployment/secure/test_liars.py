@@ -22,7 +22,7 @@ from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import SecurePolicy
 from fedprox.deployment.wire import Advert, Answer, pack_arrays, unpack_arrays
-from fedprox.simulation.results.run import Run
+from fedprox.results.run import Run
 from tests.deployment.federations import (
     EVERYTHING,
     FEDPROX,

@@ -34,9 +34,9 @@ from fedprox.deployment.wire import (
     unpack_arrays,
 )
 from fedprox.errors import InputError
-from fedprox.messages.sums import mean_of
-from fedprox.privacy.accounting import epsilon_together
-from fedprox.simulation.results.run import Run
+from fedprox.parts.privacy.accounting import epsilon_together
+from fedprox.parts.sums import mean_of
+from fedprox.results.run import Run
 from tests.deployment.federations import (
     EVERYTHING,
     FEDPROX,

@@ -19,8 +19,8 @@ from fedprox.deployment.node_sum import Dealt, Sums, claims_of, commitment_of
 from fedprox.deployment.operator_sum import OperatorSum
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import Advert, Claims, Secret
+from fedprox.engine.planning.jobs import no_jobs
 from fedprox.errors import InputError
-from fedprox.simulation.planning.jobs import no_jobs
 from tests.deployment.secure.sums import (
     Nodes,
     begun,

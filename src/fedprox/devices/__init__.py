@@ -1,0 +1,1 @@
+"""Devices and processes, and the programs that a process keeps."""

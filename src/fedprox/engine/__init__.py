@@ -1,0 +1,1 @@
+"""The engine: a round is planned on the host, and is one compiled program."""

@@ -1,0 +1,1 @@
+"""The compiled programs of rounds and evaluations."""

@@ -1,0 +1,436 @@
+"""Evaluation: one compiled pass over the rows of all clients, or of a sample of them.
+
+A pass uses lanes like a round: a job is a client, or rows of any clients where nothing is needed
+client by client; a tick reads a slice of its rows, and at the end of the job its mean loss, its
+correct labels and its gradient are complete. Training, test and validation rows are read by the
+same function.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.stages import Wrapped
+from numpy.typing import NDArray
+
+from fedprox.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, spread
+from fedprox.devices.processes import Ownership
+from fedprox.engine.compiled.gradients import my_part, per_lane, reader
+from fedprox.engine.compiled.lanes import choose, over, put, run_segments, total, where_lanes
+from fedprox.engine.compiled.layout import Layout
+from fedprox.engine.compiled.row_sums import row_sums
+from fedprox.engine.planning.packing import Array
+from fedprox.engine.planning.reads import Reading, plan_reading, row_groups, slice_width
+from fedprox.engine.storage.training_data import Data, rows_spec
+from fedprox.features import Features
+from fedprox.federation import Examples, Rows, offsets_of
+from fedprox.measures import Scatter, dissimilarity, include, nothing
+from fedprox.metrics import Terms, value_of
+from fedprox.model import Model, Params, with_base
+from fedprox.parts.sums import scaled, sound
+from fedprox.precision import real_type
+from fedprox.protocol.method import Method
+
+T = TypeVar("T")
+
+HELD_OUT = ("test", "validation")
+"""The parts that a model does not train on."""
+
+
+class Part(NamedTuple):
+    """The rows of a part of the data that an evaluation reads, in jobs.
+
+    Attributes:
+        x: Features.
+        y: Labels.
+        reading: Which rows each lane reads for which job.
+        size: Rows of each job, float32 (jobs,).
+        labels: Labels of these rows, float32 (jobs,); 0 for a model without accuracy.
+        stand_for: How many rows of its client each read row represents, float32 (jobs,).
+    """
+
+    x: Features
+    y: Array
+    reading: Reading
+    size: Array
+    labels: Array
+    stand_for: Array
+
+
+class EvaluationInputs(NamedTuple):
+    """The inputs of an evaluation program, except the models.
+
+    Attributes:
+        shares: p_k of each client, float32 (clients,). For a sample of clients, the share of the
+            sample's rows.
+        parts: The parts with rows, by name: "train", "test", "validation".
+    """
+
+    shares: Array
+    parts: Mapping[str, Part]
+
+
+class EvaluationShape(NamedTuple):
+    """The static configuration of an evaluation program.
+
+    Attributes:
+        gradients: Whether it measures gradients.
+        screened: Whether it leaves out clients whose loss or gradient is not finite. Measures are
+            then those of the other clients, or NaN if there are none.
+        by_client: Whether it returns losses and correct labels client by client.
+        widths: Rows of a slice, by part.
+        clients: The parts whose jobs are clients.
+    """
+
+    gradients: bool
+    screened: bool
+    by_client: bool
+    widths: Mapping[str, int]
+    clients: frozenset[str]
+
+
+class ByClient(NamedTuple):
+    """The measures of each client that an evaluation reads, arrays of shape (clients, points).
+
+    Attributes:
+        loss: F_k(w); NaN for a client that is left out.
+        correct: Number of correct test labels, int32; None without test rows.
+    """
+
+    loss: jax.Array
+    correct: jax.Array | None
+
+
+class EvaluationSums(NamedTuple):
+    """What an evaluation reads, summed over clients; leaves (points, ...) unless noted.
+
+    Attributes:
+        loss: sum_k p_k F_k of the measured clients.
+        weight: Sum of their p_k, 1 if all clients are measured; None without screening.
+        unmeasured: Number of the other clients, int32; None without screening.
+        scatter: Mean and scatter of the gradients; None if gradients are not measured.
+        train: Sums of the metrics' terms over training rows.
+        test: "sum" and "rows" of the loss and of the accuracy, and sums of the metrics' terms, over
+            test rows; None without test rows. Clients that are not measured count for the accuracy
+            alone.
+        validation: The same over validation rows, without clients that are not measured.
+        by_client: Loss and correct labels client by client; None if the shape does not ask for
+            them.
+    """
+
+    loss: jax.Array
+    weight: jax.Array | None
+    unmeasured: jax.Array | None
+    scatter: Scatter | None
+    train: dict[str, Terms]
+    test: dict[str, Terms] | None = None
+    validation: dict[str, Terms] | None = None
+    by_client: ByClient | None = None
+
+
+class Measures(NamedTuple):
+    """The measures of an evaluation, arrays of shape (points,).
+
+    Attributes:
+        train_loss: f(w) over the training rows that are read.
+        gradient_variance: E_k ||grad F_k - grad f||^2; None if gradients are not measured.
+        dissimilarity: B(w); None if gradients are not measured.
+        held_out: "test_loss", "test_accuracy" and the same of validation rows, if there are any:
+            the sum and the number of rows or labels, each client weighted by all of its rows.
+        metrics: The model's metrics: `train_NAME` and, if there are such rows, `test_NAME` and
+            `validation_NAME`, weighted in the same way.
+        unmeasured: Number of clients that all measures but test accuracy leave out, int32; None
+            without screening.
+        by_client: Loss and correct labels client by client; None if they are not asked for.
+        given: False if the losses are unknown, since no node of a deployment gave them; else None.
+    """
+
+    train_loss: jax.Array
+    gradient_variance: jax.Array | None
+    dissimilarity: jax.Array | None
+    held_out: dict[str, Any]
+    metrics: dict[str, jax.Array]
+    unmeasured: jax.Array | None
+    by_client: ByClient | None
+    given: Literal[False] | None = None
+
+
+def evaluation_program(
+    model: Model,
+    mesh: Mesh,
+    shape: EvaluationShape,
+    specs: EvaluationInputs,
+    result: Callable[[EvaluationSums], Any] = lambda sums: sums,
+) -> Wrapped:
+    """Compile-once program that measures models on all clients, or on a sample of them."""
+
+    def program(base: Any, params: Params, inputs: EvaluationInputs) -> Any:
+        return result(_evaluate(with_base(model, base), shape, params, inputs))
+
+    return spread(mesh, program, (REPLICATED, REPLICATED, specs))
+
+
+def _evaluate(
+    model: Model, shape: EvaluationShape, params: Params, inputs: EvaluationInputs
+) -> EvaluationSums:
+    """The sums over all devices, inside `spread`."""
+    parts, points = inputs.parts, jax.tree.leaves(params)[0].shape[0]
+
+    def stand_for(name: str) -> jax.Array:
+        weights = parts[name].stand_for
+        return jnp.broadcast_to(weights[:, None], (len(weights), points))
+
+    def read(name: str, weights: jax.Array, **options: Any) -> Found:
+        return read_part(model, params, parts[name], shape.widths[name], weights, **options)
+
+    shares = inputs.shares if shape.gradients else None
+    train = read("train", stand_for("train"), shares=shares, screened=shape.screened)
+    losses, weight, unmeasured, measured = train.loss, None, None, None
+    if shape.screened:
+        measured = jnp.isfinite(losses)
+        losses = jnp.where(measured, losses, 0.0)
+        unmeasured = jnp.sum(~measured, axis=0, dtype=jnp.int32)
+        weight = jnp.where(unmeasured > 0, inputs.shares @ measured, 1.0)
+    held_out: dict[str, Any] = {}
+    correct = None
+    for name in HELD_OUT:
+        if name not in parts:
+            continue
+        weights = stand_for(name)
+        if measured is not None and name in shape.clients:
+            weights = weights * measured
+        found, part = read(name, weights, counted=True), parts[name]
+        assert found.correct is not None
+        rows = weights * part.size[:, None]
+        counts = stand_for(name) if name == "test" else weights  # all clients are tested
+        losses_of_rows = jnp.where(rows > 0, rows * found.loss, 0.0)
+        held_out[name] = {
+            "loss": {"sum": losses_of_rows.sum(axis=0), "rows": rows.sum(axis=0)},
+            "accuracy": {
+                "sum": jnp.sum(counts * found.correct, axis=0),
+                "rows": jnp.sum(counts * part.labels[:, None], axis=0),
+            },
+            **found.terms,
+        }
+        correct = found.correct if name == "test" else correct
+    return EvaluationSums(
+        inputs.shares @ losses,
+        weight,
+        unmeasured,
+        train.scatter,
+        train.terms,
+        **held_out,
+        by_client=ByClient(train.loss, correct) if shape.by_client else None,
+    )
+
+
+def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
+    """The measures of an evaluation, from its sums."""
+
+    def mean_of_measured(summed: jax.Array) -> jax.Array:
+        return summed if sums.weight is None else summed / sums.weight
+
+    variance = b = None
+    if sums.scatter is not None:
+        variance = mean_of_measured(sums.scatter.scatter)
+        norm_squared = jax.vmap(optax.tree.norm)(sums.scatter.mean) ** 2
+        b = dissimilarity(variance, norm_squared)
+    metrics = _values(model, "train", sums.train)
+    held_out: dict[str, Any] = {}
+    for part, terms in (("test", sums.test), ("validation", sums.validation)):
+        if terms is not None:
+            held_out |= {f"{part}_{name}": terms[name] for name in ("loss", "accuracy")}
+            metrics |= _values(model, part, terms)
+    return Measures(
+        mean_of_measured(sums.loss),
+        variance,
+        b,
+        held_out,
+        metrics,
+        sums.unmeasured,
+        sums.by_client,
+    )
+
+
+class Found(NamedTuple):
+    """What a pass over a part finds.
+
+    Attributes:
+        loss: Mean loss of each job's rows, (jobs, points); NaN for a job that is left out.
+        correct: Number of correct labels of each job, int32 (jobs, points); None if not counted.
+        terms: Sums of the metrics' terms, those of each job times its weight, leaves (points, ...).
+        scatter: Mean and scatter of the jobs' gradients; None without shares.
+    """
+
+    loss: jax.Array
+    correct: jax.Array | None
+    terms: dict[str, Terms]
+    scatter: Scatter | None
+
+
+def read_part(
+    model: Model,
+    params: Params,
+    part: Part,
+    width: int,
+    weights: jax.Array,
+    *,
+    shares: jax.Array | None = None,
+    screened: bool = False,
+    counted: bool = False,
+) -> Found:
+    """Read all rows of a part, inside `spread`."""
+    reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
+    sums_of_rows = partial(row_sums, model, counted=counted)
+
+    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+        if shares is None:
+            loss, others = sums_of_rows(params, x, y, inside)
+            return (loss, None), others
+        with_gradient = jax.value_and_grad(sums_of_rows, has_aux=True)
+        (loss, others), gradient = with_gradient(params, x, y, inside)
+        return (loss, gradient), others
+
+    summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
+
+    def slice_sums(i: jax.Array | int) -> Any:
+        return summed_all(params, *slices(part.x, part.y, reading, i))
+
+    def tick(i: jax.Array, carry: Any) -> Any:
+        current, found = carry
+        return jax.tree.map(jnp.add, current, slice_sums(i)), found
+
+    def end_jobs(slot: jax.Array, carry: tuple[Any, Found]) -> tuple[Any, Found]:
+        (sums, (correct, terms)), found = carry
+        ended, weight = slot >= 0, weights[slot]
+        loss, gradient = per_lane(sums, part.size[slot])
+        share = None
+        if shares is not None:
+            share = jnp.broadcast_to(shares[slot][:, None], loss.shape)
+        if screened:
+            finite = jax.vmap(jax.vmap(sound))((loss, gradient))
+            loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
+            weight, share = finite * weight, None if share is None else finite * share
+        at = jnp.where(ended, slot, jobs)
+        by_job = put((found.loss, found.correct), at, (loss, correct))
+        scatter = found.scatter
+        if share is not None:
+            included = over(over(include, (0, 0, 0)), (0, 0, 0))(scatter, gradient, share)
+            scatter = where_lanes(ended, included, scatter)
+        added = _add_ended(found.terms, slot, weight, terms)
+        return where_lanes(ended, zero, carry[0]), Found(*by_job, added, scatter)
+
+    zero = _zeros(lambda: slice_sums(0))
+    lanes = len(zero[0][0])
+    scatter = None
+    if shares is not None:
+        none = jax.vmap(nothing)(params)
+        scatter = jax.tree.map(lambda a: jnp.broadcast_to(a, (lanes, *a.shape)), none)
+    correct = jnp.zeros((jobs, points), jnp.int32) if counted else None
+    begin = Found(jnp.zeros((jobs, points)), correct, zero[1][1], scatter)
+    found = run_segments(reading.ends, tick, end_jobs, (zero, begin))[1]
+    terms = jax.tree.map(lambda a: a.sum(axis=0), found.terms)
+    loss, correct, terms = total((found.loss, found.correct, terms))
+    merged = None if found.scatter is None else _merge(found.scatter)
+    return Found(loss, correct, terms, merged)
+
+
+def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
+    """The model's metrics (points,) by kind and name, from their sums, leaves (points, ...)."""
+    return {
+        f"{kind}_{name}": jax.vmap(partial(value_of, name, metric))(sums[name])
+        for name, metric in model.metrics.items()
+    }
+
+
+def _zeros(function: Callable[[], T]) -> T:
+    """Zeros with the shapes and types that a function returns."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function))
+
+
+def _add_ended(sums: T, slot: jax.Array, weight: jax.Array, values: T) -> T:
+    """Add weight (lanes, points) times values to the sums, in the lanes whose job ends."""
+    parts = scaled(weight, values)
+    ended = choose(slot >= 0, parts, jax.tree.map(jnp.zeros_like, parts))
+    return jax.tree.map(jnp.add, sums, ended)
+
+
+def _merge(parts: Scatter) -> Scatter:
+    """Merge the scatters of all lanes on all devices; leaves are (lanes, points, ...)."""
+
+    def weighted(a: jax.Array) -> jax.Array:
+        weight = parts.weight.reshape(parts.weight.shape + (1,) * (a.ndim - 2))
+        return total(jnp.sum(weight * a, axis=0))
+
+    weight = total(parts.weight.sum(axis=0))
+    mean = jax.tree.map(
+        lambda a: weighted(a) / weight.reshape((-1,) + (1,) * (a.ndim - 2)), parts.mean
+    )
+    apart = jax.tree.map(jnp.subtract, parts.mean, mean)
+    between = parts.weight * jax.vmap(jax.vmap(optax.tree.norm))(apart) ** 2
+    return Scatter(weight, mean, total(jnp.sum(parts.scatter + between, axis=0)))
+
+
+ALONE = Ownership(np.array([0, 1]), 0)
+"""The ownership of rows that belong to no client, which each process has: those of one client."""
+
+
+def plan_evaluation(
+    method: Method, data: Data, layout: Layout, mesh: Mesh
+) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
+    """Plan what the evaluations of a method read."""
+    protocol = method.protocol
+    whole, read = protocol.sampled, protocol.measured
+    same: Any = REPLICATED
+    split: Any = PER_DEVICE
+    parts, specs, widths, clients = {}, {}, {}, set()
+    for name, (x, y) in data.read.items():
+        rows: Rows | Examples = getattr(read, name)
+        offsets, ownership = np.array([0, len(rows)]), ALONE
+        if isinstance(rows, Rows):
+            offsets, ownership = rows.offsets, protocol.measured_ownership
+        bounds = ownership.first_rows(offsets)
+        grid = layout.reading_grid._replace(processes=ownership.processes)
+        by_client = name == "train" or (isinstance(rows, Rows) and method.tests_by_client)
+        widths[name] = width = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        if by_client:
+            clients.add(name)
+            first, last = offsets[:-1], offsets[1:]
+            owner = ownership.of(np.arange(len(first)))
+            stand_for = getattr(whole, name).sizes / np.maximum(last - first, 1)
+        else:
+            first, last, owner = row_groups(bounds, width, grid)
+            stand_for = np.ones(len(first))
+        base, labels = bounds[owner], np.zeros(len(first), np.int64)
+        if method.protocol.model.correct is not None and name in HELD_OUT:
+            labels = _labels(rows.y, first, last)
+        reading = plan_reading(first - base, last - base, width, grid, owner=owner)
+        numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
+        parts[name] = Part(x, y, shard(mesh, reading), *replicate(mesh, numbers))
+        specs[name] = Part(
+            rows_spec(x, ownership), rows_spec(y, ownership), split, same, same, same
+        )
+    shape = EvaluationShape(
+        protocol.evaluation.gradients,
+        method.reduction.screen is not None,
+        protocol.by_client,
+        widths,
+        frozenset(clients),
+    )
+    shares = replicate(mesh, whole.shares.astype(real_type()))
+    return shape, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
+
+
+def _labels(
+    y: NDArray[Any], first: NDArray[np.int64], last: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Number of labels in some ranges of rows."""
+    if y.ndim == 1:
+        return last - first
+    before = offsets_of(np.count_nonzero(y >= 0, axis=tuple(range(1, y.ndim))))
+    return before[last] - before[first]

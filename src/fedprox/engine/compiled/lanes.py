@@ -1,0 +1,142 @@
+"""Inside a compiled program: lanes with ticks and segments, and held client state.
+
+A call of several rounds holds the state of the clients of all its rounds. Each device has a copy of
+all of it. A round takes the state of its clients from the copy to their places. At its end, devices
+exchange the new states, so that all copies remain equal.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedprox.algorithms.base import ClientState
+from fedprox.devices.mesh import AXIS
+from fedprox.engine.planning.packing import Segments
+from fedprox.parts.sums import beside
+
+T = TypeVar("T")
+
+
+def total(tree: T) -> T:
+    """Sum over the devices, inside `spread`.
+
+    All leaves are summed as one vector, so that devices wait for each other only once.
+    """
+    vector, restore = ravel_pytree(tree)
+    return restore(jax.lax.psum(vector, AXIS))
+
+
+def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """`f` for all lanes, or all sweep points, at once; 0 in `in_axes` for arguments with the axis.
+
+    A single lane or point is run without the axis. With it, XLA's CPU compiler would transpose the
+    operands of every matrix multiplication.
+    """
+    batched = jax.vmap(f, in_axes=in_axes)
+
+    def every(*args: Any) -> Any:
+        with_axis = [arg for arg, axis in zip(args, in_axes, strict=True) if axis is not None]
+        if len(jax.tree.leaves(with_axis)[0]) > 1:
+            return batched(*args)
+        alone = [
+            arg if axis is None else jax.tree.map(lambda a: a[0], arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
+        return jax.tree.map(lambda a: a[None], f(*alone))
+
+    return every
+
+
+def run_segments(
+    ends: Segments,
+    tick: Callable[[jax.Array, T], T],
+    end_jobs: Callable[[jax.Array, T], T],
+    carry: T,
+    *,
+    begin_jobs: Callable[[jax.Array, T], T] | None = None,
+    idle: Callable[[T], jax.Array] | None = None,
+) -> T:
+    """Run all segments: each begins jobs, ticks to its end or until `idle`, and ends jobs.
+
+    Jobs begin and end by their slots in each lane (lanes,), -1 for none.
+    """
+
+    def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        first, inner = carry
+        stop = ends.stop[s]
+        if begin_jobs is not None:
+            inner = begin_jobs(ends.begin[s], inner)
+        if idle is None:
+            inner = jax.lax.fori_loop(first, stop, tick, inner)
+        else:
+            inner = jax.lax.while_loop(
+                lambda at: (at[0] < stop) & ~idle(at[1]),
+                lambda at: (at[0] + 1, tick(at[0], at[1])),
+                (first, inner),
+            )[1]
+        return stop, end_jobs(ends.end[s], inner)
+
+    return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
+
+
+def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` in the `chosen` lanes (lanes,), `no` in the others; leaves are (lanes, ...).
+
+    Use it only for lanes whose job begins or ends with the segment. A single lane's job always
+    does, so `yes` is returned without a comparison.
+    """
+    return yes if len(chosen) == 1 else choose(chosen, yes, no)
+
+
+def choose(chosen: jax.Array, yes: T, no: T) -> T:
+    """Choose `yes` where `chosen` is true, else `no`.
+
+    The axes of `chosen` are the first axes of the leaves, or have length 1.
+    """
+    return jax.tree.map(lambda a, b: jnp.where(beside(chosen, a), a, b), yes, no)
+
+
+def put(places: T, index: jax.Array, values: T) -> T:
+    """Write each lane's values, leaves (lanes, ...), to its `index` (lanes,) if in range."""
+    return jax.tree.map(lambda p, v: p.at[index].set(v, mode="drop"), places, values)
+
+
+def add_weighted(mean: T, weight: jax.Array, values: T) -> T:
+    """Add to the mean the sum over lanes of weight (lanes,) times values, leaves (lanes, ...)."""
+    return jax.tree.map(
+        lambda m, a: m + jnp.tensordot(weight, a, 1, precision="highest"), mean, values
+    )
+
+
+def zeros_like(shapes: T) -> T:
+    """Zeros of the shapes and types of a tree."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def from_all_devices(tree: T) -> T:
+    """The parts of all devices, one after another along the first axis."""
+    return jax.tree.map(lambda a: jax.lax.all_gather(a, AXIS, tiled=True), tree)
+
+
+def part_of_device(tree: T) -> T:
+    """This device's part of the first axis."""
+
+    def part(a: jax.Array) -> jax.Array:
+        size = len(a) // jax.lax.axis_size(AXIS)
+        return jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(AXIS) * size, size)
+
+    return jax.tree.map(part, tree)
+
+
+def take_cohort(held: ClientState, at: jax.Array) -> ClientState:
+    """The state of a round's clients on this device, by where each place's client is in `held`."""
+    own = at[jax.lax.axis_index(AXIS)]
+    return jax.tree.map(lambda a: a.at[own].get(mode="clip"), held)
+
+
+def put_cohort(held: ClientState, at: jax.Array, cohort: ClientState) -> ClientState:
+    """Write the new state of a round's clients, as `take_cohort` returned it, to `held`."""
+    return put(held, at.ravel(), from_all_devices(cohort))

@@ -1,0 +1,1 @@
+"""The work of rounds, and the plan of their programs."""

@@ -1,0 +1,291 @@
+"""Storage of rows: on each device if they fit, else on the host, in memory or in mapped files.
+
+If training rows stay on the host, the rows of a call's clients are gathered in the background, into
+arrays of a fixed shape, while earlier calls compute. The call's plans use row numbers in these
+arrays. They are the same rows in the same order, so results have the same bits in either case.
+
+The rows that evaluations read are always on each device.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
+
+from fedprox.devices.mesh import (
+    FITS,
+    PER_DEVICE,
+    REPLICATED,
+    free_on_devices,
+    free_on_host,
+    replicate,
+)
+from fedprox.devices.processes import Ownership, allgather
+from fedprox.engine.planning.jobs import Jobs
+from fedprox.engine.planning.packing import Array
+from fedprox.engine.planning.reads import WIDTHS
+from fedprox.engine.planning.round_work import RoundWork
+from fedprox.errors import require
+from fedprox.features import Features, index_of, with_index
+from fedprox.federation import Examples, Federation, Rows, offsets_of
+from fedprox.files.mapping import copy_stretches
+
+GATHERED_BYTES = 2**23
+"""Most bytes of the rows gathered for one call, unless a single round needs more."""
+
+
+EVALUATED_BYTES = 2**28
+"""Most bytes that evaluations copy of rows that stay on the host, unless the user sets a number of
+clients."""
+
+
+DeviceRows = tuple[Features, Array]
+"""Features and labels on every device."""
+
+
+class Data(NamedTuple):
+    """A federation's rows on every device.
+
+    Attributes:
+        train: All training rows; None if they stay on the host.
+        read: The rows that evaluations read, by part: "train", and "test" and "validation" if there
+            are any.
+    """
+
+    train: DeviceRows | None
+    read: dict[str, DeviceRows]
+
+
+def copy_to_devices(
+    mesh: Mesh,
+    federation: Federation,
+    measured: Federation,
+    ownership: Ownership,
+    measured_ownership: Ownership,
+) -> Data:
+    """Copy the rows that evaluations read, and training rows if they fit, to each device.
+
+    With several processes, a process's devices have only the rows of its own clients, numbered from
+    0.
+    """
+    given = {"train": measured.train, "test": measured.test, "validation": measured.validation}
+    read = {name: rows for name, rows in given.items() if rows is not None and len(rows)}
+    train = None if stays_with_host(mesh, federation.train) else federation.train
+
+    def of_process(rows: Rows | Examples, own: Ownership) -> DeviceRows:
+        if not isinstance(rows, Rows):  # rows of no client
+            return replicate(mesh, (rows.x, rows.y))
+        x, y = (_rows_of_process(mesh, a, rows.offsets, own) for a in (rows.x, rows.y))
+        return x, y
+
+    if ownership.processes > 1:
+        return Data(
+            None if train is None else of_process(train, ownership),
+            {name: of_process(rows, measured_ownership) for name, rows in read.items()},
+        )
+    data = Data(
+        None if train is None else (train.x, train.y),
+        {name: (rows.x, rows.y) for name, rows in read.items()},
+    )
+    leaves, structure = jax.tree.flatten(data)
+    # arrays used twice, such as a table that all rows share, are copied once
+    distinct = {id(leaf): leaf for leaf in leaves}
+    copies = dict(zip(distinct, replicate(mesh, list(distinct.values())), strict=True))
+    return jax.tree.unflatten(structure, [copies[id(leaf)] for leaf in leaves])
+
+
+def _rows_of_process(
+    mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership
+) -> Features:
+    """This process's rows of an array, padded to the most rows of any process and to a slice."""
+    bounds = ownership.first_rows(offsets)
+    own = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
+    padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *own.shape[1:]), own.dtype)
+    padded[: len(own)] = own
+    if not isinstance(x, np.ndarray):
+        x = replicate(mesh, with_index(x, np.zeros(0)))  # what all rows share
+    return with_index(x, on_own_devices(mesh, padded))
+
+
+def on_own_devices(mesh: Mesh, rows: Array) -> jax.Array:
+    """An array with this process's rows on each of its devices; all have equally many rows."""
+    sharding = NamedSharding(mesh, PER_DEVICE)
+    shape = (mesh.devices.size * len(rows), *rows.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, lambda _: rows)
+
+
+def rows_spec(x: Features, ownership: Ownership) -> Any:
+    """How rows are spread over the devices, for `spread`."""
+    if ownership.processes == 1:
+        return REPLICATED
+    return with_index(jax.tree.map(lambda _: REPLICATED, x), PER_DEVICE)
+
+
+def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
+    """Whether rows stay on the host, since they do not fit on the devices.
+
+    They are copied to accelerators if they fit in half of the free memory. CPU devices use the
+    host's memory: one copy per device must fit, and mapped files (`np.memmap`) are not copied. With
+    several processes, each has its part of the rows, and the rows stay on the host in all processes
+    if they do in one.
+    """
+    size, devices = row_bytes(rows) * len(rows) // jax.process_count(), mesh.local_mesh.devices.size
+    if jax.default_backend() != "cpu":
+        stay = size > FITS * free_on_devices(mesh)
+    else:
+        mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
+        stay = mapped or 0 < FITS * free_on_host() < size * devices
+    return bool(allgather(stay).any())
+
+
+def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> None:
+    """Refuse evaluations that would copy too many rows to the devices."""
+    parts = measured.parts
+    size = sum(row_bytes(rows) * len(rows) for rows in parts)
+    require(
+        size <= EVALUATED_BYTES or not stays_with_host(mesh, federation.train),
+        f"evaluation.clients: none given, and evaluations would copy the {sum(map(len, parts)):,} "
+        f"rows of all {len(federation):,} clients to every device; give the number of clients to "
+        "draw for them, such as 1000",
+    )
+
+
+def row_bytes(rows: Rows | Examples) -> int:
+    """Bytes of one row as it is stored, with its label."""
+    stored = (index_of(rows.x), rows.y)
+    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in stored)
+
+
+class TrainingRows(NamedTuple):
+    """The training rows of one method's calls.
+
+    Rows that stay on the host are gathered for each call, into arrays with room for a fixed number
+    of rows. In the arguments, width means the rows of a slice.
+
+    Attributes:
+        together: (work of some rounds) -> the most such rounds of one call, so that the rows
+            gathered for it take little memory.
+        needed: (work of a call, width) -> the number of rows to gather; 0 if all rows are on the
+            devices.
+        like: (room) -> the arrays that programs are compiled for, or their shapes.
+        of: (work of a call, width, room) -> the rows on each device, and the work with `device_row`
+            set for these rows.
+    """
+
+    together: Callable[[Sequence[RoundWork]], int]
+    needed: Callable[[Sequence[RoundWork], int], int]
+    like: Callable[[int], DeviceRows]
+    of: Callable[[Sequence[RoundWork], int, int], tuple[DeviceRows, Sequence[RoundWork]]]
+
+
+def training_rows(
+    mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
+) -> TrainingRows:
+    """The training rows: those on the devices, or rows gathered for each call."""
+    if data.train is not None:
+        on_devices = data.train
+        base = ownership.first_rows(rows.offsets)
+
+        def number_in_process(jobs: Jobs) -> Jobs:
+            return jobs._replace(device_row=jobs.first_row - base[jobs.owner])
+
+        def all_rows(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
+            return on_devices, _with_jobs(work, number_in_process)
+
+        return TrainingRows(len, lambda *_: 0, lambda _: on_devices, all_rows)
+    distributed = ownership.processes > 1
+    sharding = NamedSharding(mesh, PER_DEVICE if distributed else REPLICATED)
+    index = index_of(rows.x)
+
+    def together(work: Sequence[RoundWork]) -> int:
+        largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
+        return max(1, min(len(work), GATHERED_BYTES // max(1, largest * row_bytes(rows))))
+
+    def needed(work: Sequence[RoundWork], width: int) -> int:
+        return max(
+            _places(_work_of(owner, work), len(rows), width).room
+            for owner in range(ownership.processes)
+        )
+
+    def like(room: int) -> DeviceRows:
+        size = room * row_bytes(rows)
+        free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
+        require(
+            not free or (ahead + 1) * size <= FITS * free,
+            f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, and "
+            f"{ahead + 1} times as much must fit in half of the {free / 2**30:.1f} GiB that are "
+            "free; choose fewer clients a round",
+        )
+
+        def like_array(array: Array) -> Any:
+            kind = jax.dtypes.canonicalize_dtype(array.dtype)
+            shape = (room * (mesh.devices.size if distributed else 1), *array.shape[1:])
+            return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+
+        return with_index(data.read["train"][0], like_array(index)), like_array(rows.y)
+
+    def gather(
+        work: Sequence[RoundWork], width: int, room: int
+    ) -> tuple[DeviceRows, Sequence[RoundWork]]:
+        places = _places(_work_of(ownership.process_index, work), len(rows), width)
+        at = np.where(places.place < 0, room, 0) + places.place
+        arrays = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
+        x, y = [on_own_devices(mesh, a) for a in arrays] if distributed else replicate(mesh, arrays)
+
+        def place(jobs: Jobs) -> Jobs:
+            # other processes set the rows of their own clients
+            row, own = np.zeros_like(jobs.first_row), jobs.owner == ownership.process_index
+            row[own] = at[np.searchsorted(places.first, jobs.first_row[own])]
+            return jobs._replace(device_row=row)
+
+        return (with_index(data.read["train"][0], x), y), _with_jobs(work, place)
+
+    return TrainingRows(together, needed, like, gather)
+
+
+def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Sequence[RoundWork]:
+    return [w._replace(jobs=change(w.jobs), exchange=change(w.exchange)) for w in work]
+
+
+def _work_of(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
+    """The part of some rounds' work that one process does."""
+    return _with_jobs(work, lambda jobs: jobs.take(jobs.owner == owner))
+
+
+class _Places(NamedTuple):
+    """Where the rows of a call's clients are gathered.
+
+    Attributes:
+        first: First row of each client among all rows, ascending, shape (clients,).
+        size: Number of rows of each client, shape (clients,).
+        place: Each client's first row in the gathered array, shape (clients,). Negative values
+            count from the array's end.
+        room: Number of rows needed.
+    """
+
+    first: NDArray[np.int64]
+    size: NDArray[np.int64]
+    place: NDArray[np.int64]
+    room: int
+
+
+def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
+    """The clients of some rounds, each once, in ascending order.
+
+    A slice that would reach beyond the last row begins earlier instead, which changes the order of
+    its sums. To get the same bits, this must happen to the same clients as with all rows on the
+    devices. So clients within a slice's width of the end of all rows have the same distance from
+    the end of the gathered rows, and all others a greater one.
+    """
+    jobs = [each for w in work for each in (w.jobs, w.exchange)]
+    first, chosen = np.unique(np.concatenate([j.first_row for j in jobs]), return_index=True)
+    size = np.concatenate([j.size for j in jobs])[chosen]
+    near = rows - (first + size) < width
+    front = offsets_of(size[~near])
+    place = np.empty_like(first)
+    place[~near], place[near] = front[:-1], first[near] - rows
+    end = max(width, int((rows - first[near]).max(initial=0)))
+    return _Places(first, size, place, int(front[-1]) + end)

@@ -1,0 +1,1 @@
+"""The loop over methods, seeds and calls of rounds."""

@@ -1,0 +1,330 @@
+"""What goes with what: one table of the methods' needs and of settings that exclude each other.
+
+All that no row names goes together. What concerns one value alone, or compares numbers, is checked
+beside the setting.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from fedprox.algorithms import capabilities as needs
+from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.capabilities import Capability
+from fedprox.errors import InputError
+from fedprox.federation import Examples
+from fedprox.model.variants import adapted
+from fedprox.parts.compression import sends_more
+from fedprox.parts.download import places
+from fedprox.solver import Solver
+
+
+class Case(NamedTuple):
+    """What is to go together: settings, and a method with its solver.
+
+    Attributes:
+        settings: The settings, by the names of a protocol's fields.
+        method: A method; None to look at the settings alone.
+        solver: The method's local solver.
+        place: Where rounds are computed; None if it does not matter.
+        secure: Whether a deployment sums messages in secret.
+    """
+
+    settings: Any  # a `Protocol`, or what an experiment file describes
+    method: Algorithm | None = None
+    solver: Solver | None = None
+    place: Literal["simulation", "deployment"] | None = None
+    secure: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.settings, name)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.federation)
+
+    def read(self, key: str) -> Any:
+        """The value at a dotted name; None if something on the way is None."""
+        found: Any = self
+        for name in key.split("."):
+            found = None if found is None else getattr(found, name)
+        return found
+
+
+class Setting(NamedTuple):
+    """A setting with a value that does not go with everything.
+
+    Attributes:
+        key: Its name, or "" for a function of the whole case.
+        given: (the value, which is not None) -> whether it is meant; or the value itself.
+        instead: What is allowed beside what it does not go with.
+        words: What messages call it in place of its name and value; they can read the case.
+    """
+
+    key: str
+    given: Callable[[Any], bool] | str = lambda value: value is not False
+    instead: str = "leave it out"
+    words: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called without a case."""
+        meant = f' = "{self.given}"' if isinstance(self.given, str) else ""
+        return self.words or self.key + meant
+
+    def holds(self, case: Case) -> bool:
+        """Whether a case has it."""
+        value = case.read(self.key) if self.key else case
+        if value is None:
+            return False
+        return self.given(value) if callable(self.given) else value == self.given
+
+    def says(self, case: Case) -> str:
+        """What messages call it."""
+        value = None if self.words else case.read(self.key)
+        if isinstance(value, bool | int | float | str):
+            return f"{self.key} = " + (f'"{value}"' if isinstance(value, str) else f"{value}")
+        return self.name.format(case=case)
+
+
+def both(setting: Setting, other: Setting) -> Setting:
+    """A setting beside another one."""
+    words = f"{setting.name} with {other.name}"
+    return Setting("", lambda c: setting.holds(c) and other.holds(c), setting.instead, words)
+
+
+class Row(NamedTuple):
+    """Two things that do not go together.
+
+    Attributes:
+        first: What methods need, or a setting.
+        second: A setting, which the user is asked to change.
+        why: The reason, as a clause; "" if it follows from the words of both.
+    """
+
+    first: Capability | Setting
+    second: Setting
+    why: str
+
+    def holds(self, case: Case) -> bool:
+        """Whether a case has both."""
+        if isinstance(self.first, Setting):
+            return self.first.holds(case) and self.second.holds(case)
+        return case.method is not None and self.first.of(case.method) and self.second.holds(case)
+
+    def refusal(self, case: Case) -> str:
+        """The line that refuses a case; "" if the row does not."""
+        if not self.holds(case):
+            return ""
+        whose, second, method = "", self.second.says(case), case.method
+        if method is not None and not self.holds(case._replace(method=None, solver=None)):
+            whose = f"{method.name}: "
+        if isinstance(self.first, Capability):
+            line = f"{method and self.first.says(method)}, so {second} does not fit"
+        else:
+            line = f"{second} does not go with {self.first.says(case)}"
+        return f"{whose}{line}{self.why and ', since '}{self.why}; {self.second.instead}"
+
+
+# the local solver of a method
+GAMMAS = Setting("solver.gamma", callable, "give a number", "solver.gamma as a function of clients")
+LINE_SEARCH = Setting("solver.searches_line", bool, "use another optimizer", "a line search")
+# data and models
+AUGMENTATION = Setting("federation.augment", callable, "use data without", "augmentation of data")
+RANDOM_OUTPUTS = Setting("model.train", callable, "use a model without", "dropout, or other noise")
+NO_ADAPTERS = Setting(
+    "model.shapes", lambda all_: not adapted(all_), "use fedprox.lora", "a model without adapters"
+)
+OTHER_MESSAGES = Setting(
+    "",
+    lambda c: c.method is not None and sends_more(c.method, c.model.shapes),
+    "run it without compression",
+    "a method whose clients do not send an update of the whole model and nothing else",
+)
+COMPUTED_MODEL = Setting(
+    "",
+    lambda c: c.method is not None and -1 in places(c.method, c.model.shapes),
+    "leave out compression.download",
+    "a method whose server sends what it computes from its state",
+)
+OTHER_EVALUATED = Setting(
+    "method.server.evaluated",
+    callable,
+    "give mu without adapt",
+    "a method that evaluates another model",
+)
+# who takes part, and how far clients come
+NOT_UNIFORM = Setting("cohort.sampling", lambda name: name != "uniform", 'it must be "uniform"')
+REPLACED = Setting("cohort.sampling", "proportional", 'it must be "uniform" or "bernoulli"')
+SOME_CLIENTS = Setting(
+    "",
+    lambda c: c.cohort.clients_per_round < c.clients,
+    "it must be the number of clients",
+    "cohort.clients_per_round = {case.cohort.clients_per_round} of {case.clients} clients",
+)
+OVER_SELECTION = Setting("cohort.over_selection", lambda times: times > 1, "it must be 1")
+STRAGGLERS = Setting("systems.stragglers", bool)
+NO_POPULATION = Setting("", lambda c: c.population is None, "give a Population", "no population")
+DROPOUT = Setting("population.dropout", bool)
+ADDS_MODELS = Setting("asynchronous.adds", "models", 'it must be "updates"')
+# what happens to messages
+COMPARED = Setting("faults.norm", lambda norm: norm < math.inf, "it must be inf")
+CLIPPED = Setting("faults.policy", "clip", 'it must be "drop" or "fail"')
+LEFT_OUT = Setting("faults.policy", lambda policy: policy != "fail", 'it must be "fail"')
+RULE = Setting("aggregation.rule", lambda rule: rule != "mean", 'it must be "mean"')
+PRODUCT = Setting("aggregation.rule", "product", "choose another")
+BUCKETS = Setting("aggregation.before", "bucketing")
+LIES = Setting(
+    "attack.kind", lambda kind: kind != "label-flip", 'leave attack out, or use "label-flip"'
+)
+CLIENTS = Setting("privacy.unit", "client", "run it without privacy")
+EXAMPLES = Setting("privacy.unit", "example", "run it without privacy")
+# what is measured
+OTHER_MODEL = Setting("evaluation.model", lambda name: name != "server", 'it must be "server"')
+LAST_MODELS = Setting("evaluation.model", "clients", 'it must be "server" or "cohort"')
+NO_GRADIENTS = Setting(
+    "evaluation.gradients",
+    lambda value: not value,
+    "it must be True",
+    "evaluation.gradients = False",
+)
+CHOICE = Setting(
+    "",
+    lambda c: c.selection.selects and not isinstance(c.federation.validation, Examples),
+    "give a validation set that belongs to no client",
+    "selection by clients' measures",
+)
+# where rounds are computed
+PROCESSES = Setting("", lambda _: jax.process_count() > 1, "use one", "a run of several processes")
+SIMULATION = Setting("place", "simulation", words="a simulation")
+DEPLOYMENT = Setting("place", "deployment", "leave it out there", "a deployment")
+SECURE = Setting("secure", words="deployment.secure")
+# settings together
+GAMMA_BY_TIME = both(Setting("solver.gamma"), Setting("systems.deadline"))
+CLIPPED_ON_NODES = both(CLIPPED, DEPLOYMENT)
+CLIENTS_ON_NODES, EXAMPLES_ON_NODES = both(DEPLOYMENT, CLIENTS), both(DEPLOYMENT, EXAMPLES)
+NO_CLOCK = both(NO_POPULATION, SIMULATION)._replace(words="no population in a simulation")
+CODED_BY_NODES = both(DEPLOYMENT, Setting("compression"))
+
+
+def rows(*groups: tuple[Any, Any, str]) -> Iterator[Row]:
+    """The rows of all pairs of groups: firsts, seconds and a reason; a key is its setting."""
+
+    def each(given: Any) -> Iterator[Any]:
+        for one in given if isinstance(given, list) else [given]:
+            yield Setting(one) if isinstance(one, str) else one
+
+    for firsts, seconds, why in groups:
+        yield from (Row(first, second, why) for first in each(firsts) for second in each(seconds))
+
+
+TWICE, LATE = "a client may be drawn twice", "a slow client is late and not a straggler"
+OBJECTIVES = "each mini-batch has an objective of its own"
+APART = "the operator sees no node's message alone"
+OWN_STEPS = "the clock decides how many steps are taken, and noise is for a number known before"
+NO_TIME = "rounds are drawn from the system's entropy, so a resumed run could not tell the time"
+ROWS = tuple(
+    rows(
+        # where rounds are computed
+        (needs.POOLED, PROCESSES, ""),
+        ([needs.OWN_MODELS, needs.PROBES], PROCESSES, "one process measures these"),
+        (PROCESSES, "evaluation.fine_tune", "one process measures clients' own models"),
+        (needs.POOLED, DEPLOYMENT, ""),
+        (needs.EVERYONE, DEPLOYMENT, "nodes may be missing"),
+        (needs.PROBES, DEPLOYMENT, "nodes measure one"),
+        (DEPLOYMENT, "attack", "clients are what they are"),
+        (DEPLOYMENT, "aggregation.ranks", "all messages have one shape"),
+        (DEPLOYMENT, ["evaluation.rows", "evaluation.clients"], "nodes measure all that they have"),
+        (DEPLOYMENT, ["evaluation.fine_tune", "evaluation.by_client"], "nodes report no client"),
+        (DEPLOYMENT, "evaluation.client_records", "nodes report no client"),
+        (CLIENTS_ON_NODES, "population", NO_TIME),
+        (EXAMPLES_ON_NODES, "asynchronous", OWN_STEPS),
+        (CODED_BY_NODES, "asynchronous", "messages then travel in full"),
+        (CODED_BY_NODES, OTHER_MODEL, "nodes then send no models"),
+        (needs.KEEPS_STATE, CLIPPED_ON_NODES, "nodes store it before messages are compared"),
+        (SECURE, ["asynchronous", "compression", COMPARED, RULE, REPLACED], APART),
+        (SECURE, ["privacy.adaptive_clip", "solver.gamma", "evaluation.gradients"], APART),
+        # who takes part
+        (needs.EVERYONE, [SOME_CLIENTS, NOT_UNIFORM, STRAGGLERS, "systems.deadline"], ""),
+        (needs.EVERYONE, ["population.available", DROPOUT, LEFT_OUT], ""),
+        ([needs.KEEPS_STATE, LAST_MODELS, "compression.error_feedback"], REPLACED, TWICE),
+        (BUCKETS, NOT_UNIFORM, "buckets are of clients in the order of their draw"),
+        (OVER_SELECTION, NO_POPULATION, "a population says whose messages are first"),
+        ("asynchronous", NO_CLOCK, "the devices say who is done when"),
+        ("systems.deadline", NO_CLOCK, "only a deployment has a real clock"),
+        # local solvers
+        (needs.STARTS, "initial", ""),
+        (needs.POOLED, GAMMAS, ""),
+        (needs.PROBES, "solver.gamma", "it is relative to one model"),
+        (needs.OWN_PARTS, "solver.gamma", "they do not start from the server's model"),
+        (needs.OBJECTIVE, ["solver.gamma", LINE_SEARCH], "it reads F_k"),
+        (needs.DROPS, GAMMA_BY_TIME, "a straggler is known only after its work"),
+        ([AUGMENTATION, RANDOM_OUTPUTS], ["solver.gamma", LINE_SEARCH], OBJECTIVES),
+        ([needs.GRADIENT, needs.LOSS], [AUGMENTATION, RANDOM_OUTPUTS], OBJECTIVES),
+        # measures
+        ("solver.gamma", NO_GRADIENTS, "gradients show whether gamma was reached"),
+        (needs.ADAPTS, [OTHER_MODEL, OTHER_EVALUATED], "another model is sent out"),
+        (needs.ADAPTS, "compression.download", "another model is sent out"),
+        ([needs.OWN_MODELS, needs.PROBES], OTHER_MODEL, ""),
+        # privacy of clients
+        (CLIENTS, "asynchronous", "its accounting is for rounds with a barrier"),
+        (CLIENTS, OVER_SELECTION, "fast clients would take part more often"),
+        (CLIENTS, "population.available", "every client must always be as likely to be drawn"),
+        (CLIENTS, "systems.straggler_epochs", "the function sees who else is in the cohort"),
+        (CLIENTS, COMPARED, "a client would change whether others count"),
+        (CLIENTS, "compression", "messages that are clipped would arrive larger or smaller"),
+        (CLIENTS, [RULE, LIES], "noise hides clients in a mean"),
+        (CLIENTS, OTHER_MODEL, "no other model has noise"),
+        ("privacy", CHOICE, "these have no noise"),
+        ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
+        (needs.ADAPTS, [CLIENTS, EXAMPLES], "that loss has no noise"),
+        (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
+        # privacy of examples
+        (needs.POOLED, EXAMPLES, ""),
+        ([needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES], EXAMPLES, "that has no noise"),
+        (needs.WHOLE_BATCHES, EXAMPLES, "no gradient belongs to one example"),
+        (needs.SECOND_PROBLEM, EXAMPLES, "only one model's steps are accounted for"),
+        (EXAMPLES, ["solver.gamma", LINE_SEARCH], "it looks at gradients or losses without noise"),
+        # rounds without a barrier
+        ("asynchronous", [NOT_UNIFORM, OVER_SELECTION], "clients are drawn one after the other"),
+        ("asynchronous", [STRAGGLERS, "systems.deadline"], LATE),
+        ("asynchronous", LAST_MODELS, "the mean of all clients' last models needs a barrier"),
+        ("asynchronous", [RULE, LIES], "a buffer's updates have weights of their own"),
+        (
+            "asynchronous",
+            "compression.error_feedback",
+            "clients keep nothing between updates",
+        ),
+        ("asynchronous", "solver.gamma", "nobody knows how long a client takes"),
+        ("compression", ADDS_MODELS, "what travels is an update"),
+        ([needs.POOLED, needs.EVERYONE], "asynchronous", ""),
+        (needs.KEEPS_STATE, "asynchronous", "it belongs to a state of the server's"),
+        ([needs.EXCHANGES, needs.PROBES], "asynchronous", "these must be of one round"),
+        (needs.REMEMBERS, "asynchronous", "it begins with one model"),
+        (needs.ADAPTS, "asynchronous", "that is the loss of a round"),
+        (needs.OTHER_MESSAGE, ADDS_MODELS, ""),
+        # rules, attacks and faults
+        (needs.POOLED, [RULE, LIES], ""),
+        (needs.EXCHANGES, [RULE, LIES], "it leaves these as they are"),
+        (needs.PROBES, [RULE, LIES, CLIPPED], "their updates are of different models"),
+        ([needs.OTHER_MESSAGE, needs.OTHER_UPDATE], PRODUCT, ""),
+        (PRODUCT, NO_ADAPTERS, "products are those of adapters"),
+        (PRODUCT, ["compression", OTHER_MODEL, CLIPPED], "factors do not travel as an update"),
+        # compression
+        (needs.EXCHANGES, "compression", "these would travel in full"),
+        ("compression", OTHER_MESSAGES, ""),
+        (needs.MESSAGE_STATE, "compression", "something else arrives"),
+        ("compression.download", COMPUTED_MODEL, ""),
+    )
+)
+"""What does not go together. The first row that refuses a case gives the message."""
+
+
+def check(case: Case, *, of: Setting | None = None) -> None:
+    """Raise `InputError` if something in a case does not go together."""
+    for row in ROWS:
+        if (of is None or of in row) and (line := row.refusal(case)):
+            raise InputError(line)

@@ -1,0 +1,203 @@
+"""A part of a run: a feature that the engine knows only by the questions that `Part` answers.
+
+The engine plans, compiles and runs rounds without a feature's name. A part says which numbers each
+client of a round has (`columns`), what a client knows of them (`known`), how a method changes
+(`wrap`), how a round's messages become one (`reduce`), and what local steps take in place of the
+gradient of a mini-batch (`local_gradient`). What a part leaves out stays as it is without it. So a
+new part is a dataclass of settings with some of these methods, in one file, and an entry in
+`fedprox.protocol.protocol.Protocol.parts`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import jax
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm, Batch, HParams
+from fedprox.model import Params
+from fedprox.parts.sums import Screen, Screened
+
+Columns = Mapping[str, NDArray[Any]]
+"""Numbers of jobs by name, arrays of shape (jobs,)."""
+
+
+class Setting(NamedTuple):
+    """What parts read of a run beside their own settings.
+
+    Attributes:
+        params: The model's parameters, in shape.
+        clients: Number of clients N.
+        per_round: Clients of a round K.
+        sampling: How they are drawn, see `Cohort.sampling`.
+        rounds: Number of rounds T.
+        sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
+            "message", or the "code" in which it travels.
+    """
+
+    params: Params
+    clients: int
+    per_round: int
+    sampling: Any
+    rounds: int
+    sent: Literal["arrives", "message", "code"] = "arrives"
+
+
+class Change(Protocol):
+    """A setting by which clients send something else than their messages, such as `Attack`."""
+
+    def changed(
+        self, messages: Any, counts: jax.Array, numbers: Mapping[str, Any], key: jax.Array | None
+    ) -> Any:
+        """What is sent, for messages with leaves (n, ...), those that count, and their columns."""
+
+
+class Rule(Protocol):
+    """A setting by which a round's messages become one, such as `Aggregation`."""
+
+    def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
+        """A message, from messages with leaves (n, ...), those that count, and their weights."""
+
+
+class Reduction(NamedTuple):
+    """How the messages of a round become one; by default each is added to a sum as it arrives.
+
+    Attributes:
+        change: What clients send in place of their messages; None for these.
+        screen: Which messages are left out; None if all count.
+        rule: What is made of all messages together; None for their weighted sum.
+        fixed: Whether a message that is left out counts as zero, so that others keep their weights.
+    """
+
+    change: Change | None = None
+    screen: Screen | None = None
+    rule: Rule | None = None
+    fixed: bool = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether all messages are read together, in the order of the draw."""
+        return self.change is not None or self.rule is not None
+
+    @property
+    def stores(self) -> bool:
+        """Whether messages are stored until the last one has arrived."""
+        return self.ordered or (self.screen is not None and self.screen.compares)
+
+    def screened(self, sound: jax.Array, size: jax.Array | None, weight: jax.Array) -> Screened:
+        """Which messages count, as `Screen.screened`."""
+        assert self.screen is not None
+        return self.screen.screened(sound, size, weight, fixed=self.fixed)
+
+
+class LocalGradient(Protocol):
+    """What a local step takes in place of the gradient of its mini-batch."""
+
+    @property
+    def completes(self) -> bool:
+        """Whether `completed` changes something."""
+
+    def gradient(
+        self, loss: Callable[..., jax.Array], params: Params, batch: Batch, given: Any
+    ) -> Params:
+        """What a tick's rows add, in place of the gradient of loss(params, batch, given)."""
+
+    def completed(self, gradient: Params, hparams: HParams, size: Any, key: jax.Array) -> Params:
+        """The gradient of a whole mini-batch, given its size and the key of its last tick."""
+
+
+class Part:
+    """What the engine asks of a part. The answers here change nothing."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a round needs a random key beside those of mini-batches."""
+        return False
+
+    @property
+    def program_key(self) -> Any:
+        """What compiled programs depend on beside the method and their inputs: the settings."""
+        return self
+
+    own_noise: ClassVar[bool] = False
+    """Whether each sweep point of each method has noise of its own."""
+
+    independent: ClassVar[bool] = False
+    """Whether nothing may depend on which other clients take part in a round."""
+
+    samples_rows: ClassVar[bool] = False
+    """Whether each row of a client is drawn on its own in each local step."""
+
+    several_starts: ClassVar[bool] = False
+    """Whether the clients of a round start from different models of the server."""
+
+    always_updates: ClassVar[bool] = False
+    """Whether the server also steps in a round without messages."""
+
+    apart: ClassVar[bool] = False
+    """Whether a node sends the message of each client, and not a sum."""
+
+    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+        """Numbers of some of `count` clients, by name, each of shape (clients,).
+
+        "age" is the number of rounds since a client started: its mini-batches are those of the
+        round in which it did.
+        """
+        del clients, count
+        return {}
+
+    def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """What clients know: `ClientContext.columns`, from their columns and the round's key."""
+        del numbers, key
+        return {}
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method with this part."""
+        del setting
+        return method
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """How messages become one with this part."""
+        return reduction
+
+    def hparams(self, hparams: HParams, key: Any) -> HParams:
+        """The hyperparameters of a round at one sweep point, given the round's random key."""
+        del key
+        return hparams
+
+    def capacity(self, method: Algorithm, setting: Setting) -> int | None:
+        """Most clients of a round; None for any number."""
+        del method, setting
+        return None
+
+    def measures(self, columns: Columns) -> Mapping[str, float]:
+        """What records say of a round by this part, from the columns of its jobs."""
+        del columns
+        return {}
+
+    def update_bits(self, params: Params) -> int | None:
+        """Bits of a client's message like some parameters; None if they are not counted."""
+        del params
+        return None
+
+    def download_bits(self, params: Params) -> int | None:
+        """Bits of the model that a client receives; None if it is sent in full."""
+        del params
+        return None
+
+    def models_a_round(self, per_round: int) -> float:
+        """Messages of a round, relative to the clients of a round with a barrier."""
+        del per_round
+        return 1
+
+    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
+        """What local steps take, given the noise multiplier; None for the gradient itself."""
+        del noise
+        return None
+
+
+def known_columns(
+    parts: tuple[Part, ...], numbers: Mapping[str, Any], key: Any
+) -> dict[str, jax.Array]:
+    """What clients know by all parts."""
+    return {name: a for part in parts for name, a in part.known(numbers, key).items()}

@@ -1,5 +1,0 @@
-"""Differential privacy: the setting, and the accounting of what is released."""
-
-from fedprox.privacy.setting import AdaptiveClip, Privacy
-
-__all__ = ["AdaptiveClip", "Privacy"]

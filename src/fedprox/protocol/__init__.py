@@ -1,0 +1,1 @@
+"""What compared methods share, and a method under it."""

@@ -1,0 +1,234 @@
+"""A method of a comparison: an algorithm under a protocol, with its solver and its sweep points."""
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
+from fedprox.algorithms.check import (
+    Still,
+    check_algorithm,
+    check_objective,
+    require_still,
+    still_round,
+)
+from fedprox.devices.mesh import replicate
+from fedprox.devices.programs import jit_once
+from fedprox.errors import require
+from fedprox.jax_internals import nans_allowed
+from fedprox.model import Params
+from fedprox.model.check import check_model
+from fedprox.parts.part import Columns, Part, Reduction
+from fedprox.parts.privacy.accounting import Mechanism
+from fedprox.precision import real_type
+from fedprox.protocol.protocol import Protocol
+from fedprox.solver import Solver, as_values, name_of
+
+
+def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
+    """Every combination of hyperparameters and learning rates; a schedule's learning rate is 1."""
+    axes = {name: as_values(name, value) for name, value in algorithm.hparams.items()}
+    axes["learning_rate"] = solver.rates
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def label(algorithm: Algorithm, solver: Solver, point: dict[str, float]) -> str:
+    """The label of a run in its comparison: method, hyperparameters and settings.
+
+    It includes the learning rate if there is more than one or the method sets its own, and the
+    server's learning rate unless it is exactly 1.
+    """
+
+    def shown(key: str) -> bool:
+        if key == "learning_rate":
+            return len(solver.rates) > 1 or key in algorithm.settings
+        return key != "server_learning_rate" or algorithm.hparams[key] != (1.0,)
+
+    def text(key: str, value: float) -> str:
+        if key != "learning_rate" or solver.schedule is None:
+            return f"{value:g}"
+        name = name_of(solver.schedule)
+        return name if " " in name else f"{name} from {solver.factor(0):g}"
+
+    hparams = [f"{k}={text(k, v)}" for k, v in point.items() if shown(k)]
+    settings = [
+        f"{k}={name_of(v) if callable(v) else v}"
+        for k, v in algorithm.settings.items()
+        if k not in point
+    ]
+    parts = [algorithm.name, algorithm.variant, *hparams, *settings]
+    return " ".join(part for part in [*parts, "adaptive" * (algorithm.adapt is not None)] if part)
+
+
+def noise_words(
+    algorithm: Algorithm, solver: Solver, point: dict[str, float]
+) -> NDArray[np.uint32]:
+    """Two words for the noise of a sweep point with privacy, a digest of its method and numbers.
+
+    Runs of a comparison have noise of their own, so that no two published models share noise that
+    their difference would cancel.
+    """
+    settings = {k: name_of(v) if callable(v) else v for k, v in algorithm.settings.items()}
+    schedule = None if solver.schedule is None else name_of(solver.schedule)
+    what = (algorithm.name, algorithm.variant, sorted(point.items()), settings, schedule)
+    return np.frombuffer(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "<u4")
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """An algorithm under a protocol.
+
+    Attributes:
+        protocol: The settings that compared methods share.
+        algorithm: The algorithm, from `Protocol.reported`.
+    """
+
+    protocol: Protocol
+    algorithm: Algorithm
+
+    @cached_property
+    def solver(self) -> Solver:
+        """The local solver of its clients."""
+        return self.algorithm.solver(self.protocol.solver)
+
+    @cached_property
+    def points(self) -> list[dict[str, float]]:
+        """The hyperparameters of each sweep point."""
+        return sweep_points(self.algorithm, self.solver)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The label of each sweep point."""
+        return [label(self.algorithm, self.solver, point) for point in self.points]
+
+    @property
+    def name(self) -> str:
+        """The method's name in progress reports."""
+        if len(self.points) == 1:
+            return self.labels[0]
+        return f"{self.algorithm.name} ({len(self.points)} points together)"
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of its runs; central training has none."""
+        return () if self.algorithm.pooled else self.protocol.parts
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        """How the messages of a round become one."""
+        reduction = Reduction()
+        for part in self.parts:
+            reduction = part.reduce(reduction)
+        return reduction
+
+    @property
+    def keyed(self) -> bool:
+        """Whether its rounds need random keys beside those of mini-batches."""
+        return any(part.keyed for part in self.parts)
+
+    @property
+    def several_starts(self) -> bool:
+        """Whether the clients of a round start from different models of the server."""
+        return any(part.several_starts for part in self.parts)
+
+    @cached_property
+    def no_columns(self) -> Columns:
+        """The columns of no jobs, which say what its programs read."""
+        return self.protocol.columns(np.zeros(0, np.int64)) if self.parts else {}
+
+    @property
+    def tests_by_client(self) -> bool:
+        """Whether evaluations count test rows client by client."""
+        return self.protocol.by_client or self.reduction.screen is not None
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether evaluations measure models that clients have for themselves."""
+        tuned = self.protocol.evaluation.fine_tune is not None
+        return (tuned or self.algorithm.several_models) and not self.algorithm.pooled
+
+    @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """What a run releases about its clients; None unless privacy hides them."""
+        return self.protocol.mechanism(self.algorithm)
+
+    def hparams(self, mesh: Mesh) -> HParams:
+        """The hyperparameters of all sweep points, arrays (points,)."""
+        values: Any = {
+            key: np.array([point[key] for point in self.points], real_type())
+            for key in self.points[0]
+        }
+        if any(part.own_noise for part in self.parts):
+            words = [noise_words(self.algorithm, self.solver, point) for point in self.points]
+            values["noise_words"] = np.stack(words)
+        hparams: HParams = replicate(mesh, values)
+        return hparams
+
+    def initial_state(self, starts: Sequence[Params], mesh: Mesh) -> State:
+        """The server's state before round 0, equal at all sweep points."""
+        return replicate(mesh, self._at_points(self.algorithm.initial(*starts)))
+
+    def initial_client_state(self, params: Params) -> ClientState:
+        """The state of each client before round 0, equal at all sweep points."""
+        initial = self.algorithm.client.state
+        return None if initial is None else self._at_points(initial(params))
+
+    def _at_points(self, tree: Any) -> Any:
+        """The same arrays at each sweep point, leaves (points, ...)."""
+        count, host = len(self.points), jax.tree.map(np.asarray, tree)
+        return jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)), host)
+
+
+def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:
+    """Check the algorithms, and make them the methods of a comparison."""
+    check_model(protocol.model, protocol.federation)
+    for algorithm in algorithms:
+        check_algorithm(algorithm, protocol.model.shapes)
+        protocol.check(algorithm, algorithm.solver(protocol.solver))
+    methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
+    for algorithm, method in zip(algorithms, methods, strict=True):
+        check_objective(algorithm, protocol.model, protocol.federation)
+        _check_still(algorithm, method)
+    for name, count in Counter(name for method in methods for name in method.labels).items():
+        require(
+            count == 1,
+            f"methods: {name!r} is given {count} times; once is enough, and hyperparameters must "
+            "differ in their first six digits, schedules in their names or first rates",
+        )
+    return methods
+
+
+def _check_still(algorithm: Algorithm, method: Method) -> None:
+    """Check what an algorithm does in a round in which no client's model changes."""
+    protocol, solver = method.protocol, method.solver
+    # one program for all values of hyperparameters and settings, which it does not read
+    functions = algorithm._replace(hparams=dict.fromkeys(algorithm.hparams, 0.0), settings={})
+    still = jit_once(partial(still_round, functions, protocol.model.shapes))
+
+    def with_rate(rate: float) -> Still:
+        hparams = {**method.points[0], "learning_rate": rate, "participation": 1.0}
+        arrays = {name: np.asarray(value, real_type()) for name, value in hparams.items()}
+        with nans_allowed():  # methods may divide by the rate
+            return jax.device_get(still(arrays, np.ones((), real_type())))
+
+    usual = with_rate(1.0)
+    require_still(algorithm, usual)
+    if solver.schedule is None:  # its rates are above 0
+        return
+    without = with_rate(0.0)
+    if not np.isfinite(without.moved) or without.finite < usual.finite:
+        for t in range(protocol.rounds):
+            require(
+                solver.factor(t),
+                f"{algorithm.name}: it divides by the learning rate, which solver.learning_rate "
+                f"gives as 0 in round {t}; it must be above 0 in all rounds",
+            )

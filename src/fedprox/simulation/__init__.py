@@ -1,1 +1,0 @@
-"""The simulation of a federation: cohorts, stragglers, the schedule, the engine, the run."""

@@ -1,1 +1,0 @@
-"""The compiled programs: a round, an evaluation and their parts."""

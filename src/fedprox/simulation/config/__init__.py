@@ -1,1 +1,0 @@
-"""What compared methods share: cohort, systems, faults, evaluation and protocol."""

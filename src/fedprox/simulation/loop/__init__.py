@@ -1,1 +1,0 @@
-"""The loop over rounds: planning ahead, calls of compiled programs, records, checkpoints."""

@@ -1,1 +1,0 @@
-"""Plans of rounds as arrays: jobs, their lanes, and the rows of each tick."""

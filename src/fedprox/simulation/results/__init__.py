@@ -1,1 +1,0 @@
-"""What a simulation returns: records, runs, targets and the choice of a model."""

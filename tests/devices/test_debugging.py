@@ -1,0 +1,117 @@
+"""JAX's settings for debugging, and devices that are not there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import fedprox as fp
+from tests.quadratics import one_run
+
+ROOT = Path(__file__).parents[3]
+SOLVER = fp.Solver(0.1, 2, epochs=1)
+
+
+def small() -> fp.Federation:
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=(n, 2)).astype(np.float32), rng.integers(2, size=n)) for n in (3, 4)]
+    return fp.Federation.from_arrays(rows, classes=2)
+
+
+def numbers() -> list[float]:
+    """The loss and the model of a small run, whose evaluations leave measures out."""
+    federation = small()
+    model = fp.models.logistic(federation)
+    run = one_run(federation, model, fp.fedprox(mu=0.1), SOLVER, devices=1)
+    assert np.isnan(run.final.gradient_variance)
+    assert np.isnan(run.final.test_accuracy)
+    leaves = jax.tree.leaves(run.params)
+    return [run.final.train_loss, *(float(w) for leaf in leaves for w in leaf.ravel())]
+
+
+@pytest.fixture
+def debug_nans() -> Iterator[None]:
+    jax.config.update("jax_debug_nans", True)
+    yield
+    jax.config.update("jax_debug_nans", False)
+
+
+def test_a_healthy_run_has_no_nan(request: pytest.FixtureRequest) -> None:
+    """What is not measured is left out of a program's results, not NaN."""
+    wanted = numbers()
+    request.getfixturevalue("debug_nans")
+    assert_allclose(numbers(), wanted, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("debug_nans")
+def test_a_run_with_a_nan_ends() -> None:
+    federation = small()
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return x @ params + jnp.log(-1.0 - jnp.sum(params**2))
+
+    model = fp.Model(lambda _: jnp.zeros((2, 2)), apply)
+    with pytest.raises(FloatingPointError, match="nan"):
+        one_run(federation, model, fp.fedavg(), SOLVER, devices=1)
+
+
+def in_process(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["JAX_DEBUG_NANS", "JAX_DISABLE_JIT"])
+def test_a_run_for_a_debugger_has_the_same_results(variable: str) -> None:
+    """With variables of the environment, as users set them."""
+    module = "tests.devices.test_debugging"
+    done = in_process(
+        f"import json; from {module} import numbers; print(json.dumps(numbers()))",
+        **{variable: "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert_allclose(json.loads(done.stdout), numbers(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "command", ["run", pytest.param("deploy --local 3", marks=pytest.mark.slow)]
+)
+def test_a_missing_device_is_said_in_one_line(command: str, tmp_path: Path) -> None:
+    name, *options = command.split()
+    arguments = [name, "examples/demo.toml", *options, "--out", str(tmp_path / "run")]
+    code = f"import sys; sys.argv[1:] = {arguments}; from fedprox.cli import main; main()"
+    done = in_process(code, JAX_PLATFORMS="cuda")
+    if "loading the data" in done.stderr:
+        pytest.skip("there is a GPU")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fedprox: JAX_PLATFORMS = 'cuda': ")
+    assert line.endswith("; leave it out, or set it to cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_users_function_is_not_blamed_for_a_missing_device() -> None:
+    code = """
+import jax.numpy as jnp, fedprox as fp
+try:
+    fp.Model(lambda key: jnp.zeros(2), lambda params, x: x @ params).shapes
+except fp.InputError as error:
+    print(error)
+"""
+    done = in_process(code, JAX_PLATFORMS="nonsense")
+    assert done.stdout.startswith("JAX_PLATFORMS = 'nonsense': ")

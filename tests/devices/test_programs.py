@@ -1,0 +1,134 @@
+"""The compiled programs that a process keeps, and what it lets go."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.devices import programs
+from fedprox.devices.programs import Request, compiled, jit_once
+from tests.quadratics import one_run
+
+SOLVER = fp.Solver(0.1, 2, epochs=1)
+
+
+class Scaled:
+    """An object whose methods a user gives."""
+
+    def __init__(self, table: jax.Array) -> None:
+        self.table = table
+
+    def apply(self, params: Any, x: jax.Array) -> jax.Array:
+        return x @ params + self.table[:2]
+
+
+def small() -> fp.Federation:
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=(n, 2)).astype(np.float32), rng.integers(2, size=n)) for n in (3, 4)]
+    return fp.Federation.from_arrays(rows, classes=2)
+
+
+def of_method(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
+    """A model by an object's method, in a method with functions of its own."""
+    base = fp.fedavg()
+
+    def update(params: Any, mean: Any, _: Any) -> Any:
+        return jax.tree.map(lambda w, d: w + d * table[0], params, mean)
+
+    model = fp.Model(lambda _: jnp.zeros((2, 2)), Scaled(table).apply)
+    return model, base._replace(
+        server=base.server._replace(update=update, init=lambda params: params)
+    )
+
+
+def of_functions(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
+    """A model of functions, one of which is jitted and one differentiated by a rule of its own."""
+
+    @jax.custom_vjp
+    def shifted(x: jax.Array) -> jax.Array:
+        return x + table[:2]
+
+    shifted.defvjp(lambda x: (shifted(x), None), lambda _, d: (d * table[0],))
+
+    @jax.jit
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return shifted(x @ params)
+
+    def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sum((outputs - y[:, None]) ** 2, 1) * table[0]
+
+    return fp.Model(lambda _: table[:4].reshape(2, 2), apply, loss), fp.fedavg()
+
+
+@pytest.mark.parametrize("make", [of_method, of_functions])
+def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
+    make: Callable[[jax.Array], tuple[fp.Model, fp.Algorithm]],
+) -> None:
+    federation = small()
+    programs.KEPT.clear()
+    table = jnp.ones(1000)
+    gone = weakref.ref(table)
+    model, method = make(table)
+    one_run(federation, model, method, SOLVER)
+    assert len(programs.KEPT) == 2  # of rounds and of evaluations
+    del table, model, method
+    for _ in range(2):  # JAX's own caches let some go after the first
+        gc.collect()
+    assert not programs.KEPT
+    assert gone() is None
+
+
+def program(constant: jax.Array, *known: Any) -> Request:
+    return Request(lambda: jax.jit(lambda x: x + constant.sum()), (jnp.ones(2),), known)
+
+
+def test_a_program_is_found_again_while_its_function_is_held() -> None:
+    def of_user() -> None: ...
+
+    programs.KEPT.clear()
+    first = compiled(program(jnp.ones(2), of_user, "a"))
+    assert compiled(program(jnp.ones(2), of_user, "a")) is first
+    assert compiled(program(jnp.ones(2), of_user, "b")) is not first
+
+
+def test_programs_without_a_key_are_not_kept() -> None:
+    programs.KEPT.clear()
+    compiled(program(jnp.ones(2), np.ones(2)))  # arrays are not compared
+    assert not programs.KEPT
+
+
+def test_programs_are_bounded_by_the_bytes_of_their_constants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs.KEPT.clear()
+    monkeypatch.setattr(programs, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(programs, "FEWEST_KEPT", 1)
+    large = jnp.ones(15_000)  # 60,000 bytes
+    for name in ("a", "b", "c"):
+        compiled(program(jnp.ones(2), name))
+    assert len(programs.KEPT) == 3
+    compiled(program(large, "d"))
+    assert len(programs.KEPT) == 4
+    compiled(program(large, "e"))
+    assert [kept.bytes for kept in programs.KEPT.values()] == [60_000]
+    monkeypatch.setattr(programs, "FEWEST_KEPT", 2)
+    compiled(program(large, "f"))
+    assert len(programs.KEPT) == 2
+
+
+def test_a_users_function_is_not_kept_by_what_is_jitted_once() -> None:
+    def of_user(x: jax.Array) -> jax.Array:
+        return x
+
+    gone = weakref.ref(of_user)
+    jit_once(of_user)(jnp.ones(2))
+    del of_user
+    gc.collect()
+    assert gone() is None
+    assert jit_once(jnp.sin) is jit_once(jnp.sin)

@@ -1,0 +1,190 @@
+"""How much room a round's arrays have: it is found in bounded time, and changes no result."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox.devices import programs
+from fedprox.engine.compiled import compile as compiling
+from fedprox.engine.compiled import layout as laying_out
+from fedprox.engine.compiled import round as round_program
+from fedprox.engine.compiled.layout import Layout
+from fedprox.engine.planning.batch_plan import Capacity, Shape
+from fedprox.engine.planning.round_work import round_work
+from fedprox.engine.storage import training_data
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
+START = np.array([1.0, -2.0, 3.0])
+
+
+class Enough(BaseException):
+    """A run has come far enough for a test."""
+
+
+def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
+    setting: dict[str, Any] = {
+        "solver": fp.Solver(0.02, 3, epochs=2),
+        "cohort": fp.Cohort(3),
+        "systems": fp.Systems(stragglers=0.4),
+        "rounds": 12,
+        "evaluation": fp.Evaluation(every=4, gradients=False),
+        "seed": [0, 1],
+    }
+    return fp.simulate(
+        ragged_quadratics(0, SIZES), quadratic_model(START), method, **setting | options
+    )
+
+
+@contextmanager
+def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Capacity]]:
+    """Room for the first `count` rounds; the room that programs are compiled for."""
+    compiled: list[Capacity] = []
+    original = round_program.rounds_program
+    programs.KEPT.clear()
+
+    def noted(*args: Any) -> Any:
+        compiled.append(args[1].room)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(laying_out, "SAMPLE_ROUNDS", (count, count))
+        # the lanes are chosen by the sample and change the order of sums
+        patch.setattr(laying_out, "choose_lanes", lambda *_: 2)
+        patch.setattr(compiling, "rounds_program", noted)
+        yield compiled
+
+
+@pytest.mark.parametrize(
+    ("method", "stays", "options"),
+    [
+        (fp.fedprox(mu=0.3), False, {"evaluation": fp.Evaluation(every=4)}),
+        pytest.param(
+            *(
+                fp.fedprox(mu=0.3),
+                True,
+                {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")},
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
+            marks=pytest.mark.slow,
+        ),
+        (fp.scaffold(), False, {"client_store": "device"}),
+    ],
+    ids=["fedprox", "faults", "feddane", "scaffold"],
+)
+def test_a_round_that_needs_more_room_gets_it(
+    method: fp.Algorithm, stays: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_data, "stays_with_host", lambda *_: stays)
+    with sampling(monkeypatch, 1) as grown:
+        some = runs(method, seed=0, **options)
+    with sampling(monkeypatch, 24) as enough:
+        others = runs(method, seed=0, **options)
+    assert len(grown) > len(enough) == 1
+    assert grown[-1].ticks > grown[0].ticks
+    for a, b in zip(some, others, strict=True):
+        np.testing.assert_allclose(a.params, b.params, rtol=1e-5)
+        np.testing.assert_allclose(
+            [r.train_loss for r in a.history], [r.train_loss for r in b.history], rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fp.scaffold(),
+        pytest.param(fp.fedprox(mu=0.3), marks=pytest.mark.slow),
+        pytest.param(fp.qffl(q=1.0), marks=pytest.mark.slow),
+        pytest.param(fp.mime(), marks=pytest.mark.slow),
+    ],
+    ids=lambda m: m.name,
+)
+def test_a_run_that_grew_goes_on_bit_for_bit(
+    method: fp.Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where calls end nor the seeds that came before change how much room a round has."""
+
+    def until(record: fp.Record) -> None:
+        if record.seed == 1 and record.round == 8:
+            raise Enough
+
+    with sampling(monkeypatch, 1):
+        whole = runs(method)
+        with pytest.raises(Enough):
+            runs(
+                method,
+                checkpoints=fp.Checkpoints(tmp_path, every=3),
+                callbacks=[fp.Callback(on_record=until)],
+            )
+        resumed = runs(method, checkpoints=fp.Checkpoints(tmp_path, resume=True))
+        second = runs(method, seed=1)
+    np.testing.assert_equal(second[0].history, whole[1].history)
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_equal(a.history, b.history)
+        np.testing.assert_array_equal(a.params, b.params)
+
+
+def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first(record: fp.Record) -> None:
+        if record.round == 5:
+            raise Enough
+
+    draws: list[int] = []
+    draw = round_work
+
+    def counted(*args: Any) -> Any:
+        draws[-1] += 1
+        return draw(*args)
+
+    monkeypatch.setattr("fedprox.engine.planning.round_work.round_work", counted)
+    for number in (10**3, 10**7):
+        for method in (fp.fedprox(mu=0.3), fp.scaffold()):
+            draws.append(0)
+            with pytest.raises(Enough):
+                runs(
+                    method,
+                    rounds=number,
+                    evaluation=fp.Evaluation(every=5, gradients=False),
+                    callbacks=[fp.Callback(on_record=first)],
+                )
+    assert max(draws) < 300
+    assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread
+
+
+def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
+    room = Capacity(10, 5, 2, 7, 0, 9, 100)
+    layout = Layout(Shape(4, 2, 3, 8), room, False, True, 0.1, 2, 16, 50)
+    assert layout.fitting(room) is layout
+    larger = layout.fitting(Capacity(20, 5, 1, 0, 0, 10, 0))
+    assert larger.room == Capacity(30, 5, 2, 7, 0, 15, 100)
+    assert larger._replace(room=room) == layout
+
+
+def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
+    room = Capacity(10, 5, places=3)
+    layout = Layout(Shape(4, 2, 3, 8), room, False, True, 0.1, 2, 16, 50)
+    assert layout.held == 10
+    assert layout._replace(clients=15).held == 8
+    assert layout.together(1).held == 3
+
+
+def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
+    """Of rounds in one call or several, and of a store with as many rows as can be needed."""
+    few = runs(
+        fp.scaffold(), rounds=2, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
+    )
+    many = runs(
+        fp.scaffold(), rounds=12, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
+    )
+    for a, b in zip(few, many, strict=True):
+        np.testing.assert_equal(a.history, b.history[:3])

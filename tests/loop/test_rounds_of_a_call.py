@@ -1,0 +1,145 @@
+"""Methods with client state run several rounds in one call, with the bits of one round a call."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedprox import (
+    Algorithm,
+    Cohort,
+    Evaluation,
+    Faults,
+    Privacy,
+    Run,
+    Solver,
+    Systems,
+    ditto,
+    fedadmm,
+    feddyn,
+    fedsplit,
+    pfedme,
+    scaffold,
+    simulate,
+)
+from fedprox.engine.compiled import layout
+from fedprox.loop.local import LocalSeed
+from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+ROUNDS, EVERY = 9, 6
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rounds of each call."""
+    counts: list[int] = []
+    compute = LocalSeed.next
+
+    def noted(self: LocalSeed, now: Any) -> Any:
+        computed = compute(self, now)
+        counts.append(computed.round - now.round)
+        return computed
+
+    monkeypatch.setattr(LocalSeed, "next", noted)
+    return counts
+
+
+def runs(method: Algorithm, **options: Any) -> list[Run]:
+    setting: dict[str, Any] = {
+        "solver": Solver(0.05, 3, epochs=2),
+        "cohort": Cohort(5),
+        "systems": SLOW,
+        "population": DEVICES,
+        "rounds": ROUNDS,
+        "evaluation": Evaluation(every=EVERY, gradients=False),
+    }
+    return simulate(ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options)
+
+
+def same_bits(some: list[Run], others: list[Run]) -> None:
+    for a, b in zip(some, others, strict=True):
+        np.testing.assert_array_equal(a.params, b.params)
+        np.testing.assert_equal(a.history, b.history)
+
+
+MEASURED = Evaluation(every=EVERY)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (scaffold(), {"solver": Solver([0.05, 0.1], 3, epochs=2), "evaluation": MEASURED}),
+        (ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
+        pytest.param(
+            feddyn(alpha=0.7),
+            {"evaluation": Evaluation(every=EVERY, model="clients", gradients=False)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fedsplit(step_size=1.0),
+            {"solver": Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(fedadmm(rho=0.5), {"faults": Faults(), "client_store": "disk"}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(pfedme(lam=1.0, eta=0.5), {"client_store": "device"}), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ditto(lam=0.5),
+            {
+                "privacy": Privacy(clip=1.0, noise_multiplier=0.5, delta=1e-5),
+                "cohort": Cohort(5, "bernoulli"),
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["scaffold", "ditto", "clients", "gamma", "finite", "pfedme", "privacy"],
+)
+def test_rounds_have_the_same_bits_in_one_call_or_many(
+    method: Algorithm, options: dict[str, Any], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = runs(method, **options)
+    seeds = len(options.get("seed", [0]))
+    assert calls == [EVERY, ROUNDS - EVERY] * seeds
+    calls.clear()
+    monkeypatch.setattr(layout, "STATE_BYTES", 0)
+    same_bits(runs(method, **options), together)
+    assert calls == [1] * ROUNDS * seeds
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized")  # else the programs of one round differ in the last bit
+def test_rounds_whose_sizes_are_compared_have_the_same_bits_in_one_call_or_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"faults": Faults(norm=2.0), "cohort": Cohort(5, "bernoulli")}
+    together = runs(feddyn(alpha=0.7), **options)
+    monkeypatch.setattr(layout, "STATE_BYTES", 0)
+    same_bits(runs(feddyn(alpha=0.7), **options), together)
+    assert together[0].faulty
+
+
+def test_sweep_points_one_after_another_have_the_same_bits_in_one_call_or_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "batch_points", lambda _: False)
+    solver = Solver([0.05, 0.1], 3, epochs=2)
+    together = runs(scaffold(), solver=solver, evaluation=MEASURED)
+    monkeypatch.setattr(layout, "STATE_BYTES", 0)
+    same_bits(runs(scaffold(), solver=solver, evaluation=MEASURED), together)
+
+
+def test_a_call_has_only_rounds_whose_state_fits(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = START.size * 4
+    together = runs(scaffold(), systems=Systems())
+    for size, rounds in ((CLIENTS * state, EVERY), (5 * 2 * state, 2), (5 * 2 * state - 1, 1)):
+        calls.clear()
+        monkeypatch.setattr(layout, "STATE_BYTES", size)
+        same_bits(runs(scaffold(), systems=Systems()), together)
+        assert max(calls) == rounds

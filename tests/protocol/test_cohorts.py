@@ -1,0 +1,333 @@
+"""Cohorts, weights, stragglers and deadlines."""
+
+import itertools
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from typing import Any, get_args
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprox import Cohort, InputError, Solver, Systems, fedavg
+from fedprox.protocol.cohort import Sampling, weights
+from fedprox.protocol.protocol import initial_params
+from fedprox.streams import Purpose, Streams, generator
+from tests.quadratics import one_run, quadratic_federation, quadratic_model
+from tests.variants import mostly_slow
+
+THREE = np.array([0, 1, 3, 8])
+"""Offsets of three clients with 1, 2 and 5 rows."""
+
+MANY = np.arange(10**6 + 1) * 3
+"""Offsets of a million clients."""
+
+SOLVER = Solver(0.1, batch_size=10, epochs=20)
+
+
+@given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 10**6), k=st.integers(1, 50))
+def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> None:
+    offsets = np.arange(51) * 3
+    drawn = Cohort(k).draw(seed, round_, offsets).clients
+    assert len(set(drawn.tolist())) == k
+    assert set(drawn.tolist()) <= set(range(50))
+    np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, offsets).clients)
+
+
+@pytest.mark.parametrize("sampling", get_args(Sampling))
+def test_a_cohort_of_a_million_clients_takes_no_memory_for_the_others(sampling: Sampling) -> None:
+    tracemalloc.start()
+    drawn = [Cohort(100, sampling).draw(0, t, MANY) for t in range(3)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(50 < len(set(clients.tolist())) == len(clients) < 200 for clients, _ in drawn)
+    assert peak < 100_000  # a byte for each client would be ten times that
+
+
+def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:
+    # every ordered pair of three clients is equally likely: chi-squared with 5 degrees of freedom,
+    # above 25.7 with probability 1e-4
+    drawn = Counter(tuple(Cohort(2).draw(0, t, THREE).clients.tolist()) for t in range(6000))
+    pairs = list(itertools.permutations(range(3), 2))
+    assert set(drawn) == set(pairs)
+    assert sum((drawn[pair] - 1000) ** 2 / 1000 for pair in pairs) < 25.7
+
+
+def test_the_mean_is_weighted_by_the_cohorts_training_rows() -> None:
+    sizes = [1, 2, 5]
+    a, b = [np.eye(1)] * 3, [np.array([v]) for v in (1.0, 10.0, 100.0)]
+    federation = quadratic_federation(a, b, rows=sizes)
+    solver = Solver(1.0, batch_size="all", steps=1)  # one step reaches b_k
+    for seed in range(3):
+        run = one_run(
+            federation,
+            quadratic_model(np.zeros(1)),
+            fedavg(),
+            solver,
+            cohort=Cohort(2),
+            seed=seed,
+        )
+        i, j = Cohort(2).draw(seed, 0, THREE).clients.tolist()
+        expected = (sizes[i] * b[i] + sizes[j] * b[j]) / (sizes[i] + sizes[j])
+        np.testing.assert_allclose(run.params, expected, rtol=1e-6)
+    np.testing.assert_allclose(weights(np.array(sizes)), [1 / 8, 2 / 8, 5 / 8])
+    assert weights(np.zeros(0, int)).shape == (0,)
+
+
+def draws(cohort: Cohort, count: int) -> Counter[tuple[tuple[int, int], ...]]:
+    """How often each cohort of THREE, as sorted (client, mass), was drawn in `count` rounds."""
+    drawn = (cohort.draw(0, t, THREE) for t in range(count))
+    return Counter(
+        tuple(sorted(zip(d.clients.tolist(), d.mass.tolist(), strict=True))) for d in drawn
+    )
+
+
+def chi_squared(found: Counter[Any], expected: dict[Any, float], count: int) -> float:
+    """Of the frequencies found, which must be of the outcomes expected and no others."""
+    assert set(found) == set(expected)
+    assert sum(expected.values()) == pytest.approx(1)
+    return sum((found[key] - count * p) ** 2 / (count * p) for key, p in expected.items())
+
+
+def test_proportional_sampling_by_exact_enumeration_on_three_clients() -> None:
+    # two draws with replacement by p = 1/8, 2/8, 5/8; the mass is how often a client was drawn
+    p = [1 / 8, 2 / 8, 5 / 8]
+    expected: dict[Any, float] = {((k, 2),): p[k] ** 2 for k in range(3)}
+    expected |= {((i, 1), (j, 1)): 2 * p[i] * p[j] for i, j in itertools.combinations(range(3), 2)}
+    found = draws(Cohort(2, sampling="proportional"), 6000)
+    # 5 degrees of freedom: above 25.7 with probability 1e-4
+    assert chi_squared(found, expected, 6000) < 25.7
+
+
+def test_bernoulli_sampling_by_exact_enumeration_on_three_clients() -> None:
+    # each client by itself with probability q = 2/3, given that somebody takes part
+    q, sizes = 2 / 3, [1, 2, 5]
+    expected: dict[Any, float] = {}
+    for count in (1, 2, 3):
+        for who in itertools.combinations(range(3), count):
+            chance = q**count * (1 - q) ** (3 - count) / (1 - (1 - q) ** 3)
+            expected[tuple((k, sizes[k]) for k in who)] = chance
+    found = draws(Cohort(2, sampling="bernoulli"), 6000)
+    # 6 degrees of freedom: above 27.9 with probability 1e-4
+    assert chi_squared(found, expected, 6000) < 27.9
+
+
+@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
+def test_a_rounds_mean_is_that_of_its_scheme(sampling: Any) -> None:
+    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
+    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
+    federation = quadratic_federation([np.eye(1)] * 3, b, rows=[1, 2, 5])
+    solver = Solver(1.0, batch_size="all", steps=1)
+    cohort, sizes = Cohort(2, sampling=sampling), set()
+    for seed in range(6):
+        model = quadratic_model(np.zeros(1))
+        run = one_run(federation, model, fedavg(), solver, cohort=cohort, seed=seed)
+        drawn = cohort.draw(seed, 0, THREE)
+        mean = sum(m * b[k][0] for k, m in zip(drawn.clients, drawn.mass, strict=True))
+        np.testing.assert_allclose(run.params, [mean / drawn.mass.sum()], rtol=1e-6)
+        assert run.final.clients == len(drawn.clients)
+        sizes.add(len(drawn.clients))
+    assert len(sizes) > 1
+
+
+def test_cohorts_of_different_purposes_are_independent() -> None:
+    offsets = np.arange(101)
+    pairs = Counter(
+        len(
+            set(Cohort(10).draw(0, t, offsets).clients)
+            & set(Cohort(10).draw(0, t, offsets, Purpose.GRADIENT_COHORT).clients)
+        )
+        for t in range(1000)
+    )
+    # the overlap is hypergeometric with mean 1
+    assert sum(n * count for n, count in pairs.items()) / 1000 == pytest.approx(1, abs=0.15)
+
+
+def test_proportional_sampling_may_draw_more_than_there_are() -> None:
+    federation = quadratic_federation([np.eye(1)] * 2, [np.zeros(1), np.ones(1)])
+    solver = Solver(1.0, batch_size="all", steps=1)
+    model = quadratic_model(np.zeros(1))
+    run = one_run(federation, model, fedavg(), solver, cohort=Cohort(8, sampling="proportional"))
+    assert float(run.params[0]) in [n / 8 for n in range(9)]
+
+
+def test_an_unknown_sampling_is_refused() -> None:
+    with pytest.raises(InputError, match="uniform, proportional, bernoulli"):
+        Cohort(2, sampling="round-robin")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clients", [0, 2.5, True])
+def test_a_cohort_is_a_whole_number_of_clients(clients: Any) -> None:
+    with pytest.raises(
+        InputError, match=f"cohort.clients_per_round = {clients}; it must be a whol"
+    ):
+        Cohort(clients)
+
+
+def test_a_cohort_larger_than_the_federation_is_refused() -> None:
+    federation = quadratic_federation([np.eye(1)], [np.zeros(1)])
+    with pytest.raises(InputError, match="clients_per_round = 2; the federation has 1 clients"):
+        one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, cohort=Cohort(2))
+
+
+@given(
+    k=st.integers(1, 30),
+    fraction=st.floats(0, 1),
+    round_=st.integers(0, 1000),
+    e=st.integers(2, 30),
+)
+def test_stragglers_are_as_many_as_asked_and_do_whole_epochs(
+    k: int, fraction: float, round_: int, e: int
+) -> None:
+    solver = Solver(0.1, batch_size=10, epochs=e)
+    sizes = np.arange(5, 5 + 7 * k, 7)
+    work = Systems(stragglers=fraction).work(3, round_, np.arange(k), sizes, solver)
+    assert work.stragglers.sum() == round(fraction * k)
+    full = np.array([solver.steps_for(int(n)) for n in sizes])
+    per_epoch = full // e
+    assert (work.steps[~work.stragglers] == full[~work.stragglers]).all()
+    assert (work.steps % per_epoch == 0).all()
+    assert (work.steps >= per_epoch).all()
+    assert (work.steps <= full).all()
+
+
+def test_epochs_of_stragglers_are_uniform_with_both_ends() -> None:
+    solver = Solver(0.1, batch_size=10, epochs=4)
+    sizes = np.array([10, 1000])
+    drawn: Counter[int] = Counter()
+    for t in range(2000):
+        work = Systems(stragglers=1.0).work(0, t, np.array([5, 6]), sizes, solver)
+        drawn[int(work.steps[0])] += 1
+    assert set(drawn) == {1, 2, 3, 4}
+    # chi-squared with 3 degrees of freedom: above 21.1 with probability 1e-4
+    assert sum((n - 500) ** 2 / 500 for n in drawn.values()) < 21.1
+
+
+def test_a_stragglers_epochs_do_not_depend_on_other_clients() -> None:
+    systems = Systems(stragglers=1.0)
+    first = systems.work(0, 9, np.array([4, 7, 1]), np.array([50, 60, 70]), SOLVER)
+    other = systems.work(0, 9, np.array([1, 4]), np.array([70, 50]), SOLVER)
+    assert first.steps[0] == other.steps[1]
+    assert first.steps[2] == other.steps[0]
+
+
+def test_with_one_epoch_partial_work_is_a_number_of_steps() -> None:
+    solver = Solver(0.1, batch_size=10, epochs=1)
+    drawn = {
+        int(Systems(1.0).work(0, t, np.array([0]), np.array([45]), solver).steps[0])
+        for t in range(200)
+    }
+    assert drawn == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1])
+def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
+    with pytest.raises(InputError, match="it must be from 0 to 1"):
+        Systems(stragglers=fraction)
+
+
+@given(size=st.integers(1, 300), count=st.integers(1, 4), client=st.integers(0, 2**40))
+def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
+    size: int, count: int, client: int
+) -> None:
+    few = (
+        Streams(1, Purpose.BATCHES)
+        .orders([5], [client], counts=[count], sizes=[size])
+        .reshape(-1, size)
+    )
+    many = (
+        Streams(1, Purpose.BATCHES)
+        .orders([5], [client], counts=[count + 2], sizes=[size])
+        .reshape(-1, size)
+    )
+    assert (np.sort(few, axis=1) == np.arange(size)).all()
+    np.testing.assert_array_equal(few, many[:count])
+
+
+def test_every_permutation_is_equally_likely() -> None:
+    # chi-squared with 5 degrees of freedom, as above
+    drawn = Counter(
+        tuple(row)
+        for row in Streams(0, Purpose.BATCHES)
+        .orders([0], [0], counts=[6000], sizes=[3])
+        .reshape(-1, 3)
+        .tolist()
+    )
+    assert len(drawn) == 6
+    assert sum((n - 1000) ** 2 / 1000 for n in drawn.values()) < 25.7
+
+
+def test_the_numbers_of_purposes_never_change() -> None:
+    # they are part of every result; a new purpose takes a number that none has had
+    assert {purpose.name: purpose.value for purpose in Purpose} == {
+        "MODEL": 0,
+        "COHORT": 1,
+        "STRAGGLERS": 2,
+        "WORK": 3,
+        "BATCHES": 4,
+        "DATA": 5,
+        "PARTITION": 6,
+        "SPLIT": 7,
+        "GRADIENT_COHORT": 8,
+        "CURVATURE": 10,
+        "AUGMENTATION": 11,
+        "SAMPLE": 12,
+        "EVALUATED": 14,
+        "VALIDATION": 15,
+        "PARTS": 16,
+        "STEPS": 17,
+        "POPULATION": 18,
+        "DROPOUT": 19,
+        "DEVICE": 20,
+        "ZONE": 21,
+        "ARRIVALS": 22,
+        "ATTACK": 23,
+        "ROWS": 24,
+        "REFERENCES": 25,
+        "NEWCOMERS": 26,
+    }
+
+
+def test_every_seed_begins_with_a_model_of_its_own() -> None:
+    model = replace(quadratic_model(np.zeros(1)), init=lambda key: jax.random.uniform(key, (3,)))
+    assert len({tuple(initial_params(model, seed).tolist()) for seed in range(100)}) == 100
+    # part of every result: the key is the first number of the seed's stream
+    key = jax.random.key(int(np.random.Generator(np.random.Philox(key=7)).integers(2**31)))
+    assert initial_params(model, 7).tolist() == jax.random.uniform(key, (3,)).tolist()
+
+
+@given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 2**40), client=st.integers(0, 2**40))
+def test_a_stream_is_philoxs_of_its_names(seed: int, round_: int, client: int) -> None:
+    # 256 bits of counter, of which a stream counts in the lower half
+    counter, key = (round_ << 192) + (client << 128), seed + (Purpose.SPLIT << 64)
+    expected = np.random.Philox(counter=counter, key=key).random_raw(5)
+    found = generator(seed, Purpose.SPLIT, round_, client).bit_generator.random_raw(5)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("seed", "allowed"),
+    [
+        (-1, "a whole number of at least 0"),
+        (0.5, "a whole number of at least 0"),
+        (True, "a whole number of at least 0"),
+        (2**63, r"below 2\^63"),
+    ],
+)
+def test_a_seed_out_of_range_is_refused(seed: Any, allowed: str) -> None:
+    for make in (lambda: generator(seed, Purpose.WORK), lambda: Streams(seed, Purpose.WORK)):
+        with pytest.raises(InputError, match=f"seed = {seed}; it must be {allowed}"):
+            make()
+    assert generator(2**63 - 1, Purpose.WORK).random() != generator(0, Purpose.WORK).random()
+
+
+def test_streams_differ_in_each_of_their_names() -> None:
+    names = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    drawn = {
+        (seed, t, k): generator(seed, Purpose.WORK, t, k).integers(2**62) for seed, t, k in names
+    }
+    drawn[(-1, 0, 0)] = generator(0, Purpose.COHORT, 0, 0).integers(2**62)
+    assert len(set(drawn.values())) == 5
