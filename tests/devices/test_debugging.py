@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 import fedprox as fp
 from tests.quadratics import one_run
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SOLVER = fp.Solver(0.1, 2, epochs=1)
 
 

@@ -59,7 +59,7 @@ def test_every_setting_is_the_same_on_three_devices() -> None:
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
     )
     assert not done.returncode, done.stderr
     assert done.stdout.strip() == ""
