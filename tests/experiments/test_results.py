@@ -22,17 +22,19 @@ MADE = (
     "independent",
     "time",
     "robust",
+    "composition",
     "compression",
     "adapters",
 )
 """The pages whose tables are all made from files."""
 
-STUDIES = {"time", "robust", "compression", "adapters"}
+STUDIES = {"time", "robust", "compression", "composition", "adapters"}
 """Of these, the pages of studies that no paper makes."""
 
 SAID = {
     # by page, what the words beside made numbers say of settings and of what papers print
     "adapters": "1,248 22.6 250 384",
+    "composition": "0.001 0.01 0.1 0.3 0.9 100 200",
     "compression": "",
     "differences": "0.1 100 256 5.1",
     "every-item": "2.1 200 3.2 300 5.3.3 600",
