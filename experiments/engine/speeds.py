@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.files.whole import write_whole
-from fedprox.parts.time.pace import Legs
-from fedprox.parts.time.population import Population
+from fedprox.parts.clock import Legs
+from fedprox.parts.population import Population
 
 FILE = "by-speed.json"
 """The file of a run directory with the accuracies of slow and of fast clients."""

@@ -13,8 +13,7 @@ import fedprox as fp
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError
-from fedprox.parts.codecs import Codec
-from fedprox.parts.packing import packed, packed_shapes, unpacked
+from fedprox.parts.codecs import Codec, packed, packed_shapes, unpacked
 from tests.deployment.federations import apart, changed, deployed, nodes_of, simulated, table_of
 from tests.deployment.test_same_results import check
 from tests.variants import mostly_slow

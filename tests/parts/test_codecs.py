@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedprox.parts.codecs import (
-    Codec,
-    contraction,
-    full,
-    quantize,
-    random_k,
-    rotated,
-    sign,
-    top_k,
-)
+from fedprox.parts.codecs import Codec, contraction, full, quantize, random_k, rotated, sign, top_k
 
 SIZE, DRAWS = 100, 4000
 

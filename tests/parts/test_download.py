@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.errors import InputError
-from fedprox.parts.download import arrived, rounded, sent_bits
+from fedprox.parts.compression import arrived, rounded, sent_bits
 from tests.parts.test_compression import CENTRES, CLIENTS, ROWS, START, D, run
 
 DOWN = fp.Compression("full", bucket=4, download=8)

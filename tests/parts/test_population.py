@@ -72,7 +72,7 @@ def test_a_clients_device_is_a_function_of_seed_and_client() -> None:
 
 
 def fp_legs() -> Any:
-    from fedprox.parts.time.pace import legs_of
+    from fedprox.parts.clock import legs_of
 
     return legs_of(fp.fedavg())
 

@@ -18,10 +18,9 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.jax_internals import inputs_read
 from fedprox.model import Params
+from fedprox.parts.codecs import packed, packed_shapes, unpacked
 from fedprox.parts.compression import Compression, client_key, word_of
-from fedprox.parts.normals import random_key
-from fedprox.parts.packing import packed, packed_shapes, unpacked
-from fedprox.parts.sums import mean_of
+from fedprox.parts.part import mean_of, random_key
 from fedprox.protocol.method import Method
 
 

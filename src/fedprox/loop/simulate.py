@@ -29,10 +29,10 @@ from fedprox.parts.attack import Attack
 from fedprox.parts.compatible import Case, check
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.population import Population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.method import Method, checked_methods

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of
 from fedprox.federation import Federation, Rows
-from fedprox.parts.part import Columns, Part, Reduction
-from fedprox.parts.sums import beside
+from fedprox.parts.part import Columns, Part, Reduction, beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]

@@ -16,8 +16,7 @@ from fedprox.algorithms.capabilities import Capability
 from fedprox.errors import InputError
 from fedprox.federation import Examples
 from fedprox.model.variants import adapted
-from fedprox.parts.compression import sends_more
-from fedprox.parts.download import places
+from fedprox.parts.compression import places, sends_more
 from fedprox.solver import Solver
 
 

@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.errors import as_float, require, require_one_of, shown
-from fedprox.parts.part import Part, Reduction
-from fedprox.parts.sums import Screened
+from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
 Policy = Literal["drop", "fail", "clip"]

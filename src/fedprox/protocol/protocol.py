@@ -24,13 +24,14 @@ from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
 from fedprox.model.variants import rank_of
-from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
 from fedprox.parts.attack import Attack
+from fedprox.parts.clock import Pace, Step, Timeline, legs_of
 from fedprox.parts.compatible import Case, check
 from fedprox.parts.compression import Compression
-from fedprox.parts.events import Events, Step, server_steps
 from fedprox.parts.faults import Faults
 from fedprox.parts.part import Part, Setting
+from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.accounting import Mechanism
 from fedprox.parts.privacy.clients import HiddenClients
@@ -38,9 +39,6 @@ from fedprox.parts.privacy.examples import HiddenExamples
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.pace import Pace, legs_of
-from fedprox.parts.time.population import Population
-from fedprox.parts.time.timeline import Timeline
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.results.record import Record

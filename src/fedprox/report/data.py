@@ -15,9 +15,9 @@ from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
 from fedprox.federation import Federation
 from fedprox.model import Model
+from fedprox.parts.clock import Hours
 from fedprox.parts.part import Part
-from fedprox.parts.time.availability import Hours
-from fedprox.parts.time.population import Population
+from fedprox.parts.population import Population
 from fedprox.protocol.protocol import pace_of
 from fedprox.report.figure import make_logarithmic
 from fedprox.report.table import TextTable, grid

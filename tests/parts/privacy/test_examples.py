@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.engine.planning.poisson import PoissonTicks, poisson_places, poisson_width
-from fedprox.parts.normals import standard_normals
 from fedprox.parts.privacy.accounting import Steps, epsilon_of, worst_steps
 from fedprox.parts.privacy.clients import EXAMPLES
-from fedprox.parts.privacy.clipped import clipped_sum
-from fedprox.parts.privacy.examples import EXAMPLES_KEY
+from fedprox.parts.privacy.examples import EXAMPLES_KEY, clipped_sum
+from fedprox.parts.privacy.numerics import standard_normals
 from fedprox.protocol.method import noise_words
 from fedprox.streams import Purpose, generator
 from tests.quadratics import quadratic_model, ragged_quadratics

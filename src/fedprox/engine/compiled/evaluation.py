@@ -32,7 +32,7 @@ from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.metrics import Terms, value_of
 from fedprox.model import Model, Params, with_base
-from fedprox.parts.sums import scaled, sound
+from fedprox.parts.part import scaled, sound
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 

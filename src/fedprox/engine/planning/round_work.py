@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.engine.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.engine.planning.poisson import PoissonTicks, poisson_width
-from fedprox.parts.events import Step
-from fedprox.parts.time.timeline import FIRST_SHARE, Timeline
+from fedprox.parts.clock import FIRST_SHARE, Step, Timeline
 from fedprox.protocol.cohort import Drawn, weights
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver

@@ -31,10 +31,9 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.lift import lift
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
-from fedprox.parts.normals import standard_normals
 from fedprox.parts.part import Part, Reduction, Setting
 from fedprox.parts.privacy.accounting import Mechanism, mechanism_of
-from fedprox.parts.privacy.norms import norm_bound
+from fedprox.parts.privacy.numerics import norm_bound, standard_normals
 from fedprox.parts.privacy.setting import CLIPS, Privacy
 from fedprox.precision import real_type
 

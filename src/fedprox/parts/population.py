@@ -2,16 +2,141 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, shown
-from fedprox.parts.time.availability import DayNight, Intervals
-from fedprox.parts.time.pace import Legs, Pace
+from fedprox.errors import InputError, require, require_number, require_whole, shown
+from fedprox.federation import offsets_of
+from fedprox.files.columns import read_columns
+from fedprox.parts.clock import Hours, Legs, Pace
 from fedprox.solver import as_values
 from fedprox.streams import Purpose, generator
+
+DAY = 86_400.0
+"""Seconds of a day."""
+
+HOUR = 3_600.0
+
+
+@dataclass(frozen=True)
+class DayNight:
+    """Clients that are on for some hours of each day, in time zones that are drawn.
+
+    A run begins at midnight in the first zone.
+
+    Attributes:
+        hours: Hours of the day for which a client is on, above 0 and at most 24.
+        begins: The local hour at which it goes on, from 0 to 24.
+        zones: Number of time zones, evenly spread over the day, from 1 to 24. Each client draws
+            one; with 1 all clients go on at once.
+
+    Example:
+        >>> DayNight(hours=6.0, begins=23.0).zones
+        24
+    """
+
+    hours: float = 8.0
+    begins: float = 22.0
+    zones: int = 24
+
+    def __post_init__(self) -> None:
+        require_number("population.available.hours", self.hours, most=24, positive=True)
+        require_number("population.available.begins", self.begins, most=24)
+        require_whole("population.available.zones", self.zones, most=24)
+
+    def hours_of(self, seed: int, devices: NDArray[np.int64]) -> Hours:
+        """When clients are on, a function of (seed, client).
+
+        Args:
+            seed: Seed of the run.
+            devices: Each client's device; only their number counts.
+        """
+        clients = len(devices)
+        zone = generator(seed, Purpose.ZONE).integers(self.zones, size=clients)
+        begin = np.mod(self.begins * HOUR - zone * DAY / self.zones, DAY)
+        return Hours(np.arange(clients + 1), begin, np.full(clients, self.hours * HOUR), DAY)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """When each device is on, as in a trace: one row for each interval.
+
+    Attributes:
+        device: Index of the interval's device, from 0; arrays of one length.
+        on: Seconds since the begin of the trace at which the interval begins.
+        off: Seconds at which it ends, after `on`. Intervals of a device must not overlap.
+        period: Seconds after which the trace begins anew, not before the last `off`.
+
+    Example:
+        >>> Intervals(device=[0, 1], on=[0.0, 30.0], off=[60.0, 90.0], period=120.0).period
+        120.0
+    """
+
+    device: Sequence[int]
+    on: Sequence[float]
+    off: Sequence[float]
+    period: float
+
+    def __post_init__(self) -> None:
+        name = "population.available"
+        try:
+            device, on, off = (np.asarray(a) for a in (self.device, self.on, self.off))
+        except ValueError:  # lists of different lengths
+            raise InputError(f"{name}: device, on and off must be lists of numbers") from None
+        numbers = np.issubdtype(on.dtype, np.number) and np.issubdtype(off.dtype, np.number)
+        require(
+            numbers
+            and device.ndim == 1
+            and len(device) > 0
+            and device.shape == on.shape == off.shape,
+            f"{name}: device, on and off must be lists of numbers of one length, with one at least",
+        )
+        require(
+            np.issubdtype(device.dtype, np.integer) and bool((device >= 0).all()),
+            f"{name}.device: it must hold whole numbers of at least 0",
+        )
+        require_number(f"{name}.period", self.period, positive=True)
+        known = np.isfinite(on) & np.isfinite(off) & (on >= 0) & (off > on) & (off <= self.period)
+        wrong = np.flatnonzero(~known)
+        require(
+            not len(wrong),
+            f"{name}: an interval must begin at 0 or later, end after it begins, and not after the "
+            f"period of {self.period:g} seconds; interval {wrong[:1].tolist()} does not",
+        )
+        order = np.lexsort((on, device))
+        device, on, off = device[order], on[order], off[order]
+        overlap = np.flatnonzero((device[1:] == device[:-1]) & (on[1:] < off[:-1]))
+        require(
+            not len(overlap),
+            f"{name}: two intervals of device {device[overlap[:1]].tolist()} overlap",
+        )
+
+    def rows_of(self, devices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The intervals of some devices, one after the other, and how many each has."""
+        device = np.asarray(self.device)
+        order = np.lexsort((np.asarray(self.on), device))
+        counts = np.bincount(device, minlength=int(devices.max(initial=0)) + 1)
+        first, of_device = offsets_of(counts)[devices], counts[devices]
+        before = offsets_of(of_device)
+        at = np.arange(before[-1]) + np.repeat(first - before[:-1], of_device)
+        return order[at], of_device
+
+    def of_devices(self, devices: NDArray[np.int64]) -> "Intervals":
+        """The intervals of some devices, which are numbered anew."""
+        rows, counts = self.rows_of(devices)
+        on, off = (np.asarray(a)[rows].tolist() for a in (self.on, self.off))
+        return Intervals(np.repeat(np.arange(len(counts)), counts).tolist(), on, off, self.period)
+
+    def hours_of(self, seed: int, devices: NDArray[np.int64]) -> Hours:
+        """When clients are on that have these devices, shape (clients,)."""
+        del seed
+        rows, counts = self.rows_of(devices)
+        on, off = (np.asarray(a, float)[rows] for a in (self.on, self.off))
+        return Hours(offsets_of(counts), on, off - on, self.period)
 
 
 @dataclass(frozen=True)
@@ -217,3 +342,75 @@ class Population:
 
 QUANTITIES = ("step_seconds", "download", "upload", "latency")
 """The attributes of a population that are numbers of each client."""
+
+
+ON_AND_OFF = ("on", "off")
+"""The columns of a trace that say when devices are on."""
+
+
+def read_population(
+    path: str | PathLike[str],
+    population: Population = Population(),
+    *,
+    period: float | None = None,
+) -> Population:
+    r"""A population whose devices are those of a file with plain columns.
+
+    The column `device` names each row's device; without it, each row is one. The columns
+    `step_seconds`, `download`, `upload` and `latency` hold what :class:`fedprox.Population`
+    describes. `on` and `off` are seconds between which a device is on; a device may have several
+    rows, which then differ in these two alone. Other columns are not read.
+
+    Args:
+        path: A file that ends in .csv, .parquet or .npz.
+        population: What the file does not say.
+        period: Seconds after which the times of `on` and `off` begin anew; None for the last `off`.
+
+    Returns:
+        The population, with lists in the order in which devices first appear.
+
+    Raises:
+        InputError: If the file cannot be read, has none of these columns or only one of `on` and
+            `off`, a device's rows differ in another column, or a number is out of range.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "devices.csv")
+        ...     _ = file.write_text("device,step_seconds\nphone,0.2\ntablet,0.1\n")
+        ...     read_population(file).step_seconds
+        [0.2, 0.1]
+    """
+    columns = read_columns(Path(path))
+    rows = len(next(iter(columns.values())))
+    _, first, device = np.unique(
+        columns.get("device", np.arange(rows)), return_index=True, return_inverse=True
+    )
+    order = np.argsort(first)  # by first appearance
+    device, first = np.argsort(order)[device], first[order]
+    known = [name for name in (*QUANTITIES, *ON_AND_OFF) if name in columns]
+    require(
+        known,
+        f"{path}: it has the columns {', '.join(columns)}; it must have one of "
+        f"{', '.join((*QUANTITIES, *ON_AND_OFF))}",
+    )
+    for name in known:
+        require(
+            columns[name].dtype.kind in "iuf", f"{path}: the column {name} must hold numbers alone"
+        )
+    lists: dict[str, Any] = {}
+    for name in [name for name in known if name in QUANTITIES]:
+        values = columns[name]
+        different = np.flatnonzero(values != values[first][device])
+        require(
+            not len(different),
+            f"{path}: the rows of a device differ in {name}: row {different[:1].tolist()}",
+        )
+        lists[name] = values[first].tolist()
+    times = [columns[name] for name in ON_AND_OFF if name in columns]
+    require(len(times) != 1, f"{path}: it must have both columns, on and off, or neither")
+    if times:
+        on, off = (column.tolist() for column in times)
+        lists["available"] = Intervals(device.tolist(), on, off, period or max(off))
+    return replace(population, **lists)
