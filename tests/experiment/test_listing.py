@@ -46,7 +46,7 @@ def test_rows_hold_types_and_defaults() -> None:
     assert found["", "seed"] == ("a whole number or a list of whole numbers", "0")
     assert found["", "initial"] == ("a string or a table", "")
     assert found["evaluation", "model"] == ('one of "server", "cohort", "clients"', '"server"')
-    assert found["evaluation", "rows"] == ("a whole number", "")
+    assert found["evaluation", "rows"] == ("a whole number of at least 1", "")
     assert found["evaluation", "gradients"] == ("true or false", "true")
     assert found["initial", "path"] == ("a string", "required")
     assert found["solver", "gamma"] == ("a number", "")

@@ -435,7 +435,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"download": 0.0}, "population.download = 0.0; it must be above 0"),
     ({"upload": fp.LogNormal(0.0, 1.0)}, "population.upload.median = 0.0; it must be above 0"),
     ({"latency": fp.LogNormal(1.0, 11.0)}, "population.latency.spread = 11.0; it must be from 0"),
-    ({"dropout": 1.0}, "population.dropout = 1; it must be below 1"),
+    ({"dropout": 1.0}, "population.dropout = 1.0; it must be at least 0 and below 1"),
     ({"available": "always"}, "population.available = 'always'; it must be a fedprox.DayNight"),
     ({"draw": True}, "population.draw = True; it needs lists of devices to draw from"),
     (

@@ -257,11 +257,11 @@ def test_client_state_is_kept_whatever_the_rule() -> None:
         (lambda: fp.Aggregation("mode"), "aggregation.rule = 'mode'"),  # type: ignore[arg-type]
         (
             lambda: fp.Aggregation("median", faulty=0.5),
-            "aggregation.faulty = 0.5; it must be below",
+            "aggregation.faulty = 0.5; it must be at least 0 and below 0.5",
         ),
         (lambda: fp.Aggregation(before="mixing"), "it is for robust rules"),
         (lambda: fp.Attack("lie", share=0.1), "attack.kind = 'lie'"),  # type: ignore[arg-type]
-        (lambda: fp.Attack("noise", share=1.0), "attack.share = 1; it must be below 1"),
+        (lambda: fp.Attack("noise", share=1.0), "attack.share = 1.0; it must be above 0 and below 1"),
         (
             lambda: run(fp.feddane(mu=0.1), aggregation=fp.Aggregation("median")),
             'feddane: its clients send gradients first, so aggregation.rule = "median" does not',

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 from typing import Protocol as TypingProtocol
 
 import jax
@@ -30,7 +30,7 @@ from fedprox.algorithms.base import (
     State,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
 from fedprox.model import Params
 from fedprox.parts.clock import ROUNDING, Hours, Pace, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
@@ -85,20 +85,15 @@ class Asynchronous(Part):
         5.2.
     """
 
-    buffer: int
+    buffer: PositiveInt
     staleness: Staleness = "polynomial"
-    a: float = 0.5
-    b: int = 4
-    most_staleness: int = 20
+    a: PositiveFloat = 0.5
+    b: Annotated[int, Within()] = 4
+    most_staleness: Annotated[int, Within(0, 10_000)] = 20
     adds: Adds = "updates"
 
     def __post_init__(self) -> None:
-        require_whole("asynchronous.buffer", self.buffer)
-        require_one_of("asynchronous.staleness", self.staleness, get_args(Staleness))
-        require_number("asynchronous.a", self.a, positive=True)
-        require_whole("asynchronous.b", self.b, least=0)
-        require_whole("asynchronous.most_staleness", self.most_staleness, least=0, most=10_000)
-        require_one_of("asynchronous.adds", self.adds, get_args(Adds))
+        check_fields("asynchronous", self)
 
     def factor(self, staleness: NDArray[np.int64]) -> NDArray[np.float64]:
         """The weight of updates, relative to fresh ones."""

@@ -19,7 +19,7 @@ change from there, which the server adds to its model in full: errors do not add
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.check import message_shape
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.errors import Within, check_fields, require
 from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
 from fedprox.parts.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
@@ -95,24 +95,15 @@ class Compression(Part):
     """
 
     codec: CodecName
-    share: float = 0.01
-    bits: int = 8
-    bucket: int = 512
+    share: Annotated[float, Within(positive=True, most=1)] = 0.01
+    bits: Annotated[int, Within(2, 16)] = 8
+    bucket: Annotated[int, Within(2)] = 512
     rotate: bool = False
     error_feedback: bool = False
     download: Literal[8, 16] | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("compression.codec", self.codec, get_args(CodecName))
-        require_number("compression.share", self.share, most=1, positive=True)
-        require_whole("compression.bits", self.bits, least=2, most=16)
-        require_whole("compression.bucket", self.bucket, least=2)
-        for name in ("rotate", "error_feedback"):
-            value = getattr(self, name)
-            require(
-                isinstance(value, bool),
-                f"compression.{name} = {shown(value)}; it must be True or False",
-            )
+        check_fields("compression", self)
         require(
             not self.rotate or self.codec in ("quantize", "sign"),
             f'compression.rotate = True; it is for "quantize" and "sign", not for "{self.codec}"',
@@ -120,10 +111,6 @@ class Compression(Part):
         require(
             not self.rotate or self.bucket & (self.bucket - 1) == 0,
             f"compression.bucket = {self.bucket}; with rotate = True it must be a power of two",
-        )
-        require(
-            self.download in (None, 8, 16),
-            f"compression.download = {shown(self.download)}; it must be 8 or 16 bits, or left out",
         )
         require(
             not self.error_feedback or self.codec != "full",

@@ -20,12 +20,12 @@ without a sound update changes nothing.
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.errors import as_float, require, require_one_of, shown
+from fedprox.errors import as_float, check_fields, require, shown
 from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
@@ -62,7 +62,7 @@ class Faults(Part):
     norm: float = 10.0
 
     def __post_init__(self) -> None:
-        require_one_of("faults.policy", self.policy, get_args(Policy))
+        check_fields("faults", self)
         number = isinstance(self.norm, Real) and not isinstance(self.norm, bool)
         require(
             number and self.norm >= 1,

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, require_number, require_whole, shown
+from fedprox.errors import InputError, PositiveFloat, Within, check_fields, require, require_number
 from fedprox.federation import offsets_of
 from fedprox.files.columns import read_columns
 from fedprox.parts.clock import Hours, Legs, Pace
@@ -39,14 +39,12 @@ class DayNight:
         24
     """
 
-    hours: float = 8.0
-    begins: float = 22.0
-    zones: int = 24
+    hours: Annotated[float, Within(positive=True, most=24)] = 8.0
+    begins: Annotated[float, Within(most=24)] = 22.0
+    zones: Annotated[int, Within(1, 24)] = 24
 
     def __post_init__(self) -> None:
-        require_number("population.available.hours", self.hours, most=24, positive=True)
-        require_number("population.available.begins", self.begins, most=24)
-        require_whole("population.available.zones", self.zones, most=24)
+        check_fields("population.available", self)
 
     def hours_of(self, seed: int, devices: NDArray[np.int64]) -> Hours:
         """When clients are on, a function of (seed, client).
@@ -154,8 +152,8 @@ class LogNormal:
         0.1
     """
 
-    median: float
-    spread: float
+    median: PositiveFloat
+    spread: Annotated[float, Within(most=10)]
 
 
 Quantity = float | Sequence[float] | LogNormal
@@ -199,7 +197,7 @@ class Population:
     upload: Quantity | None = None
     latency: Quantity = 0.0
     available: DayNight | Intervals | None = None
-    dropout: float = 0.0
+    dropout: Annotated[float, Within(below=1)] = 0.0
     draw: bool = False
 
     def __post_init__(self) -> None:
@@ -207,22 +205,11 @@ class Population:
             value = getattr(self, name)
             positive = name in ("download", "upload")
             if isinstance(value, LogNormal):
-                require_number(f"population.{name}.median", value.median, positive=True)
-                require_number(f"population.{name}.spread", value.spread, most=10)
+                check_fields(f"population.{name}", value)
             elif value is not None or not positive:
                 for each in as_values(f"population.{name}", value):
                     require_number(f"population.{name}", each, positive=positive)
-        require(
-            isinstance(self.available, DayNight | Intervals | None),
-            f"population.available = {shown(self.available)}; it must be a fedprox.DayNight, a "
-            "fedprox.Intervals or None",
-        )
-        require(
-            isinstance(self.draw, bool),
-            f"population.draw = {shown(self.draw)}; it must be True or False",
-        )
-        require_number("population.dropout", self.dropout, most=1)
-        require(self.dropout < 1, "population.dropout = 1; it must be below 1: all would be lost")
+        check_fields("population", self)
         lengths = self._lengths()
         require(
             len(set(lengths.values())) <= 1,

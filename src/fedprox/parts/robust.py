@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from fedprox.algorithms.base import (
     difference,
 )
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.errors import PositiveFloat, Within, check_fields, require, require_whole
 from fedprox.model import Params
 from fedprox.model.variants import FACTORS, adapted
 from fedprox.parts.part import Columns, Part, Reduction, Setting, beside
@@ -114,19 +114,14 @@ class Aggregation(Part):
     """
 
     rule: Rule = "mean"
-    faulty: float = 0.0
+    faulty: Annotated[float, Within(below=0.5)] = 0.0
     before: Before = "nothing"
-    bucket: int = 2
-    radius: float = 1.0
+    bucket: Annotated[int, Within(2)] = 2
+    radius: PositiveFloat = 1.0
     ranks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("aggregation.rule", self.rule, get_args(Rule))
-        require_number("aggregation.faulty", self.faulty, most=0.5)
-        require(self.faulty < 0.5, "aggregation.faulty = 0.5; it must be below 1/2")
-        require_one_of("aggregation.before", self.before, get_args(Before))
-        require_whole("aggregation.bucket", self.bucket, least=2)
-        require_number("aggregation.radius", self.radius, positive=True)
+        check_fields("aggregation", self)
         require(
             self.before == "nothing" or self.robust,
             f'aggregation.before = "{self.before}"; it is for robust rules',

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.errors import PositiveFloat, UnitFloat, check_fields, require, require_whole, shown
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 from fedprox.user_code import call
@@ -79,29 +79,26 @@ class Systems:
         60.0
     """
 
-    stragglers: float = 0.0
-    deadline: float | None = None
+    stragglers: UnitFloat = 0.0
+    deadline: PositiveFloat | None = None
     straggler_epochs: StragglerEpochs | None = None
 
     def __post_init__(self) -> None:
-        require_number("systems.stragglers", self.stragglers, most=1)
-        if self.straggler_epochs is not None:
-            require(
-                callable(self.straggler_epochs),
-                f"systems.straggler_epochs = {shown(self.straggler_epochs)}; it must be a function",
-            )
-            require(
-                self.deadline is None,
-                "systems.straggler_epochs: leave it out with systems.deadline, which determines "
-                "stragglers' work",
-            )
-        if self.deadline is not None:
-            require(
-                self.stragglers == 0,
-                f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; "
-                "give either stragglers or a deadline, and not both",
-            )
-            require_number("systems.deadline", self.deadline, positive=True)
+        check_fields("systems", self)
+        require(
+            self.straggler_epochs is None or callable(self.straggler_epochs),
+            f"systems.straggler_epochs = {shown(self.straggler_epochs)}; it must be a function",
+        )
+        require(
+            self.straggler_epochs is None or self.deadline is None,
+            "systems.straggler_epochs: leave it out with systems.deadline, which determines "
+            "stragglers' work",
+        )
+        require(
+            self.stragglers == 0 or self.deadline is None,
+            f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; "
+            "give either stragglers or a deadline, and not both",
+        )
 
     def work(
         self,

@@ -20,12 +20,20 @@ et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.errors import (
+    PositiveInt,
+    UnitFloat,
+    Within,
+    check_fields,
+    require,
+    require_number,
+    shown,
+)
 
 Unit = Literal["client", "example"]
 """What privacy hides: a client with all of its rows, or one row."""
@@ -39,12 +47,6 @@ CLIPS = 1e-9, 1e9
 NOISES = 1e-3, 1e6
 """Smallest noise multiplier above 0, and the largest. With less noise no accountant computes an
 epsilon; with more, rounding errors are larger than the privacy losses."""
-
-MOST_EPSILON = 1e5
-"""Largest epsilon, which needs more than the smallest noise."""
-
-MOST_RATE = 100.0
-"""Largest learning rate of an adaptive norm."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,12 @@ class AdaptiveClip:
         <https://arxiv.org/abs/1905.03871>`_, NeurIPS 2021, Algorithm 1 and Theorem 1.
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 6.0
+    quantile: UnitFloat = 0.5
+    rate: Annotated[float, Within(positive=True, most=100)] = 0.2
+    count_noise: Annotated[float, Within(positive=True, most=1e6)] = 6.0
 
     def __post_init__(self) -> None:
-        name = "privacy.adaptive_clip"
-        require_number(f"{name}.quantile", self.quantile, most=1)
-        require_number(f"{name}.rate", self.rate, most=MOST_RATE, positive=True)
-        require_number(f"{name}.count_noise", self.count_noise, most=NOISES[1], positive=True)
+        check_fields("privacy.adaptive_clip", self)
 
 
 @dataclass(frozen=True)
@@ -138,16 +137,16 @@ class Privacy:
     """
 
     clip: float
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float = 1e-5
+    epsilon: Annotated[float, Within(positive=True, most=1e5)] | None = None
+    noise_multiplier: Annotated[float, Within()] | None = None
+    delta: Annotated[float, Within(positive=True, below=1)] = 1e-5
     adaptive_clip: AdaptiveClip | None = None
     accountant: Accountant | None = None
-    capacity: int | None = None
+    capacity: PositiveInt | None = None
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        require_one_of("privacy.unit", self.unit, get_args(Unit))
+        check_fields("privacy", self)
         for name in ("adaptive_clip", "capacity"):
             require(
                 self.unit == "client" or getattr(self, name) is None,
@@ -165,25 +164,11 @@ class Privacy:
             f"privacy.epsilon = {shown(self.epsilon)} and privacy.noise_multiplier = "
             f"{shown(self.noise_multiplier)}; give one of the two",
         )
-        require_number(
-            "privacy.epsilon", self.epsilon, most=MOST_EPSILON, positive=True, optional=True
-        )
-        require_number("privacy.noise_multiplier", self.noise_multiplier, optional=True)
         require_noise("privacy.noise_multiplier", self.noise_multiplier or 0.0)
-        require_number("privacy.delta", self.delta, positive=True)
-        require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
-        accountants = get_args(Accountant)
-        require_one_of("privacy.accountant", self.accountant, accountants, optional=True)
-        adaptive = self.adaptive_clip
         require(
-            adaptive is None or isinstance(adaptive, AdaptiveClip),
-            f"privacy.adaptive_clip = {shown(adaptive)}; it must be a fedprox.AdaptiveClip or None",
-        )
-        require(
-            adaptive is None or not unbounded,
+            self.adaptive_clip is None or not unbounded,
             "privacy.adaptive_clip: it needs a finite privacy.clip to start from",
         )
-        require_whole("privacy.capacity", self.capacity, optional=True)
         require(
             self.accountant != "rdp" or not self.capacity,
             f"privacy.capacity = {self.capacity}; privacy.accountant = "
