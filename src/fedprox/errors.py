@@ -316,7 +316,8 @@ def check_fields(section: str, settings: Any) -> None:
     Types of several kinds are left to the caller. Whole numbers and truth values become Python's,
     since they are written as JSON.
     """
-    for key, kind in _field_kinds(type(settings)).items():
+    of: Any = type(settings)
+    for key, kind in _field_kinds(of).items():
         value = getattr(settings, key)
         if value is not None or NoneType not in get_args(kind):
             object.__setattr__(settings, key, _checked(f"{section}.{key}", value, kind))
@@ -332,7 +333,7 @@ def _field_kinds(of: type) -> dict[str, Any]:
 def _checked(name: str, value: Any, kind: Any) -> Any:
     """A value of a field, in Python's types, if the field's type allows it."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    classes = tuple(each for each in kinds if dataclasses.is_dataclass(each))
+    classes: Any = tuple(each for each in kinds if dataclasses.is_dataclass(each))
     first, *others = [each for each in kinds if each is not NoneType]
     arguments = get_args(first)
     if len(classes) == 1 + len(others):

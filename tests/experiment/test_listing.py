@@ -47,6 +47,8 @@ def test_rows_hold_types_and_defaults() -> None:
     assert found["", "initial"] == ("a string or a table", "")
     assert found["evaluation", "model"] == ('one of "server", "cohort", "clients"', '"server"')
     assert found["evaluation", "rows"] == ("a whole number of at least 1", "")
+    assert found["compression", "share"] == ("a number above 0 and at most 1", "0.01")
+    assert found["population", "dropout"] == ("a number of at least 0 and below 1", "0.0")
     assert found["evaluation", "gradients"] == ("true or false", "true")
     assert found["initial", "path"] == ("a string", "required")
     assert found["solver", "gamma"] == ("a number", "")

@@ -102,5 +102,5 @@ def test_what_the_server_computes_is_not_sent_so() -> None:
 
 
 def test_other_bits_are_refused() -> None:
-    with pytest.raises(InputError, match=r"compression\.download = 4; it must be 8 or 16"):
+    with pytest.raises(InputError, match=r"compression\.download = 4; it must be one of 8, 16"):
         fp.Compression("full", download=4)  # type: ignore[arg-type]

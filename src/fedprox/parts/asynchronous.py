@@ -10,6 +10,7 @@ ring. Steps, weights and messages are the method's own.
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -32,7 +33,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
 from fedprox.model import Params
-from fedprox.parts.clock import ROUNDING, Hours, Pace, Step
+from fedprox.parts.clock import TOO_EARLY, Pace, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
 from fedprox.streams import Purpose, Streams, generator
 
@@ -107,8 +108,10 @@ class Asynchronous(Part):
     several_starts = True
     """The clients of a step started from different models."""
 
-    always_updates = True
-    """A server with a buffer has some messages."""
+    @property
+    def always_updates(self) -> bool:
+        """A server with a buffer has some messages."""
+        return True
 
     def columns(self, clients: NDArray[Any], count: int) -> Columns:
         """Steps of the server since the clients started, and their rates relative to the round's.
@@ -276,24 +279,6 @@ def blocks(draw: Callable[[], NDArray[Any]]) -> Iterator[Any]:
         yield from draw().tolist()
 
 
-class Clocks:
-    """`Hours` of one client after the other, in Python's numbers, which are faster then."""
-
-    def __init__(self, hours: Hours) -> None:
-        self.hours, self.period = hours, hours.period
-        self.first, self.begin, self.length = (a.tolist() for a in hours[:3])
-
-    def left(self, now: float, client: int) -> float:
-        """Seconds for which a client stays on, 0 if it is off."""
-        for at in range(self.first[client], self.first[client + 1]):
-            since = (now - self.begin[at]) % self.period
-            if self.period - since < ROUNDING * self.period:
-                since = 0.0
-            if since < self.length[at]:
-                return float(self.length[at] - since)
-        return 0.0
-
-
 class Events:
     """The clients at work, by when their devices are done.
 
@@ -316,7 +301,9 @@ class Events:
         self.on_start = on_start
         self.clients, self.dropout = len(seconds), dropout
         self.seconds: list[float] = seconds.tolist()
-        self.hours = pace.hours and Clocks(pace.hours)
+        self.hours, self.always = pace.hours, pace.hours.always
+        # Python's numbers are faster for one client after the other
+        self.first, self.begin, self.length = (a.tolist() for a in pace.hours[:3])
         self.now, self.order = 0.0, 0
         self.busy, self.count = bytearray(self.clients), 0
         self.queue: list[tuple[float, int, int, int, bool]] = []
@@ -335,7 +322,7 @@ class Events:
     def start(self, most: int, step: int) -> int:
         """Start clients at a step, at most so many, and return their number."""
         chosen = list[int]()
-        if not self.count and self.hours is None:  # as the cohort of a round with a barrier
+        if not self.count and self.always:  # as the cohort of a round with a barrier
             stream = self.cohorts.at(step, 0)
             chosen = stream.choice(self.clients, min(most, self.clients), replace=False).tolist()
             self.take(chosen)
@@ -343,9 +330,7 @@ class Events:
             chosen.append(client)
             self.take([client])
         for client in chosen:
-            seconds, arrives = self.seconds[client], True
-            if self.dropout or self.hours is not None:
-                seconds, arrives = self.end(client)
+            seconds, arrives = self.end(client)
             if arrives:
                 self.on_start(client, step)
             heapq.heappush(self.queue, (self.now + seconds, self.order, client, step, arrives))
@@ -357,12 +342,24 @@ class Events:
         if self.count == self.clients:
             return None
         for client in itertools.islice(self.drawn, TRIES):
-            if not self.busy[client] and (self.hours is None or self.hours.left(self.now, client)):
+            if not self.busy[client] and self.left(client):
                 return client
         free = np.flatnonzero(np.frombuffer(self.busy, np.uint8) == 0).tolist()
-        if self.hours is not None:
-            free = [client for client in free if self.hours.left(self.now, client)]
+        free = [client for client in free if self.left(client)]
         return free[next(self.drawn) % len(free)] if free else None
+
+    def left(self, client: int) -> float:
+        """Seconds for which a client stays on, 0 if it is off; as `Hours.left`."""
+        if self.always:
+            return math.inf
+        period = self.hours.period
+        for at in range(self.first[client], self.first[client + 1]):
+            since = (self.now - self.begin[at]) % period
+            if period - since < TOO_EARLY * period:
+                since = 0.0
+            if since < self.length[at]:
+                return float(self.length[at] - since)
+        return 0.0
 
     def take(self, clients: list[int]) -> None:
         """Mark clients as busy."""
@@ -375,14 +372,13 @@ class Events:
         seconds = lost = self.seconds[client]
         if self.dropout and next(self.losses) < self.dropout:
             lost = next(self.losses) * seconds
-        if self.hours is not None:
-            lost = min(lost, self.hours.left(self.now, client))
+        lost = min(lost, self.left(client))
         return lost, lost == seconds
 
     def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
         """The clients that are done next, as `AtWork` says."""
-        if self.hours is not None and not full:
-            goes_on = self.now + self.hours.hours.wait(self.now)
+        if not self.always and not full:
+            goes_on = self.now + self.hours.wait(self.now)
             if not self.queue or goes_on < self.queue[0][0]:
                 self.now = goes_on
                 return

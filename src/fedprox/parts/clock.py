@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require
 from fedprox.federation import offsets_of
 from fedprox.parts.part import Columns
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
 
-ROUNDING = 1e-9
+TOO_EARLY = 1e-9
 """By how much, relatively, a client may go on, or take a step, too early."""
 
 
@@ -37,13 +36,23 @@ class Hours(NamedTuple):
     length: NDArray[np.float64]
     period: float
 
+    @classmethod
+    def of_all(cls, clients: int) -> "Hours":
+        """Clients that are always on."""
+        return cls(np.arange(clients + 1), np.zeros(clients), np.full(clients, np.inf), math.inf)
+
+    @property
+    def always(self) -> bool:
+        """Whether all clients are always on."""
+        return self.period == math.inf
+
     def left(self, now: float, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds for which clients stay on from `now`, 0 for those that are off, (clients,)."""
         counts = self.first[clients + 1] - self.first[clients]
         before = offsets_of(counts)
         at = np.arange(before[-1]) + np.repeat(self.first[clients] - before[:-1], counts)
         since = np.mod(now - self.begin[at], self.period)
-        since[self.period - since < ROUNDING * self.period] = 0.0
+        since[self.period - since < TOO_EARLY * self.period] = 0.0
         found = np.zeros(len(clients))
         of_client = np.repeat(np.arange(len(clients)), counts)
         np.maximum.at(found, of_client, np.maximum(self.length[at] - since, 0.0))
@@ -52,39 +61,7 @@ class Hours(NamedTuple):
     def wait(self, now: float) -> float:
         """Seconds from `now` until another client goes on."""
         seconds = np.mod(self.begin - now, self.period)
-        return float(np.where(seconds > ROUNDING * self.period, seconds, self.period).min())
-
-
-class Legs(NamedTuple):
-    """What a client does in a round of a method.
-
-    Attributes:
-        models: Models that it receives, and sends, in an exchange.
-        passes: Passes over all of its rows before the local steps.
-        solves: Local problems, each with all of the steps.
-    """
-
-    models: float
-    passes: int
-    solves: int
-
-
-def legs_of(algorithm: Algorithm, probes: int = 0) -> Legs:
-    """What a client does in a round of a method, whose probe has so many models.
-
-    >>> from fedprox.algorithms import fedavg, feddane, scaffold
-    >>> legs_of(fedavg()).models, legs_of(scaffold()).models, legs_of(feddane(mu=0.1)).models
-    (1.0, 2.0, 1.0)
-    """
-    exchanges = 1 if algorithm.first.exchange is None else 2
-    # the round's own clients know the gradient of the first exchange
-    knows = exchanges == 2 and algorithm.first.cohort == "own"
-    personal = algorithm.personal is not None and algorithm.personal.subproblem is not None
-    return Legs(
-        models=algorithm.communication / exchanges,
-        passes=int(algorithm.first.measures and not knows) + probes,
-        solves=1 + personal,
-    )
+        return float(np.where(seconds > TOO_EARLY * self.period, seconds, self.period).min())
 
 
 class Pace(NamedTuple):
@@ -95,18 +72,14 @@ class Pace(NamedTuple):
         reading: Seconds of a pass over all rows of the client.
         before: Seconds of the passes before the local steps.
         step: Seconds of a step of the local solver.
-        hours: When clients are on; None for always.
+        hours: When clients are on.
     """
 
     way: NDArray[np.float64]
     reading: NDArray[np.float64]
     before: NDArray[np.float64]
     step: NDArray[np.float64]
-    hours: Hours | None
-
-    def first_exchange(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds until the gradients of a first cohort have arrived, shape (K,)."""
-        return (self.way + self.reading)[clients]
+    hours: Hours
 
     def seconds(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds from the server's message to the client's, shape (K,)."""
@@ -117,24 +90,12 @@ class Pace(NamedTuple):
         left = seconds - (self.way + self.before)[clients]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # 0.3 / 0.1 must give three steps
-            steps = np.floor(left / self.step[clients] * (1 + ROUNDING))
+            steps = np.floor(left / self.step[clients] * (1 + TOO_EARLY))
         return np.where(left < 0, 0.0, np.where(self.step[clients] > 0, steps, np.inf))
 
 
 FIRST_SHARE = 0.25
 """The part of a deadline within which a first exchange must end; later gradients do not count."""
-
-
-class Times(NamedTuple):
-    """When the clients of a cohort are done, seconds since the begin of its exchange, shape (K,).
-
-    Attributes:
-        arrival: When their messages arrive; infinity for a client that is lost.
-        lost: When the server notices that a client is lost; infinity for the others.
-    """
-
-    arrival: NDArray[np.float64]
-    lost: NDArray[np.float64]
 
 
 class Timeline:
@@ -157,7 +118,7 @@ class Timeline:
 
     def candidates(self) -> NDArray[np.int64] | None:
         """The clients that are on, after waiting for one; None for all clients."""
-        if self.pace.hours is None:
+        if self.pace.hours.always:
             return None
         clients, hours = np.arange(self.clients), self.pace.hours
         while not (on := hours.left(self.now, clients) > 0).any():
@@ -168,43 +129,43 @@ class Timeline:
         self, clients: NDArray[np.int64], seconds: float
     ) -> tuple[NDArray[np.bool_], float]:
         """Whose gradients arrive within some seconds, shape (K,), and when the exchange ends."""
-        arrival = self.pace.first_exchange(clients)
+        arrival = (self.pace.way + self.pace.reading)[clients]
         return arrival <= seconds, min(float(arrival.max(initial=0.0)), seconds)
 
-    def times(
-        self, t: int, clients: NDArray[np.int64], steps: NDArray[np.int64], begin: float
-    ) -> Times:
-        """When the clients of round t are done, and which of them are lost."""
+    def end(
+        self,
+        t: int,
+        clients: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        takes_part: NDArray[np.bool_],
+        most: int,
+        before: float,
+        left: float,
+    ) -> tuple[NDArray[np.bool_], float]:
+        """Which clients of round t count, of which `most` end it, and when, in seconds.
+
+        The exchange of messages begins `before` seconds after the round; messages count for `left`.
+        """
         seconds = self.pace.seconds(clients, steps)
-        lost = np.full(len(clients), math.inf)
+        lost = np.full(len(clients), math.inf)  # when the server notices that a client is lost
         if self.dropout:
             for i, client in enumerate(clients.tolist()):
                 stream = self.dropouts.at(t, client)
                 if stream.random() < self.dropout:
                     lost[i] = stream.random() * seconds[i]
-        if self.pace.hours is not None:
-            off = self.pace.hours.left(self.now, clients) - begin
+        if not self.pace.hours.always:
+            off = self.pace.hours.left(self.now, clients) - before
             lost = np.minimum(lost, np.where(off < seconds, np.maximum(off, 0.0), np.inf))
-        return Times(np.where(lost < np.inf, np.inf, seconds), lost)
-
-    def end(
-        self,
-        times: Times,
-        takes_part: NDArray[np.bool_],
-        most: int,
-        seconds: float,
-    ) -> tuple[NDArray[np.bool_], float]:
-        """Which clients count, of which `most` end the round, and the seconds of their exchange."""
-        arrival = np.where(takes_part, times.arrival, np.inf)
+        arrival = np.where(takes_part & (lost == np.inf), seconds, np.inf)
         first = np.argsort(arrival, kind="stable")[:most]
         counts = np.zeros(len(arrival), bool)
         counts[first] = np.isfinite(arrival[first])
         ends = arrival[counts]
         if len(ends) < most:  # the server waits for the others
-            ends = np.append(ends, times.lost[np.isfinite(times.lost)])
-            if math.isfinite(seconds) and not takes_part.all():
-                return counts, seconds
-        return counts, min(float(ends.max(initial=0.0)), seconds)
+            ends = np.append(ends, lost[np.isfinite(lost)])
+            if math.isfinite(left) and not takes_part.all():
+                return counts, left
+        return counts, min(float(ends.max(initial=0.0)), left)
 
 
 class Step(NamedTuple):

@@ -65,13 +65,6 @@ def full(size: int, word: int) -> Codec:
     return Codec(lambda x, _: x, lambda code, _: code, size * word, IN_FULL, 0.0)
 
 
-class Kept(NamedTuple):
-    """Some numbers of a message and their places."""
-
-    place: Any
-    value: Any
-
-
 def top_k(size: int, word: int, kept: int) -> Codec:
     """The k numbers of the largest magnitude and their places.
 
@@ -82,17 +75,18 @@ def top_k(size: int, word: int, kept: int) -> Codec:
     420
     """
 
-    def encode(x: jax.Array, key: Any) -> Kept:
+    def encode(x: jax.Array, key: Any) -> Any:
         del key
         place = jax.lax.top_k(jnp.abs(x), kept)[1]
-        return Kept(place, x[place])
+        return place, x[place]
 
-    def decode(code: Kept, key: Any) -> jax.Array:
+    def decode(code: Any, key: Any) -> jax.Array:
         del key
-        return jnp.zeros(size, code.value.dtype).at[code.place].set(code.value)
+        place, value = code
+        return jnp.zeros(size, value.dtype).at[place].set(value)
 
     width = max(1, (size - 1).bit_length())
-    return Codec(encode, decode, kept * (word + width), Kept(width, IN_FULL))
+    return Codec(encode, decode, kept * (word + width), (width, IN_FULL))
 
 
 def random_k(size: int, word: int, kept: int) -> Codec:
@@ -159,7 +153,7 @@ class Buckets(NamedTuple):
         """The rows of a message, rotated if that is asked for."""
         rows = jnp.pad(x, (0, self.number * self.width - self.size)).reshape(-1, self.width)
         for i in range(self.rotations):
-            rows = rotated(rows * self._signs(key, i))
+            rows = hadamard(rows * self._signs(key, i))
         return rows
 
     def sent(self, rows: jax.Array) -> jax.Array:
@@ -174,7 +168,7 @@ class Buckets(NamedTuple):
     def message(self, rows: jax.Array, key: Any) -> jax.Array:
         """The message of some rows."""
         for i in reversed(range(self.rotations)):
-            rows = rotated(rows) * self._signs(key, i)
+            rows = hadamard(rows) * self._signs(key, i)
         return rows.reshape(-1)[: self.size]
 
     def _signs(self, key: Any, rotation: int) -> jax.Array:
@@ -182,10 +176,10 @@ class Buckets(NamedTuple):
         return jax.random.rademacher(key, (self.number, self.width))
 
 
-def rotated(rows: jax.Array) -> jax.Array:
+def hadamard(rows: jax.Array) -> jax.Array:
     """Each row times the Hadamard matrix over the root of its width, which is its own inverse.
 
-    >>> rotated(jnp.array([[3.0, 1.0, 0.0, 0.0]])).tolist()
+    >>> hadamard(jnp.array([[3.0, 1.0, 0.0, 0.0]])).tolist()
     [[2.0, 1.0, 2.0, 1.0]]
     """
     count, width = rows.shape
@@ -195,13 +189,6 @@ def rotated(rows: jax.Array) -> jax.Array:
         rows = jnp.stack([a + b, a - b], axis=2).reshape(count, width)
         half *= 2
     return rows / math.sqrt(width)
-
-
-class Levels(NamedTuple):
-    """Whole numbers from 0 to 2 s, for -s to s, and the norm of each row, for which s stands."""
-
-    norm: Any
-    level: Any
 
 
 def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> Codec:
@@ -226,30 +213,25 @@ def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> C
     """
     buckets, most = Buckets.of(size, bucket, int(rotate)), 2 ** (bits - 1) - 1
 
-    def encode(x: jax.Array, key: Any) -> Levels:
+    def encode(x: jax.Array, key: Any) -> Any:
+        """Each row's norm, for which s stands, and whole numbers from 0 to 2 s, for -s to s."""
         rows = buckets.rows(x, key)
         norm = jnp.linalg.norm(rows, axis=1, keepdims=True)
         level = jnp.abs(rows) * jnp.where(norm > 0, most / norm, 0.0)
         up = jax.random.uniform(jax.random.fold_in(key, LEVELS), rows.shape, rows.dtype)
         whole = jnp.minimum(jnp.floor(level + up), most)
         level = (jnp.sign(rows) * whole).astype(jnp.int32) + most
-        return Levels(norm, buckets.sent(level))
+        return norm, buckets.sent(level)
 
-    def decode(code: Levels, key: Any) -> jax.Array:
-        share = (buckets.arrived(code.level) - most) / most
-        return buckets.message(code.norm * share.astype(code.norm.dtype), key)
+    def decode(code: Any, key: Any) -> jax.Array:
+        norm, level = code
+        share = (buckets.arrived(level) - most) / most
+        return buckets.message(norm * share.astype(norm.dtype), key)
 
     width = buckets.width
     omega = min(width / most**2, math.sqrt(width) / most)
     count = buckets.number * word + buckets.numbers * bits
-    return Codec(encode, decode, count, Levels(IN_FULL, bits), omega)
-
-
-class Signs(NamedTuple):
-    """Signs, 1 or 0 for negative ones, and the magnitude of each row."""
-
-    scale: Any
-    positive: Any
+    return Codec(encode, decode, count, (IN_FULL, bits), omega)
 
 
 def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = False) -> Codec:
@@ -273,33 +255,31 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     """
     buckets = Buckets.of(size, bucket, 2 * rotate)
 
-    def encode(x: jax.Array, key: Any) -> Signs:
+    def encode(x: jax.Array, key: Any) -> Any:
+        """The magnitude of each row, and 1 or 0 for positive and negative numbers."""
         rows = buckets.rows(x, key)
         total = jnp.abs(rows).sum(axis=1, keepdims=True)
         scale = total / buckets.sizes.astype(rows.dtype)
         if unbiased:
             scale = jnp.sum(rows**2, axis=1, keepdims=True) / jnp.where(total == 0, 1, total)
-        return Signs(scale, buckets.sent((rows >= 0).astype(jnp.uint8)))
+        return scale, buckets.sent((rows >= 0).astype(jnp.uint8))
 
-    def decode(code: Signs, key: Any) -> jax.Array:
-        positive = buckets.arrived(code.positive) > 0
-        return buckets.message(jnp.where(positive, code.scale, -code.scale), key)
+    def decode(code: Any, key: Any) -> jax.Array:
+        scale, signs = code
+        return buckets.message(jnp.where(buckets.arrived(signs) > 0, scale, -scale), key)
 
     count = buckets.number * word + buckets.numbers
-    return Codec(encode, decode, count, Signs(IN_FULL, 1))
+    return Codec(encode, decode, count, (IN_FULL, 1))
 
 
-Array = NDArray[Any]
-
-
-def packed(code: Any, widths: Any) -> Any:
+def code_bytes(code: Any, widths: Any) -> Any:
     """Codes with whole numbers as bytes.
 
-    >>> packed(np.array([[[1, 0, 3, 2, 1]]]), 2).tolist()  # 01 00 11 10 01
+    >>> code_bytes(np.array([[[1, 0, 3, 2, 1]]]), 2).tolist()  # 01 00 11 10 01
     [[[78, 64]]]
     """
 
-    def leaf(width: int, a: Array) -> Array:
+    def leaf(width: int, a: NDArray[Any]) -> NDArray[Any]:
         a = np.asarray(a)
         if width == IN_FULL:
             return a
@@ -310,8 +290,8 @@ def packed(code: Any, widths: Any) -> Any:
     return jax.tree.map(leaf, widths, code)
 
 
-def packed_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
-    """What `packed` returns, in shape."""
+def code_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
+    """What `code_bytes` returns, in shape."""
 
     def leaf(width: int, a: Any) -> jax.ShapeDtypeStruct:
         if width == IN_FULL:
@@ -322,10 +302,10 @@ def packed_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
     return jax.tree.map(leaf, widths, like)
 
 
-def unpacked(arrays: Any, like: Any, widths: Any) -> Any:
-    """The inverse of `packed`."""
+def code_of_bytes(arrays: Any, like: Any, widths: Any) -> Any:
+    """The inverse of `code_bytes`."""
 
-    def leaf(width: int, a: Array, shape: Any) -> Array:
+    def leaf(width: int, a: NDArray[Any], shape: Any) -> NDArray[Any]:
         if width == IN_FULL:
             return a
         count = math.prod(shape.shape)

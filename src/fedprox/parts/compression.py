@@ -129,7 +129,7 @@ class Compression(Part):
             size: Numbers of a message.
             word: Bits of a number in full.
         """
-        kept = max(1, math.ceil(self.share * size - ROUNDING))
+        kept = max(1, math.ceil(self.share * size - SHARE_ROUNDING))
         if self.codec == "full":
             return full(size, word)
         if self.codec == "top-k":
@@ -199,7 +199,7 @@ def sends_more(algorithm: Algorithm, params: Params) -> bool:
     return bool(like(message_shape(algorithm, params)) != like(params))
 
 
-ROUNDING = 1e-6
+SHARE_ROUNDING = 1e-6
 """By how much a share of a message may be more than a whole number and count as that."""
 
 
@@ -274,7 +274,7 @@ def word_of(numbers: Any) -> int:
     return 8 * numbers.dtype.itemsize
 
 
-class Sent(NamedTuple):
+class SentModel(NamedTuple):
     """The server's state, and the model as it is sent.
 
     Attributes:
@@ -321,25 +321,27 @@ def _rows(flat: jax.Array, row: int) -> jax.Array:
 
 def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Algorithm:
     """The same method, whose clients receive the model in 8 or 16 bits a number."""
-    at = places(algorithm, params)
+    at = sent_leaves(algorithm, params)
     restore = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), params))[1]
 
-    def received(state: Sent) -> Params:
+    def received(state: SentModel) -> Params:
         return restore(arrived(state.whole, state.scale, row))
 
-    def seen(state: Sent, _: ClientContext) -> State:
+    def seen(state: SentModel, _: ClientContext) -> State:
         """The state as clients have it, with the model that has arrived."""
         leaves, structure = jax.tree.flatten(state.state)
         for place, leaf in zip(at, jax.tree.leaves(received(state)), strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(structure, leaves)
 
-    def sent(state: State, _: Params) -> Sent:
-        return Sent(state, *rounded(ravel_pytree(algorithm.server.params(state))[0], bits, row))
+    def sent(state: State, _: Params) -> SentModel:
+        return SentModel(
+            state, *rounded(ravel_pytree(algorithm.server.params(state))[0], bits, row)
+        )
 
     inner = lift(algorithm, server=sent, seen=seen)
 
-    def update(state: Sent, mean: Message, hparams: HParams) -> Sent:
+    def update(state: SentModel, mean: Message, hparams: HParams) -> SentModel:
         return sent(inner.server.update(state, mean, hparams).state, None)
 
     return inner._replace(
@@ -349,6 +351,6 @@ def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Alg
     )
 
 
-def places(algorithm: Algorithm, params: Params) -> list[int]:
+def sent_leaves(algorithm: Algorithm, params: Params) -> list[int]:
     """Which leaves of a method's state are the parameters that it sends; -1 for none of them."""
     return inputs_returned(algorithm.server.params, algorithm.state_like(params))

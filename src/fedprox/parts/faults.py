@@ -29,7 +29,7 @@ from fedprox.errors import as_float, check_fields, require, shown
 from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
-Policy = Literal["drop", "fail", "clip"]
+FaultPolicy = Literal["drop", "fail", "clip"]
 """What happens to a faulty update, or to the run."""
 
 
@@ -58,7 +58,7 @@ class Faults(Part):
         'clip'
     """
 
-    policy: Policy = "drop"
+    policy: FaultPolicy = "drop"
     norm: float = 10.0
 
     def __post_init__(self) -> None:

@@ -87,20 +87,15 @@ def times(factor: jax.Array, tree: Any) -> Any:
     return jax.tree.map(lambda a: a * beside(factor, a), tree)
 
 
-def mean_of(sums: Any, counted: jax.Array | None) -> Any:
-    """Sums over the counted updates, leaves (points, ...), divided by their weight (points,).
-
-    Without screening, `counted` is None: all count, and their weights sum to 1.
-    """
-    if counted is None:
-        return sums
+def mean_of(sums: Any, counted: jax.Array) -> Any:
+    """Sums over the counted updates, leaves (points, ...), divided by their weight (points,)."""
     divisor = jnp.where(counted > 0, counted, 1.0)
     return jax.tree.map(lambda a: a / beside(divisor, a), sums)
 
 
 def mean_if_screened(sums: Any, screened: Screened | None) -> Any:
-    """As `mean_of`; None if all count."""
-    return mean_of(sums, None if screened is None else screened.counted)
+    """As `mean_of`; without screening all count, and their weights sum to 1."""
+    return sums if screened is None else mean_of(sums, screened.counted)
 
 
 def screened_sum(
@@ -152,7 +147,7 @@ class Change(Protocol):
         """What is sent, for messages with leaves (n, ...), those that count, and their columns."""
 
 
-class Rule(Protocol):
+class MessageRule(Protocol):
     """A setting by which a round's messages become one, such as `Aggregation`."""
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
@@ -171,7 +166,7 @@ class Reduction(NamedTuple):
 
     change: Change | None = None
     screen: Screen | None = None
-    rule: Rule | None = None
+    rule: MessageRule | None = None
     fixed: bool = False
 
     @property
@@ -222,17 +217,23 @@ class Part:
     own_noise: ClassVar[bool] = False
     """Whether each sweep point of each method has noise of its own."""
 
-    independent: ClassVar[bool] = False
-    """Whether nothing may depend on which other clients take part in a round."""
+    @property
+    def independent(self) -> bool:
+        """Whether nothing may depend on which other clients take part in a round."""
+        return False
 
-    samples_rows: ClassVar[bool] = False
-    """Whether each row of a client is drawn on its own in each local step."""
+    @property
+    def samples_rows(self) -> bool:
+        """Whether each row of a client is drawn on its own in each local step."""
+        return False
 
     several_starts: ClassVar[bool] = False
     """Whether the clients of a round start from different models of the server."""
 
-    always_updates: ClassVar[bool] = False
-    """Whether the server also steps in a round without messages."""
+    @property
+    def always_updates(self) -> bool:
+        """Whether the server also steps in a round without messages."""
+        return False
 
     apart: ClassVar[bool] = False
     """Whether a node sends the message of each client, and not a sum."""
@@ -265,7 +266,7 @@ class Part:
         del key
         return hparams
 
-    def capacity(self, method: Algorithm, setting: Setting) -> int | None:
+    def most_clients(self, method: Algorithm, setting: Setting) -> int | None:
         """Most clients of a round; None for any number."""
         del method, setting
         return None

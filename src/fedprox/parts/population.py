@@ -1,5 +1,6 @@
 """The population of the clients' devices: how fast each computes and sends, and when it is on."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -9,10 +10,11 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, PositiveFloat, Within, check_fields, require, require_number
 from fedprox.federation import offsets_of
 from fedprox.files.columns import read_columns
-from fedprox.parts.clock import Hours, Legs, Pace
+from fedprox.parts.clock import Hours, Pace
 from fedprox.solver import as_values
 from fedprox.streams import Purpose, generator
 
@@ -240,12 +242,12 @@ class Population:
         }
 
     @property
-    def devices(self) -> int | None:
-        """The number of devices that lists or a trace describe; None without any."""
+    def devices(self) -> int:
+        """The number of devices that lists or a trace describe; 0 without any."""
         found = list(self._lengths().values())
         if isinstance(self.available, Intervals):
             found.append(int(np.max(self.available.device)) + 1)
-        return max(found, default=None)
+        return max(found, default=0)
 
     def check(self, clients: int) -> None:
         """Raise `InputError` if lists do not fit the number of clients."""
@@ -256,8 +258,8 @@ class Population:
             f"{clients} clients, and with draw = True each of them would draw a device",
         )
         require(
-            self.draw or self.devices is None or self.devices <= clients,
-            f"population.available: an interval of device {(self.devices or 0) - 1}; the "
+            self.draw or self.devices <= clients,
+            f"population.available: an interval of device {self.devices - 1}; the "
             f"federation has {clients} clients, and with draw = True each would draw a device",
         )
 
@@ -276,29 +278,26 @@ class Population:
     def pace(
         self,
         seed: int,
-        legs: Legs,
-        model_bytes: float,
+        method: Algorithm,
         pass_steps: NDArray[np.int64],
-        message_bytes: float | None = None,
+        down: float = 0.0,
+        up: float = 0.0,
+        probes: int = 0,
     ) -> Pace:
         """How long each client takes for the rounds of a method, a function of (seed, client).
 
-        Args:
-            seed: Seed of the run.
-            legs: What a client does in a round.
-            model_bytes: Bytes of one model.
-            pass_steps: Mini-batch steps of a pass over all rows of each client, shape (clients,).
-            message_bytes: Bytes that a client sends; None for as many as it receives.
+        A client receives and sends so many bytes, takes `pass_steps` mini-batch steps in a pass
+        over all of its rows, and the method's probe has so many models.
         """
         clients = len(pass_steps)
         at = np.arange(clients)
-        if self.draw and self.devices is not None:
+        if self.draw and self.devices:
             at = generator(seed, Purpose.DEVICE).integers(self.devices, size=clients)
 
-        def of(name: str) -> NDArray[np.float64] | None:
+        def of(name: str) -> NDArray[np.float64]:
             value = getattr(self, name)
-            if value is None:
-                return None
+            if value is None:  # sending takes no time
+                value = math.inf
             if isinstance(value, LogNormal):
                 stream = generator(seed, Purpose.POPULATION, QUANTITIES.index(name))
                 return value.median * np.exp(value.spread * stream.standard_normal(clients))
@@ -306,23 +305,17 @@ class Population:
             return np.full(clients, values[0]) if np.ndim(value) == 0 else values[at]
 
         step, download, upload, latency = map(of, QUANTITIES)
-        assert step is not None
-        assert latency is not None
-        hours = None if self.available is None else self.available.hours_of(seed, at)
-        require(
-            hours is None or len(hours.begin),
-            f"population.available: with seed {seed} no client is ever on",
-        )
-        sent, reading = legs.models * model_bytes, pass_steps * step
-        back = sent if message_bytes is None else message_bytes
-        ways = [
-            size / speed for size, speed in ((sent, download), (back, upload)) if speed is not None
-        ]
+        hours = self.available.hours_of(seed, at) if self.available else Hours.of_all(clients)
+        require(len(hours.begin), f"population.available: with seed {seed} no client is ever on")
+        first, own = method.first, method.personal
+        # the round's own clients know the gradient of the first exchange
+        knows = first.exchange is not None and first.cohort == "own"
+        reading = pass_steps * step
         return Pace(
-            way=2 * latency + sum(ways),
+            way=2 * latency + (down / download + up / upload),
             reading=reading,
-            before=legs.passes * reading,
-            step=legs.solves * step,
+            before=(int(first.measures and not knows) + probes) * reading,
+            step=(1 + bool(own and own.subproblem)) * step,
             hours=hours,
         )
 

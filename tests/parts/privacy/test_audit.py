@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.parts.privacy import clients as module
+from fedprox.parts.privacy import setting as module
 from fedprox.parts.privacy.numerics import standard_normals
 from tests.variants import mostly_slow
 

@@ -1,4 +1,4 @@
-"""Privacy of examples as a part: local steps take clipped gradients of single rows, with noise.
+"""Privacy of examples: local steps take clipped gradients of single rows, with noise.
 
 The gradient of a matrix is a product over the positions at which an example meets it: one for a
 dense layer, one for each patch of a convolution. The norm of such a product, and the weighted sum
@@ -30,10 +30,8 @@ from fedprox.jax_internals import (
     with_results,
 )
 from fedprox.model import Params
-from fedprox.parts.part import LocalGradient, Part, random_key
-from fedprox.parts.privacy.clients import EXAMPLES
-from fedprox.parts.privacy.numerics import norm_bound, product_bound, standard_normals
-from fedprox.parts.privacy.setting import Privacy
+from fedprox.parts.part import random_key
+from fedprox.parts.privacy.numerics import EXAMPLES, norm_bound, product_bound, standard_normals
 from fedprox.precision import real_type
 
 EXAMPLES_KEY = 0x65786D70
@@ -81,30 +79,6 @@ class NoisedGradient:
         normals = standard_normals(jax.random.key_data(key), EXAMPLES, gradient)
         scale = self.noise / size
         return jax.tree.map(lambda g, n: g + scale * n, gradient, normals)
-
-
-@dataclass(frozen=True)
-class HiddenExamples(Part):
-    """Privacy of the examples of clients.
-
-    Attributes:
-        privacy: The setting.
-    """
-
-    privacy: Privacy
-
-    own_noise = True
-    """Whether each sweep point of each method has noise of its own."""
-
-    samples_rows = True
-    """Each row is drawn on its own, as the accounting of a step says."""
-
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
-        """Local steps take clipped gradients of rows."""
-        multiplier = noise()
-        # without a bound there is no noise
-        deviation = multiplier * self.privacy.clip if multiplier else 0.0
-        return NoisedGradient(self.privacy.clip, deviation)
 
 
 RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"

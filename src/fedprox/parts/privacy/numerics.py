@@ -25,10 +25,10 @@ import numpy as np
 
 from fedprox.precision import real_type
 
-BLOCK = 128
+ADDED_TOGETHER = 128
 """Squares that are added one after the other; more would have a larger rounding error."""
 
-SPARE = 8
+MORE_ROUNDINGS = 8
 """Operations beside those of a sum: products, roots, and the error bound itself."""
 
 
@@ -42,12 +42,12 @@ def unit_roundoff() -> float:
 
 
 def rounding(count: int) -> float:
-    """The largest relative rounding error of a sum of so many products, and of `SPARE` operations.
+    """The largest relative rounding error of a sum of so many products, with `MORE_ROUNDINGS`.
 
     >>> f"{rounding(100):.1e}"
     '6.4e-06'
     """
-    error = (count + SPARE) * unit_roundoff()
+    error = (count + MORE_ROUNDINGS) * unit_roundoff()
     return error / (1 - error)
 
 
@@ -65,7 +65,7 @@ def square_bound(array: jax.Array) -> jax.Array:
     """
     sums = array.astype(real_type()).reshape(-1) ** 2
     while sums.size > 1:
-        width = min(BLOCK, sums.size)
+        width = min(ADDED_TOGETHER, sums.size)
         sums = jnp.pad(sums, (0, -sums.size % width)).reshape(width, -1).sum(axis=0)
         sums *= 1 + rounding(width)  # between the sums, so that XLA does not make them one
     return sums.reshape(())
@@ -134,6 +134,9 @@ def _gram(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+
+MESSAGES, GRADIENTS, EXAMPLES = range(3)
+"""Purposes of noise within a round, or a local step."""
 
 PARITY = np.uint32(0x1BD11BDA)
 
