@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.parts.events import server_steps
+from fedprox.parts.asynchronous import server_steps
 from fedprox.protocol.protocol import Protocol
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000

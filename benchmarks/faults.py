@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.parts.robust import Rule
+from fedprox.parts.robust import RuleName
 
 TURNS = 5
 PROBLEMS: tuple[tuple[str, Literal["power-law", "iid"], int], ...] = (
@@ -31,13 +31,13 @@ SCREENED: dict[str, dict[str, Any]] = {
     "must be finite": {"faults": fp.Faults(norm=math.inf)},
     "norms compared": {"faults": fp.Faults(norm=100)},
 }
-RULES: dict[str, dict[str, Any]] = {
+ROBUST: dict[str, dict[str, Any]] = {
     rule: {"aggregation": fp.Aggregation(rule, faulty=0.2)}
-    for rule in get_args(Rule)
+    for rule in get_args(RuleName)
     if rule not in ("mean", "product")
 }
 MIXED = fp.Aggregation("trimmed-mean", faulty=0.2, before="mixing")
-VARIANTS = SCREENED | RULES | {"trimmed-mean after mixing": {"aggregation": MIXED}}
+VARIANTS = SCREENED | ROBUST | {"trimmed-mean after mixing": {"aggregation": MIXED}}
 
 
 def train(federation: fp.Federation, model: fp.Model, variant: str, rounds: int) -> fp.Run:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import fedprox as fp
-from fedprox.parts.robust import RULES
+from fedprox.parts import robust
 from fedprox.protocol.protocol import PARTS
 from tests.objectives import MODEL, federation
 
@@ -58,7 +58,7 @@ def privacy(clip: float = 1.0, delta: float = 0.01, **settings: Any) -> fp.Priva
     return fp.Privacy(clip, delta=delta, **{"noise_multiplier": 1.0} | settings)
 
 
-ROBUST: Any = list(RULES)
+ROBUST: Any = list(robust.ROBUST)
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

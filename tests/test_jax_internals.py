@@ -17,7 +17,7 @@ import fedprox as fp
 from fedprox import InputError, jax_internals
 from fedprox.model import convolution
 from fedprox.model.rewriting import fast
-from fedprox.parts.privacy.clipped import clipped_sum
+from fedprox.parts.privacy.examples import clipped_sum
 from tests.quadratics import one_run
 
 X = jnp.array([1.0, 2.0])
@@ -268,7 +268,7 @@ def test_where_programs_are_unknown_gradients_are_clipped_one_by_one(
     def unknown(*_: Any) -> Any:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(f"fedprox.parts.privacy.clipped.{name}", unknown)
+    monkeypatch.setattr(f"fedprox.parts.privacy.examples.{name}", unknown)
     assert_allclose(total(), wanted, rtol=1e-5)
 
 

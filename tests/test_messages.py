@@ -303,6 +303,43 @@ def test_settings_of_a_solver(wrong: dict[str, Any], line: str) -> None:
     assert str(raised.value) == line
 
 
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: fp.Cohort(True), "cohort.clients_per_round = True; it must be a whole number of"),
+        (lambda: fp.Cohort(2, over_selection=11), "cohort.over_selection = 11; it must be from 1"),
+        (
+            lambda: fp.Compression("quantize", bits=17),
+            "compression.bits = 17; it must be a whole number from 2 to 16",
+        ),
+        (
+            lambda: fp.Compression("sign", rotate=1),  # type: ignore[arg-type]
+            "compression.rotate = 1; it must be True or False",
+        ),
+        (lambda: fp.Attack("noise", share=0.0), "attack.share = 0.0; it must be above 0 and below"),
+        (
+            lambda: fp.Systems(deadline="soon"),  # type: ignore[arg-type]
+            "systems.deadline = 'soon'; it must be a number above 0",
+        ),
+        (
+            lambda: fp.Privacy(1.0, noise_multiplier=1.0, adaptive_clip=True),  # type: ignore[arg-type]
+            "privacy.adaptive_clip = True; it must be a fedprox.AdaptiveClip or None",
+        ),
+    ],
+)
+def test_a_setting_is_what_its_type_allows(make: Callable[[], Any], line: str) -> None:
+    with pytest.raises(InputError) as raised:
+        make()
+    assert str(raised.value).startswith(line)
+
+
+def test_settings_hold_pythons_numbers() -> None:
+    three: Any = np.int64(3)
+    true: Any = np.True_
+    assert type(fp.Cohort(three).clients_per_round) is int
+    assert type(fp.Compression("sign", rotate=true).rotate) is bool
+
+
 def test_an_optimizer_that_fails_is_named() -> None:
     big = functools.partial(optax.sgd, momentum="big")
     with pytest.raises(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import fedprox as fp
 from fedprox.files.whole import write_whole
-from fedprox.parts.time.pace import Legs
-from fedprox.parts.time.population import Population
+from fedprox.parts.population import Population
 
 FILE = "by-speed.json"
 """The file of a run directory with the accuracies of slow and of fast clients."""
@@ -24,8 +24,7 @@ BySpeed = dict[str, float | None]
 
 def step_seconds(population: Population, seed: int, clients: int) -> NDArray[np.float64]:
     """Seconds that each client's device takes for a step, shape (clients,)."""
-    once = Legs(models=0, passes=0, solves=1)
-    return population.pace(seed, once, 0, np.ones(clients, np.int64)).step
+    return population.pace(seed, fp.fedavg(), np.ones(clients, np.int64)).step
 
 
 def by_speed(seconds: ArrayLike, accuracy: ArrayLike, rows: ArrayLike) -> BySpeed:

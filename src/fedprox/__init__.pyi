@@ -56,12 +56,10 @@ from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.population import DayNight, Intervals, LogNormal, Population, read_population
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.availability import DayNight, Intervals
-from fedprox.parts.time.population import LogNormal, Population
-from fedprox.parts.time.trace import read_population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.report.compare import Difference

@@ -1,12 +1,25 @@
 """`InputError`, and checks that raise it."""
 
+import dataclasses
 import difflib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 LONGEST = 1_000
 """Most characters of a message; the middle of a longer one is left out."""
@@ -211,11 +224,10 @@ def require_whole(
         return
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     above = whole and value > most  # type: ignore[operator]
-    bounded = most < LARGEST or above
-    allowed = f"from {least} to {most:,}" if bounded else f"of at least {least}"
+    allowed = Within(least, most if most < LARGEST or above else math.inf)
     require(
         whole and not above and value >= least,  # type: ignore[operator]
-        f"{name} = {shown(value)}; it must be a whole number {allowed}"
+        f"{name} = {shown(value)}; it must be {allowed.words('a whole number')}"
         + (f", or {otherwise}" if otherwise else ""),
     )
 
@@ -228,12 +240,14 @@ def require_number(
     name: str,
     value: object,
     *,
+    least: float = 0,
     most: float = math.inf,
+    below: float = math.inf,
     positive: bool = False,
     single: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raise `InputError` unless `value` is a finite number from 0 to `most`.
+    """Raise `InputError` unless `value` is a finite number from `least` to `most`, and `below`.
 
     With `positive` it must be above 0. With `single` this must also hold in single precision. With
     `optional` it may be None.
@@ -242,22 +256,105 @@ def require_number(
         return
     number = isinstance(value, Real) and not isinstance(value, bool)
     given = as_float(value) if number else math.nan
-    if most == math.inf:
-        allowed = "above 0" if positive else "at least 0"
-    else:
-        allowed = f"above 0 and at most {most:g}" if positive else f"from 0 to {most:g}"
-    if not number:
-        allowed = f"a number {'of ' * allowed.startswith('at')}{allowed}"
-    elif most == math.inf and not math.isfinite(given):
-        allowed = f"finite and {allowed}"
-    if not (math.isfinite(given) and 0 <= given <= most) or (positive and not given):
+    within = least <= given <= most and given < below and (given > 0 or not positive)
+    if not (within and math.isfinite(given)):
+        limits = Within(least, most, below, positive)
+        allowed = limits.words("" if number else "a number")
+        if number and min(most, below) == math.inf and not math.isfinite(given):
+            allowed = f"finite and {allowed}"
         raise InputError(f"{name} = {shown(value)}; it must be {allowed}")
-    least = SINGLE[0] if positive else 0.0
+    smallest = SINGLE[0] if positive else 0.0
     require(
-        not single or least <= given <= SINGLE[1],
-        f"{name} = {value!r}; it is beyond single precision, which holds {least:.3g} to "
+        not single or smallest <= given <= SINGLE[1],
+        f"{name} = {value!r}; it is beyond single precision, which holds {smallest:.3g} to "
         f"{SINGLE[1]:.3g}",
     )
+
+
+class Within(NamedTuple):
+    """The numbers that a setting allows, as a part of its type: `Annotated[float, Within(most=1)]`.
+
+    The fields are those of `require_number`.
+    """
+
+    least: float = 0
+    most: float = math.inf
+    below: float = math.inf
+    positive: bool = False
+    single: bool = False
+
+    def words(self, kind: str) -> str:
+        """The limits after a type in words, or alone.
+
+        >>> Within(1).words("a whole number"), Within(positive=True, most=1).words("")
+        ('a whole number of at least 1', 'above 0 and at most 1')
+        """
+        least, most = (f"{n:,}" if isinstance(n, int) else f"{n:g}" for n in self[:2])
+        low = "above 0" if self.positive else f"at least {least}"
+        if self.below < math.inf:
+            limits = f"{low} and below {self.below:g}"
+        elif self.most == math.inf:
+            limits = low
+        else:
+            limits = f"above 0 and at most {most}" if self.positive else f"from {least} to {most}"
+        return f"{kind} {'of ' * limits.startswith('at least')}{limits}" if kind else limits
+
+
+PositiveInt = Annotated[int, Within(1)]
+"""A whole number of at least 1."""
+
+PositiveFloat = Annotated[float, Within(positive=True)]
+"""A number above 0."""
+
+UnitFloat = Annotated[float, Within(most=1)]
+"""A number from 0 to 1."""
+
+
+def check_fields(section: str, settings: Any) -> None:
+    """Raise `InputError` if a dataclass of settings has a value that the type of its field forbids.
+
+    Types of several kinds are left to the caller. Whole numbers and truth values become Python's,
+    since they are written as JSON.
+    """
+    of: Any = type(settings)
+    for key, kind in _field_kinds(of).items():
+        value = getattr(settings, key)
+        if value is not None or NoneType not in get_args(kind):
+            object.__setattr__(settings, key, _checked(f"{section}.{key}", value, kind))
+
+
+@functools.cache
+def _field_kinds(of: type) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    hints = get_type_hints(of, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(of)}
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    """A value of a field, in Python's types, if the field's type allows it."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes: Any = tuple(each for each in kinds if dataclasses.is_dataclass(each))
+    first, *others = [each for each in kinds if each is not NoneType]
+    arguments = get_args(first)
+    if len(classes) == 1 + len(others):
+        allowed = ", ".join(f"a fedprox.{each.__name__}" for each in classes)
+        allowed += " or None" * (NoneType in kinds)
+        require(isinstance(value, classes), f"{name} = {shown(value)}; it must be {allowed}")
+    elif others:
+        return value
+    elif get_origin(first) is Literal:
+        require_one_of(name, value, arguments)
+    elif first is bool:
+        given = type(value).__name__ in ("bool", "bool_")  # also NumPy's
+        require(given, f"{name} = {shown(value)}; it must be True or False")
+        return bool(value)
+    elif get_origin(first) is Annotated and arguments[0] is int:
+        least, most = arguments[1][:2]
+        require_whole(name, value, least=least, most=min(most, LARGEST))
+        return int(value)
+    elif get_origin(first) is Annotated:
+        require_number(name, value, **arguments[1]._asdict())
+    return value
 
 
 def as_float(value: Any) -> float:

@@ -285,11 +285,11 @@ DRAWN = (
 COSTS = ("round", "time", "communication", "bits_up", "total_steps")
 """The measures that grow with the rounds, against which others are drawn."""
 
-KINDS = ("train", "test", "validation")
+ON_ROWS = ("train", "test", "validation")
 """First words of measures on rows, as in `train_loss`."""
 
-LOSSES = tuple(f"{kind}_loss" for kind in KINDS)
-ACCURACIES = tuple(f"{kind}_accuracy" for kind in KINDS if kind != "train")
+LOSSES = tuple(f"{kind}_loss" for kind in ON_ROWS)
+ACCURACIES = tuple(f"{kind}_accuracy" for kind in ON_ROWS if kind != "train")
 
 
 def measure_of(name: str) -> Measure:

@@ -248,7 +248,7 @@ def _is_real(array: Any) -> bool:
     return any(jnp.issubdtype(kind, real) for real in (np.bool_, np.integer, np.floating))
 
 
-def value_of(name: str, metric: Metric, sums: Terms) -> jax.Array:
+def metric_value(name: str, metric: Metric, sums: Terms) -> jax.Array:
     """A metric from its sums, a float32 scalar."""
     what = f"model.metrics[{name!r}].value"
     value = call(f"{what}(sums)", metric.value, sums, given=sums)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ from numpy.typing import NDArray
 from fedprox.errors import (
     SINGLE,
     InputError,
+    PositiveInt,
+    Within,
+    check_fields,
     require,
     require_number,
     require_one_of,
@@ -110,12 +113,12 @@ class Solver:
 
     learning_rate: HParam | Schedule
     batch_size: int | Literal["all"]
-    epochs: int | None = None
-    steps: int | None = None
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
     gamma: float | Callable[[int, NDArray[np.int64]], NDArray[np.float64]] | None = None
-    learning_rate_decay: float = 1.0
-    weight_decay: float = 0.0
-    clip: float | None = None
+    learning_rate_decay: Annotated[float, Within(positive=True, most=1)] = 1.0
+    weight_decay: Annotated[float, Within(single=True)] = 0.0
+    clip: Annotated[float, Within(positive=True, single=True)] | None = None
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
 
     def __post_init__(self) -> None:
@@ -126,8 +129,7 @@ class Solver:
             f"solver: epochs = {shown(self.epochs)} and steps = {shown(self.steps)}; give either "
             "epochs or steps, and not both",
         )
-        for name in ("epochs", "steps"):
-            require_whole(f"solver.{name}", getattr(self, name), optional=True)
+        check_fields("solver", self)
         if not (isinstance(self.batch_size, str) and self.batch_size == "all"):
             require_whole("solver.batch_size", self.batch_size, otherwise='"all"')
         for rate in self.rates:
@@ -135,7 +137,6 @@ class Solver:
         if not callable(self.gamma):
             require_number("solver.gamma", self.gamma, most=1, optional=True)
         decay = self.learning_rate_decay
-        require_number("solver.learning_rate_decay", decay, most=1, positive=True)
         if self.schedule is not None:
             require(
                 decay == 1,
@@ -143,8 +144,6 @@ class Solver:
                 "solver.learning_rate it must be 1: let the function decay",
             )
             self.factor(0)
-        require_number("solver.weight_decay", self.weight_decay, single=True)
-        require_number("solver.clip", self.clip, positive=True, single=True, optional=True)
         require(
             self.weight_decay == 0 or self.gamma is None,
             f"solver.weight_decay = {self.weight_decay}; with solver.gamma it must be 0, since the "

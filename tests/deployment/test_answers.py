@@ -23,7 +23,7 @@ from fedprox.deployment.wire import VERSION, Array, Clients, Description, Reques
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
 from fedprox.parts.privacy import AdaptiveClip, Privacy
-from fedprox.parts.privacy.clients import Clipped, private
+from fedprox.parts.privacy.setting import Clipped, private
 from tests.deployment.federations import described, in_memory
 
 FLOAT = jax.ShapeDtypeStruct((2,), np.float32)

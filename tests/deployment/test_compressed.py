@@ -13,8 +13,7 @@ import fedprox as fp
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError
-from fedprox.parts.codecs import Codec
-from fedprox.parts.packing import packed, packed_shapes, unpacked
+from fedprox.parts.codecs import Codec, code_bytes, code_of_bytes, code_shapes
 from tests.deployment.federations import apart, changed, deployed, nodes_of, simulated, table_of
 from tests.deployment.test_same_results import check
 from tests.variants import mostly_slow
@@ -134,12 +133,12 @@ def test_codes_are_packed_without_loss(name: str, size: int) -> None:
     x = jax.random.normal(jax.random.key(1), (3, 2, size))
     code = jax.vmap(jax.vmap(codec.encode))(x, keys)
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), code)
-    sent = packed(code, codec.widths)
-    shapes = packed_shapes(like, codec.widths, 3, 2)
+    sent = code_bytes(code, codec.widths)
+    shapes = code_shapes(like, codec.widths, 3, 2)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), sent) == jax.tree.map(
         lambda a: (a.shape, a.dtype), shapes
     )
-    again = unpacked(sent, like, codec.widths)
+    again = code_of_bytes(sent, like, codec.widths)
     jax.tree.map(np.testing.assert_array_equal, again, code)
     each = sum(np.asarray(a)[0, 0].nbytes for a in jax.tree.leaves(sent))
     assert 0 <= each - codec.bits / 8 < len(jax.tree.leaves(sent))

@@ -16,7 +16,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.remote import NORMALS_AT_ONCE, system_normals
 from fedprox.errors import InputError
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.parts.privacy.accounting import Mechanism, epsilons
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_of
 from fedprox.protocol.cohort import Cohort
 from fedprox.results.run import Run
 from tests.deployment.federations import (
@@ -208,7 +208,7 @@ def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path:
     assert (ledger.released, ledger.repeated) == (4, [range(2, 3)])
     mechanism = Mechanism(4, 4, "bernoulli", None, Z, 1, DELTA, "pld")
     spent = {record.round: record.epsilon for record in run.history}
-    expected = dict(zip((2, 3, 4), epsilons(mechanism, [2, 4, 5]), strict=True))
+    expected = dict(zip((2, 3, 4), [epsilon_of(mechanism, t) for t in (2, 4, 5)], strict=True))
     assert {t: spent[t] for t in expected} == pytest.approx(expected)
 
 

@@ -21,13 +21,7 @@ from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import unpack_answer, unpack_arrays
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
-from fedprox.parts.privacy.accounting import (
-    Mechanism,
-    Steps,
-    epsilon_of,
-    epsilon_together,
-    rounded_up,
-)
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together, rounded_up
 from fedprox.protocol.method import noise_words, sweep_points
 from tests.deployment.federations import (
     Site,
@@ -337,7 +331,7 @@ def test_what_a_node_has_counted_is_kept(training: Parcel, nodes: list[Site]) ->
     node.answer(training)
     spent, again = node.node.spent, Node("again", node.node.federation, node.node.folder, Policy())
     assert again.spent == spent
-    assert again.spent.steps["0"] == [(Steps(42, 10, 10).mechanism(_setting(), Z), 10)]
+    assert again.spent.steps["0"] == [(_setting().of_steps(42, 10, Z), 10)]
 
 
 def _setting() -> Any:

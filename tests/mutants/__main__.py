@@ -51,7 +51,7 @@ TESTS = {
 
 FILES = (
     *("algorithms/*.py", "parts/privacy/setting.py", "parts/privacy/accounting.py"),
-    *("parts/privacy/norms.py", "deployment/policy.py", "deployment/combine.py"),
+    *("parts/privacy/numerics.py", "deployment/policy.py", "deployment/combine.py"),
     *("deployment/payload.py", "deployment/kept.py"),
 )
 DIRECT = {

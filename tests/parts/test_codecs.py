@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedprox.parts.codecs import (
-    Codec,
-    contraction,
-    full,
-    quantize,
-    random_k,
-    rotated,
-    sign,
-    top_k,
-)
+from fedprox.parts.codecs import Codec, contraction, full, hadamard, quantize, random_k, sign, top_k
 
 SIZE, DRAWS = 100, 4000
 
@@ -190,8 +181,8 @@ def test_a_rotation_is_that_of_the_hadamard_matrix() -> None:
         h = np.block([[h, h], [h, -h]])
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(3, 32)), jnp.float32)
     expected = np.asarray(rows) @ h / math.sqrt(32)
-    np.testing.assert_allclose(np.asarray(rotated(rows)), expected, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(rotated(rotated(rows))), np.asarray(rows), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(hadamard(rows)), expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(hadamard(hadamard(rows))), np.asarray(rows), atol=1e-5)
 
 
 @pytest.mark.parametrize(

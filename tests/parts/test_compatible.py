@@ -16,7 +16,7 @@ from fedprox.algorithms import capabilities
 from fedprox.algorithms.base import Memory
 from fedprox.algorithms.capabilities import Capability
 from fedprox.parts import compatible
-from fedprox.parts.compatible import ROWS, Case, Row, Setting, check
+from fedprox.parts.compatible import ROWS, Case, Chosen, Row, check_case
 from fedprox.protocol.protocol import Protocol
 from tests.changes import changed
 from tests.objectives import MODEL
@@ -54,7 +54,7 @@ OF_METHODS: dict[str, fp.Algorithm] = {
     "POOLED": fp.centralised(),
     "EVERYONE": fp.scaffnew(p=0.5),
     "DROPS": fp.fedavg(),
-    "STARTS": fp.ifca(2),
+    "SEVERAL_STARTS": fp.ifca(2),
     "EXCHANGES": fp.feddane(0.1),
     "GRADIENT": fp.scaffold(option=1),
     "LOSS": fp.qffl(1.0),
@@ -101,7 +101,7 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "DROPOUT": {"population": fp.Population(1.0, dropout=0.1)},
     "asynchronous": BUFFER,
     "ADDS_MODELS": BUFFER | {"asynchronous": fp.Asynchronous(1, adds="models")},
-    "COMPARED": {"faults": fp.Faults()},
+    "COMPARES": {"faults": fp.Faults()},
     "CLIPPED": {"faults": fp.Faults("clip")},
     "LEFT_OUT": {"faults": fp.Faults()},
     "compression": {"compression": TOP_K},
@@ -118,7 +118,7 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "LIES": {"attack": fp.Attack("sign-flip", share=0.3)},
     "privacy": {"privacy": privacy(unit="example")},
     "CLIENTS": {"privacy": privacy(noise_multiplier=0.0)},
-    "EXAMPLES": {"privacy": privacy(unit="example")},
+    "OF_ROWS": {"privacy": privacy(unit="example")},
     "privacy.adaptive_clip": {
         "privacy": privacy(noise_multiplier=0.0, adaptive_clip=fp.AdaptiveClip()),
     },
@@ -133,19 +133,19 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "evaluation.client_records": {"evaluation": fp.Evaluation(client_records=True)},
     "CHOICE": {"selection": fp.Selection(keep="best", measure="train_loss")},
     "PROCESSES": {"processes": 2},
-    "DEPLOYMENT": {"place": "deployment"},
-    "SIMULATION": {"place": "simulation"},
+    "ON_NODES": {"place": "deployment"},
+    "IN_SIMULATION": {"place": "simulation"},
     "SECURE": {"place": "deployment", "secure": True},
 }
 """Arguments of `simulate`, or fields of a case, with each setting."""
 
 PAIRS = {
     "GAMMA_BY_TIME": ("solver.gamma", "systems.deadline"),
-    "CLIPPED_ON_NODES": ("CLIPPED", "DEPLOYMENT"),
-    "CLIENTS_ON_NODES": ("DEPLOYMENT", "CLIENTS"),
-    "EXAMPLES_ON_NODES": ("DEPLOYMENT", "EXAMPLES"),
-    "CODED_BY_NODES": ("DEPLOYMENT", "compression"),
-    "NO_CLOCK": ("NO_POPULATION", "SIMULATION"),
+    "CLIPPED_ON_NODES": ("CLIPPED", "ON_NODES"),
+    "CLIENTS_ON_NODES": ("ON_NODES", "CLIENTS"),
+    "EXAMPLES_ON_NODES": ("ON_NODES", "OF_ROWS"),
+    "CODED_BY_NODES": ("ON_NODES", "compression"),
+    "NO_CLOCK": ("NO_POPULATION", "IN_SIMULATION"),
 }
 """Settings that are two together."""
 
@@ -155,11 +155,11 @@ NAMES: dict[Any, str] = {
     each: name
     for module in (capabilities, compatible)
     for name, each in vars(module).items()
-    if isinstance(each, Capability | Setting)
+    if isinstance(each, Capability | Chosen)
 }
 
 
-def named(each: Capability | Setting) -> str:
+def named(each: Capability | Chosen) -> str:
     """The name of a constant, or the key of a setting that is given."""
     return NAMES[each] if isinstance(each, Capability) else NAMES.get(each, each.key)
 
@@ -197,7 +197,7 @@ def test_all_that_is_named_is_in_a_row_and_has_an_example() -> None:
     used = {named(each) for row in ROWS for each in (row.first, row.second)}
     used |= {name for pair in PAIRS.values() for name in pair}
     assert used == OF_METHODS.keys() | OF_SETTINGS.keys()
-    assert {name for each, name in NAMES.items() if isinstance(each, Setting)} <= used
+    assert {name for each, name in NAMES.items() if isinstance(each, Chosen)} <= used
     assert len(set(map(name_of, ROWS))) == len(ROWS)
 
 
@@ -208,13 +208,13 @@ def test_a_row_refuses_both_together_and_neither_alone(
     first, second = (named(each) for each in (row.first, row.second))
     case = case_of(whole := example(first, second), monkeypatch)
     line = row.refusal(case)
-    assert isinstance(row.first, Capability | Setting)
+    assert isinstance(row.first, Capability | Chosen)
     assert row.second.says(case) in line
     assert row.first.says(case.method if isinstance(row.first, Capability) else case) in line  # type: ignore[arg-type]
     assert row.why in line
     assert line.endswith(f"; {row.second.instead}")
     with pytest.raises(fp.InputError):
-        check(case)
+        check_case(case)
     for alone in (first, second):
         assert not row.refusal(case_of(example(alone), monkeypatch)), alone
     if whole.pop("place", None) == "deployment" or "processes" in whole:
@@ -229,12 +229,12 @@ def test_a_row_refuses_both_together_and_neither_alone(
 
 def test_a_protocol_of_settings_without_a_row_is_made() -> None:
     """And what a case asks of a method, of a deployment and of the values on the way."""
-    whole = example("compression", "COMPARED", "population", "STRAGGLERS", "initial")
+    whole = example("compression", "COMPARES", "population", "STRAGGLERS", "initial")
     method = whole.pop("method")
     del whole["progress"]
     protocol = Protocol(**whole, seeds=(0,))
     for place, solver in itertools.product(("simulation", "deployment"), (None, protocol.solver)):
-        check(Case(protocol, method, solver, place))  # type: ignore[arg-type]
+        check_case(Case(protocol, method, solver, place))  # type: ignore[arg-type]
     assert Case(protocol).read("asynchronous.buffer") is None
     assert Case(protocol).read("solver.gamma") is None
 
@@ -259,4 +259,4 @@ def test_messages_name_the_value() -> None:
 def test_a_switch_of_numpy_that_is_off_is_not_given() -> None:
     switches: Any = dict.fromkeys(("by_client", "client_records", "gradients"), np.bool_(False))
     case = Case(SimpleNamespace(evaluation=fp.Evaluation(**switches)))
-    assert not any(Setting(f"evaluation.{name}").holds(case) for name in switches)
+    assert not any(Chosen(f"evaluation.{name}").holds(case) for name in switches)

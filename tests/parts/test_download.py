@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.errors import InputError
-from fedprox.parts.download import arrived, rounded, sent_bits
+from fedprox.parts.compression import arrived, rounded, sent_bits
 from tests.parts.test_compression import CENTRES, CLIENTS, ROWS, START, D, run
 
 DOWN = fp.Compression("full", bucket=4, download=8)
@@ -102,5 +102,5 @@ def test_what_the_server_computes_is_not_sent_so() -> None:
 
 
 def test_other_bits_are_refused() -> None:
-    with pytest.raises(InputError, match=r"compression\.download = 4; it must be 8 or 16"):
+    with pytest.raises(InputError, match=r"compression\.download = 4; it must be one of 8, 16"):
         fp.Compression("full", download=4)  # type: ignore[arg-type]

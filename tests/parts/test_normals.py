@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedprox.parts.normals import normal_of, standard_normals, threefry
+from fedprox.parts.privacy.numerics import normal_of, standard_normals, threefry
 
 COUNT = 1 << 20
 

@@ -58,7 +58,7 @@ def work_of(
 def test_a_clients_device_is_a_function_of_seed_and_client() -> None:
     one = fp.Population(fp.LogNormal(2.0, 0.5), fp.LogNormal(10.0, 0.5), 4.0, latency=0.25)
     few, many, other = (
-        one.pace(seed, fp_legs(), 100, np.ones(count, np.int64))
+        one.pace(seed, fp.fedavg(), np.ones(count, np.int64), 100, 100)
         for seed, count in ((0, 3), (0, 4000), (1, 4000))
     )
     np.testing.assert_array_equal(few.step, many.step[:3])
@@ -71,15 +71,9 @@ def test_a_clients_device_is_a_function_of_seed_and_client() -> None:
     assert abs(np.corrcoef(np.log(down), np.log(many.step))[0, 1]) < 0.05
 
 
-def fp_legs() -> Any:
-    from fedprox.parts.time.pace import legs_of
-
-    return legs_of(fp.fedavg())
-
-
 def test_clients_draw_devices_with_replacement() -> None:
     population = fp.Population([1.0, 2.0, 4.0], download=[1.0, 0.5, 0.25], draw=True)
-    pace = population.pace(0, fp_legs(), 1, np.ones(3000, np.int64))
+    pace = population.pace(0, fp.fedavg(), np.ones(3000, np.int64), 1, 1)
     np.testing.assert_array_equal(pace.step, pace.way)  # both are of one device
     shares = [np.mean(pace.step == seconds) for seconds in (1.0, 2.0, 4.0)]
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
@@ -167,14 +161,18 @@ def test_a_deadline_turns_speeds_into_steps() -> None:
 def test_a_deadline_of_whole_steps_is_whole_steps() -> None:
     # 0.3 / 0.1 and 0.6 / 0.2 fall just below 3 as floating-point numbers
     for deadline, seconds in ((0.3, 0.1), (0.6, 0.2)):
-        pace = fp.Population(seconds).pace(0, fp_legs(), BYTES, np.ones(1, np.int64))
+        pace = fp.Population(seconds).pace(0, fp.fedavg(), np.ones(1, np.int64), BYTES, BYTES)
         assert pace.in_time(np.arange(1), deadline).tolist() == [3]
 
 
 def test_speeds_may_be_extreme() -> None:
-    pace = fp.Population([1.0, 1e-300, 0.0]).pace(0, fp_legs(), BYTES, np.ones(3, np.int64))
+    pace = fp.Population([1.0, 1e-300, 0.0]).pace(
+        0, fp.fedavg(), np.ones(3, np.int64), BYTES, BYTES
+    )
     assert (pace.in_time(np.arange(3), 1e308) > 1e300).all()
-    late = fp.Population([1.0, 0.0], latency=1.0).pace(0, fp_legs(), BYTES, np.ones(2, np.int64))
+    late = fp.Population([1.0, 0.0], latency=1.0).pace(
+        0, fp.fedavg(), np.ones(2, np.int64), BYTES, BYTES
+    )
     assert late.in_time(np.arange(2), 1.5).tolist() == [0, 0]
 
 
@@ -342,16 +340,14 @@ class Events(NamedTuple):
 
 def test_a_day_has_its_hours() -> None:
     pace = fp.Population(available=fp.DayNight(hours=8.0, begins=22.0, zones=24)).pace(
-        0, fp_legs(), BYTES, np.ones(2400, np.int64)
+        0, fp.fedavg(), np.ones(2400, np.int64), BYTES, BYTES
     )
     everyone = np.arange(2400)
-    assert pace.hours is not None
     shares = [(pace.hours.left(3600.0 * h, everyone) > 0).mean() for h in range(48)]
     np.testing.assert_allclose(shares, 8 / 24, atol=0.04)
     alone = fp.Population(available=fp.DayNight(8.0, 22.0, zones=1)).pace(
-        0, fp_legs(), BYTES, np.ones(1, np.int64)
+        0, fp.fedavg(), np.ones(1, np.int64), BYTES, BYTES
     )
-    assert alone.hours is not None
     on = [alone.hours.left(3600.0 * h, np.arange(1))[0] / 3600 for h in range(24)]
     assert on == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, *[0.0] * 16, 8.0, 7.0]
     assert alone.hours.wait(3600.0 * 10) == 12 * 3600.0
@@ -435,7 +431,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"download": 0.0}, "population.download = 0.0; it must be above 0"),
     ({"upload": fp.LogNormal(0.0, 1.0)}, "population.upload.median = 0.0; it must be above 0"),
     ({"latency": fp.LogNormal(1.0, 11.0)}, "population.latency.spread = 11.0; it must be from 0"),
-    ({"dropout": 1.0}, "population.dropout = 1; it must be below 1"),
+    ({"dropout": 1.0}, "population.dropout = 1.0; it must be at least 0 and below 1"),
     ({"available": "always"}, "population.available = 'always'; it must be a fedprox.DayNight"),
     ({"draw": True}, "population.draw = True; it needs lists of devices to draw from"),
     (
@@ -505,7 +501,7 @@ def test_a_population_that_does_not_fit_is_refused(options: dict[str, Any], mess
 
 
 def test_over_selection_is_of_uniform_cohorts() -> None:
-    with pytest.raises(InputError, match=r"cohort\.over_selection = 0\.5; it must be at least 1"):
+    with pytest.raises(InputError, match=r"cohort\.over_selection = 0\.5; it must be from 1 to 10"):
         fp.Cohort(2, over_selection=0.5)
     with pytest.raises(InputError, match="there are no first K"):
         fp.Cohort(2, sampling="bernoulli", over_selection=2.0)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fedprox as fp
-from fedprox.parts.products import mean_product
+from fedprox.parts.robust import mean_product
 
 FEDERATION = fp.datasets.synthetic(clients=4)
 MODEL = fp.models.logistic(FEDERATION)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.errors import InputError
-from fedprox.parts.robust import RULES, Rule
+from fedprox.parts.robust import ROBUST, RuleName
 from tests.quadratics import quadratic_federation, quadratic_model
 
 X = np.array(
@@ -127,7 +127,7 @@ def test_buckets_are_of_consecutive_messages_that_count() -> None:
     assert float(rule.of(rows, counts)[0]) == 15.0  # of 2, 15 and 100
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ROBUST)
 def test_without_messages_there_is_none(rule: Any) -> None:
     rows = {"a": jnp.full((3, 2), jnp.nan), "b": jnp.ones(3)}
     found = fp.Aggregation(rule, before="mixing").of(rows, jnp.zeros(3, bool))
@@ -257,11 +257,14 @@ def test_client_state_is_kept_whatever_the_rule() -> None:
         (lambda: fp.Aggregation("mode"), "aggregation.rule = 'mode'"),  # type: ignore[arg-type]
         (
             lambda: fp.Aggregation("median", faulty=0.5),
-            "aggregation.faulty = 0.5; it must be below",
+            "aggregation.faulty = 0.5; it must be at least 0 and below 0.5",
         ),
         (lambda: fp.Aggregation(before="mixing"), "it is for robust rules"),
         (lambda: fp.Attack("lie", share=0.1), "attack.kind = 'lie'"),  # type: ignore[arg-type]
-        (lambda: fp.Attack("noise", share=1.0), "attack.share = 1; it must be below 1"),
+        (
+            lambda: fp.Attack("noise", share=1.0),
+            "attack.share = 1.0; it must be above 0 and below 1",
+        ),
         (
             lambda: run(fp.feddane(mu=0.1), aggregation=fp.Aggregation("median")),
             'feddane: its clients send gradients first, so aggregation.rule = "median" does not',
@@ -289,7 +292,7 @@ def test_bad_settings_are_one_line(make: Callable[[], Any], line: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("rule", get_args(Rule))
+@pytest.mark.parametrize("rule", get_args(RuleName))
 def test_every_rule_is_public(rule: Any) -> None:
     """Of messages that are all the same a rule makes this message, and of none zeros."""
     one = {"w.A": jnp.array([[1.0], [2.0]]), "w.B": jnp.array([[3.0, 4.0]]), "b": jnp.ones(2)}

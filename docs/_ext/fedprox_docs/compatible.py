@@ -5,14 +5,14 @@ from itertools import groupby
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.capabilities import Capability
-from fedprox.parts.compatible import ROWS, Row, Setting
+from fedprox.parts.compatible import ROWS, Chosen, Row
 from fedprox_docs.methods import example, fixed
 
 
 def page() -> str:
     """Tables of what methods fix, of settings beside what methods need, and beside each other."""
     of_methods = [row for row in ROWS if isinstance(row.first, Capability)]
-    of_settings = [row for row in ROWS if isinstance(row.first, Setting)]
+    of_settings = [row for row in ROWS if isinstance(row.first, Chosen)]
     parts = [fixed(), "", "## Methods and settings", "", *_methods(of_methods)]
     parts += ["", "## Settings and settings", "", *_table("Setting", of_settings)]
     return "\n".join(parts)
@@ -42,10 +42,10 @@ def _table(header: str, rows: list[Row]) -> list[str]:
     return lines
 
 
-def name_of(setting: Setting) -> str:
+def name_of(setting: Chosen) -> str:
     """A setting without the values of a case; keys as code.
 
-    >>> name_of(Setting("privacy.unit", "client")), name_of(Setting("", words="a run of {case.at}"))
+    >>> name_of(Chosen("privacy.unit", "client")), name_of(Chosen("", words="a run of {case.at}"))
     ('`privacy.unit = "client"`', 'a run of ...')
     """
     if setting.key and not setting.words:

@@ -32,7 +32,7 @@ class Capability(NamedTuple):
 POOLED = Capability("it has all rows in one place", lambda m: m.pooled)
 EVERYONE = Capability("it needs every client in every round", lambda m: m.everyone)
 DROPS = Capability("it drops stragglers", lambda m: m.stragglers == "drop")
-STARTS = Capability("it begins with several random models", lambda m: m.server.starts > 1)
+SEVERAL_STARTS = Capability("it begins with several random models", lambda m: m.server.starts > 1)
 
 EXCHANGES = Capability("its clients send gradients first", lambda m: m.first.exchange is not None)
 GRADIENT = Capability(

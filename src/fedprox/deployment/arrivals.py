@@ -23,9 +23,8 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.planning.round_work import RoundWork, buffered_works, whole_jobs
 from fedprox.errors import InputError, require
 from fedprox.loop.execution import RunState
-from fedprox.parts.asynchronous import Asynchronous
-from fedprox.parts.events import server_steps
-from fedprox.parts.sums import beside
+from fedprox.parts.asynchronous import Asynchronous, server_steps
+from fedprox.parts.part import beside
 from fedprox.streams import Purpose, generator
 
 REST = 20.0

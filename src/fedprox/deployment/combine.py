@@ -30,7 +30,7 @@ from fedprox.errors import require
 from fedprox.measures import Scatter
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
-from fedprox.parts.sums import beside, mean_of, scaled, sound
+from fedprox.parts.part import beside, mean_of, scaled, sound
 from fedprox.precision import in_shape
 from fedprox.protocol.method import Method
 

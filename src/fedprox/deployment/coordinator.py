@@ -57,7 +57,7 @@ from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.model import Params, digest
 from fedprox.parts import compatible
-from fedprox.parts.compatible import Case, check
+from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.faults import Faults
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
@@ -191,7 +191,7 @@ def check_deployable(experiment: Experiment) -> None:
     solver, _ = solver_of(experiment.solver)
     for number, table in enumerate(experiment.method):
         method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
-        check(Case(experiment, method, place="deployment"), of=compatible.DEPLOYMENT)
+        check_case(Case(experiment, method, place="deployment"), of=compatible.ON_NODES)
 
 
 def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
@@ -213,7 +213,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         resolved.table["evaluation"]["gradients"] = gradients
         resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
     for method, solver in zip(resolved.methods, solvers, strict=True):
-        check(Case(resolved, method, solver, "deployment", secure is not None))
+        check_case(Case(resolved, method, solver, "deployment", secure is not None))
     if resolved.privacy is not None:
         runs = len(experiment.seeds) * sum(map(len, map(sweep_points, resolved.methods, solvers)))
         require(

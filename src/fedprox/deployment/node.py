@@ -75,8 +75,7 @@ from fedprox.errors import (
 )
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.model import Model, Params, with_base
-from fedprox.parts.privacy.accounting import Mechanism
-from fedprox.parts.privacy.setting import Hidden
+from fedprox.parts.privacy.accounting import Hidden, Mechanism
 from fedprox.precision import require_single
 
 RUNS_KEPT = 5

@@ -51,10 +51,10 @@ from fedprox.experiment.sections import CompressionSection, SolverSection
 from fedprox.federation import Federation
 from fedprox.loop.planner import plan_call
 from fedprox.model import Model, Params, digest
-from fedprox.parts.compatible import Case, check
+from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
-from fedprox.parts.privacy.accounting import Mechanism, Steps
+from fedprox.parts.privacy.accounting import Mechanism
 from fedprox.parts.robust import Aggregation
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
@@ -219,8 +219,8 @@ class NodeMethod:
         setting, released = hiding.setting, {}
         for name, count in steps.items():
             rows = int(self.federation.train.sizes[self.index[name]])
-            taken = Steps(rows, self.solver.batch_of(rows), count)
-            released[name] = taken.mechanism(setting, hiding.noise_multiplier), count
+            what = setting.of_steps(rows, self.solver.batch_of(rows), hiding.noise_multiplier)
+            released[name] = what, count
         return released
 
     def train(
@@ -439,7 +439,7 @@ def methods_on_node(
         compression=compression,
         aggregation=Aggregation("product" if setup.products else "mean"),
     )
-    check(Case(protocol, algorithm, algorithm.solver(solver), "deployment"))
+    check_case(Case(protocol, algorithm, algorithm.solver(solver), "deployment"))
     evaluation = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
     protocol = replace(protocol, evaluation=evaluation)
     of_all = {"clients": setup.clients, "per_round": setup.clients_per_round}

@@ -18,10 +18,9 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.jax_internals import inputs_read
 from fedprox.model import Params
+from fedprox.parts.codecs import code_bytes, code_of_bytes, code_shapes
 from fedprox.parts.compression import Compression, client_key, word_of
-from fedprox.parts.normals import random_key
-from fedprox.parts.packing import packed, packed_shapes, unpacked
-from fedprox.parts.sums import mean_of
+from fedprox.parts.part import mean_of, random_key
 from fedprox.protocol.method import Method
 
 
@@ -236,17 +235,17 @@ class Coded:
 
     def shapes(self, jobs: int) -> Any:
         """What a node sends for so many clients, in shape."""
-        return packed_shapes(self.like, self.widths, jobs, self.points)
+        return code_shapes(self.like, self.widths, jobs, self.points)
 
     def packed(self, codes: Any, jobs: int) -> Any:
         """What a node sends for its first jobs, of codes with leaves (points, slots, ...)."""
-        return packed(
+        return code_bytes(
             jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 1, 0)[:jobs], codes), self.widths
         )
 
     def summed(self, part: RoundPart, jobs: Jobs, seed: int, t: int) -> RoundPart:
         """A node's part with the weighted sum of the messages that count."""
-        codes, noise_key = unpacked(part.message, self.like, self.widths), round_key(seed, t)
+        codes, noise_key = code_of_bytes(part.message, self.like, self.widths), round_key(seed, t)
         weights = (jobs.weight[:, None] * part.counts).astype(np.float32)
         messages: Sequence[Any] = [
             self.weighted(

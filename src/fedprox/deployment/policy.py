@@ -23,13 +23,13 @@ from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
 from fedprox.parts.privacy.accounting import (
     Composed,
+    Hidden,
     Mechanism,
     epsilon_together,
     quick_epsilon,
     rounded_up,
 )
-from fedprox.parts.privacy.clients import releases
-from fedprox.parts.privacy.setting import Hidden, Unit
+from fedprox.parts.privacy.setting import Unit, releases
 from fedprox.solver import Solver
 
 LEAST_NODES, MOST_NODES = 3, 100

@@ -24,8 +24,8 @@ from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.messages import Table
 from fedprox.parts.privacy import AdaptiveClip, Privacy
-from fedprox.parts.privacy.accounting import Mechanism, check_mechanism
-from fedprox.parts.privacy.setting import CLIPS, NOISES, Accountant
+from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
+from fedprox.parts.privacy.setting import CLIPS
 
 VERSION = 9
 """Version of the messages. Coordinator and nodes must have the same."""

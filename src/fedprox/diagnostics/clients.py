@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Federation, Rows
-from fedprox.metrics import terms_of, value_of
+from fedprox.metrics import metric_value, terms_of
 from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
 from fedprox.model.check import check_model
 from fedprox.precision import in_shape, real_type
@@ -172,7 +172,7 @@ def _measures(
         measures["test_accuracy"] = unknown if met is None else _ratio(met, labels)
     for name, metric in model.metrics.items():
         rounded = jax.tree.map(lambda a: a.astype(real_type()), sums["metrics"][name])
-        values = jax.jit(jax.vmap(partial(value_of, name, metric)))(rounded)
+        values = jax.jit(jax.vmap(partial(metric_value, name, metric)))(rounded)
         measures[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
     return measures
 

@@ -31,8 +31,8 @@ from fedprox.federation import Federation, no_rows
 from fedprox.loop.progress import Progress
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params, fitted_params
+from fedprox.parts.population import Population
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.population import Population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.protocol import check_parts, initial_params

@@ -12,12 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.engine.planning.round_work import RoundWork, drawn_works
-from fedprox.parts.privacy.accounting import (
-    Steps,
-    calibrated_steps,
-    epsilon_of,
-    worst_steps,
-)
+from fedprox.parts.privacy.accounting import Releases, calibrated_steps, epsilon_of, worst_steps
 from fedprox.protocol.method import Method
 
 
@@ -36,7 +31,8 @@ def _noise_of_steps(method: Method) -> float:
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     taken = [LocalSteps(method, seed).after(protocol.rounds) for seed in protocol.seeds]
-    return calibrated_steps(privacy, [steps for each in taken for steps in each])
+    assert privacy.epsilon is not None
+    return calibrated_steps(privacy.epsilon, [steps for each in taken for steps in each])
 
 
 class LocalSteps:
@@ -80,11 +76,13 @@ class LocalSteps:
             self.rounds += 1
         return self.counts + self.again
 
-    def after(self, rounds: int) -> list[Steps]:
-        """As `counted`, for each client that took some."""
-        sizes = self.method.protocol.federation.train.sizes
+    def after(self, rounds: int) -> list[Releases]:
+        """As `counted`, for each client that took some, with what a step without noise releases."""
+        protocol, batch_of = self.method.protocol, self.method.solver.batch_of
+        assert protocol.privacy is not None
+        sizes, of = protocol.federation.train.sizes, protocol.privacy.of_steps
         return [
-            Steps(size, self.method.solver.batch_of(size), count)
+            (of(size, batch_of(size)), count)
             for size, count in zip(sizes.tolist(), self.counted(rounds).tolist(), strict=True)
             if count
         ]
@@ -110,14 +108,13 @@ class Spent:
             return None if mechanism is None else epsilon_of(mechanism, rounds + self.repeated)
         return self.worst(rounds)[1]
 
-    def worst(self, rounds: int) -> tuple[Steps | None, float]:
+    def worst(self, rounds: int) -> tuple[Releases | None, float]:
         """The steps with the largest epsilon after some rounds, and it; None for no steps."""
-        privacy, noise = self.method.protocol.privacy, noise_of(self.method)
-        assert privacy is not None
+        noise = noise_of(self.method)
         assert noise is not None
         assert self.steps is not None
         taken = self.steps.after(rounds)
         if not taken:
             return None, 0.0
-        worst = worst_steps(privacy, noise, taken)
-        return worst, epsilon_of(worst.mechanism(privacy, noise), worst.taken)
+        worst = worst_steps(noise, taken)
+        return worst, epsilon_of(*worst)

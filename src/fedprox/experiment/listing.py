@@ -53,8 +53,8 @@ def keys() -> list[Key]:
     them; see `CATALOGUES`.
 
     >>> next(key for key in keys() if key.key == "clients_per_round")
-    Key(section='cohort', key='clients_per_round', type='a whole number', default='required',
-        description='Number of clients per round, K.')
+    Key(section='cohort', key='clients_per_round', type='a whole number of at least 1',
+        default='required', description='Number of clients per round, K.')
     """
     fields = {name: field for name, field in Experiment.model_fields.items() if not field.exclude}
     rows = rows_of({name: field for name, field in fields.items() if name not in HEADERS})

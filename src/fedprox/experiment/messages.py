@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from fedprox.errors import InputError, choices, require
+from fedprox.errors import InputError, Within, choices, require
 
 Table = dict[str, Any]
 """A table as TOML holds it."""
@@ -58,7 +58,10 @@ class Of:
 
 def type_of(field: FieldInfo) -> Any:
     """The type of a field."""
-    return next((mark.kind for mark in field.metadata if isinstance(mark, Of)), field.annotation)
+    for mark in field.metadata:
+        if isinstance(mark, Of | Within):
+            return mark.kind if isinstance(mark, Of) else Annotated[field.annotation, mark]
+    return field.annotation
 
 
 def table_of(field: FieldInfo) -> type[Section] | None:
@@ -97,6 +100,8 @@ def allowed_values(annotation: Any) -> str:
     origin = get_origin(annotation)
     if annotation in KINDS:
         return KINDS[annotation][0]
+    if origin is Annotated:
+        return str(arguments[1].words(KINDS[arguments[0]][0]))
     if origin is Literal:
         words = [f'"{each}"' for each in arguments]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"

@@ -26,11 +26,10 @@ from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.population import Population, read_population
 from fedprox.parts.privacy.setting import Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.population import Population
-from fedprox.parts.time.trace import read_population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.protocol import measures_of

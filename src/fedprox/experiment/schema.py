@@ -140,7 +140,7 @@ def toml_type(annotation: Any) -> Any:
     True
     """
     arguments, origin = get_args(annotation), get_origin(annotation)
-    if annotation in (*KINDS, NoneType, dict) or origin in (Literal, dict):
+    if annotation in (*KINDS, NoneType, dict) or origin in (Literal, dict, Annotated):
         return annotation
     if annotation is inspect.Parameter.empty:
         return Any

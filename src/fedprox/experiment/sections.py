@@ -12,11 +12,10 @@ from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.population import QUANTITIES, DayNight, LogNormal, Population
 from fedprox.parts.privacy.setting import AdaptiveClip, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.availability import DayNight
-from fedprox.parts.time.population import QUANTITIES, LogNormal, Population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.protocol import Storage

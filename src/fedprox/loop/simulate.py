@@ -26,13 +26,13 @@ from fedprox.loop.train import Follow, new_runs, training
 from fedprox.model import Model, Params, with_base
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
-from fedprox.parts.compatible import Case, check
+from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.population import Population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.method import Method, checked_methods
@@ -356,7 +356,7 @@ def prepare(
         settings["federation"] = attack.flipped(settings["federation"])
     protocol = Protocol(**settings, seeds=_seeds(seed))
     compared = checked_methods(protocol, methods)
-    check(Case(protocol, place="simulation"))
+    check_case(Case(protocol, place="simulation"))
     if protocol.evaluation.clients is None:
         check_measured(mesh, protocol.federation, protocol.measured)
     return Prepared(mesh, protocol, compared)

@@ -15,7 +15,7 @@ from fedprox.errors import require
 from fedprox.features import index_of
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
-from fedprox.metrics import terms_of, value_of
+from fedprox.metrics import metric_value, terms_of
 from fedprox.model.model import (
     Model,
     Params,
@@ -71,7 +71,7 @@ def check_model(model: Model, federation: Federation) -> None:
     terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
     for name, metric in model.metrics.items():
         sums = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), terms[name])
-        jax.eval_shape(partial(value_of, name, metric), sums)
+        jax.eval_shape(partial(metric_value, name, metric), sums)
 
     if not is_of_library(model) and _CHECKED.get(id(model)) is not model:
         with nans_allowed():  # parameters are others than those of the run

@@ -1,16 +1,41 @@
-"""Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody."""
+"""Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody.
 
-from collections.abc import Mapping
+How long each client takes is known before any training, so events are ordered on the host, and a
+step of the server is a round of B jobs with their staleness.
+
+The engine runs the B updates of a server's step as the jobs of a round. Each client's context says
+how many steps ago it started, and its local problem reads the server's state of that time from a
+ring. Steps, weights and messages are the method's own.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple
+from typing import Protocol as TypingProtocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.algorithms.asynchronous import asynchronous
-from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require_number, require_one_of, require_whole
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+)
+from fedprox.algorithms.lift import lift
+from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
+from fedprox.model import Params
+from fedprox.parts.clock import TOO_EARLY, Pace, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
+from fedprox.streams import Purpose, Streams, generator
 
 Staleness = Literal["constant", "polynomial", "hinge"]
 """How the weight of an update falls with its staleness."""
@@ -61,20 +86,15 @@ class Asynchronous(Part):
         5.2.
     """
 
-    buffer: int
+    buffer: PositiveInt
     staleness: Staleness = "polynomial"
-    a: float = 0.5
-    b: int = 4
-    most_staleness: int = 20
+    a: PositiveFloat = 0.5
+    b: Annotated[int, Within()] = 4
+    most_staleness: Annotated[int, Within(0, 10_000)] = 20
     adds: Adds = "updates"
 
     def __post_init__(self) -> None:
-        require_whole("asynchronous.buffer", self.buffer)
-        require_one_of("asynchronous.staleness", self.staleness, get_args(Staleness))
-        require_number("asynchronous.a", self.a, positive=True)
-        require_whole("asynchronous.b", self.b, least=0)
-        require_whole("asynchronous.most_staleness", self.most_staleness, least=0, most=10_000)
-        require_one_of("asynchronous.adds", self.adds, get_args(Adds))
+        check_fields("asynchronous", self)
 
     def factor(self, staleness: NDArray[np.int64]) -> NDArray[np.float64]:
         """The weight of updates, relative to fresh ones."""
@@ -88,8 +108,10 @@ class Asynchronous(Part):
     several_starts = True
     """The clients of a step started from different models."""
 
-    always_updates = True
-    """A server with a buffer has some messages."""
+    @property
+    def always_updates(self) -> bool:
+        """A server with a buffer has some messages."""
+        return True
 
     def columns(self, clients: NDArray[Any], count: int) -> Columns:
         """Steps of the server since the clients started, and their rates relative to the round's.
@@ -108,7 +130,7 @@ class Asynchronous(Part):
         """The method whose clients start from models of the past, which nodes are sent."""
         if setting.sent != "arrives":
             return method
-        return asynchronous(method, self.most_staleness, models=self.adds == "models")
+        return from_past_states(method, self.most_staleness, models=self.adds == "models")
 
     def reduce(self, reduction: Reduction) -> Reduction:
         """The other updates of a buffer keep their weights."""
@@ -122,3 +144,245 @@ class Asynchronous(Part):
     def models_a_round(self, per_round: int) -> float:
         """A step has the updates of a buffer."""
         return self.buffer / per_round
+
+
+class Versions(NamedTuple):
+    """A method's state, and its states after the last steps.
+
+    Attributes:
+        state: The current state.
+        past: State t at index t mod (the number of states), leaves (states, ...).
+        step: t, an int32 scalar.
+    """
+
+    state: State
+    past: Any
+    step: jax.Array
+
+
+def from_past_states(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
+    """The same method, whose clients start from the state that a column of their context tells."""
+    count = most_staleness + 1
+
+    def started(state: Versions, context: ClientContext) -> State:
+        at = jnp.mod(state.step - context.columns["age"], count)
+        return jax.tree.map(lambda a: a[at], state.past)
+
+    def at_rate(hparams: HParams, context: ClientContext | None) -> HParams:
+        if context is None:
+            return hparams
+        return {**hparams, "learning_rate": hparams["learning_rate"] * context.columns["rate"]}
+
+    def versions(first: State, _: Params) -> Versions:
+        past = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), first)
+        return Versions(first, past, jnp.int32(0))
+
+    inner = lift(algorithm, server=versions, seen=started, hparams=at_rate)
+
+    def message(
+        state: Versions, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        sent, own_state = inner.client.message(state, hparams, context, solution)
+        if models:
+            start, now = solution.problem.start, inner.server.params(state)
+            sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
+        return sent, own_state
+
+    def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
+        after, step = inner.server.update(state, mean, hparams).state, state.step + 1
+        past = jax.tree.map(lambda a, new: a.at[jnp.mod(step, count)].set(new), state.past, after)
+        return Versions(after, past, step)
+
+    return inner._replace(
+        client=inner.client._replace(message=message),
+        server=inner.server._replace(
+            update=update,
+            received=lambda state, context: algorithm.server.params(started(state, context)),
+        ),
+    )
+
+
+DRAWN_TOGETHER = 1024
+"""Random numbers that are drawn together, since each call costs as much as tens of numbers."""
+
+TRIES = 64
+"""How often a client is drawn that cannot start, before those that can are listed."""
+
+
+MOST_LOST = 10_000
+"""Most updates that may be lost between two steps, or ten for each client."""
+
+
+class AtWork(TypingProtocol):
+    """The clients at work, by a clock.
+
+    Attributes:
+        clients: Number of clients.
+    """
+
+    clients: int
+
+    @property
+    def now(self) -> float:
+        """Seconds from the begin of the run."""
+
+    def start(self, most: int, step: int) -> int:
+        """Start clients at a step, at most so many, and return their number."""
+
+    def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
+        """Who is done next: client, the step at which it started, whether it arrives.
+
+        Unless M clients are at work (`full`), nobody may be done before another goes on.
+        """
+
+    def free(self, clients: list[int]) -> None:
+        """Let clients be drawn again."""
+
+
+def server_steps(
+    asynchronous: Asynchronous, events: AtWork, most: int, first: int = 0
+) -> Iterator[Step]:
+    """The steps of the server.
+
+    Updates that arrive at the same time count in the order in which their clients started. New
+    clients start after all that happens at a time, from the newest state.
+    """
+    at_work, step, lost = 0, first, 0
+    clients, versions = list[int](), list[int]()
+    while True:
+        at_work += events.start(most - at_work, step)
+        for client, started, arrives in events.next(full=at_work == most):
+            at_work -= 1
+            if not arrives or step - started > asynchronous.most_staleness:
+                events.free([client])
+                lost += 1
+                require(
+                    lost < max(MOST_LOST, 10 * events.clients),
+                    f"asynchronous: {lost} updates in a row were lost or too old, and none arrived "
+                    f"for step {step}: clients must be on for as long as they need, and "
+                    "most_staleness not be too small",
+                )
+                continue
+            clients.append(client)
+            versions.append(started)
+            if len(clients) == asynchronous.buffer:
+                starts = np.array(versions)
+                factor = asynchronous.factor(step - starts)
+                yield Step(np.array(clients), starts, events.now, lost, factor)
+                events.free(clients)
+                step, lost, clients, versions = step + 1, 0, [], []
+
+
+def blocks(draw: Callable[[], NDArray[Any]]) -> Iterator[Any]:
+    """The numbers of blocks that are drawn when they are needed."""
+    while True:
+        yield from draw().tolist()
+
+
+class Events:
+    """The clients at work, by when their devices are done.
+
+    Args:
+        pace: How long each client takes.
+        seconds: How long its whole work takes it, shape (clients,).
+        dropout: Chance that a client is lost.
+        seed: The seed.
+        on_start: Called with each client that starts and will arrive, and with its step.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        seconds: NDArray[np.float64],
+        dropout: float,
+        seed: int,
+        on_start: Callable[[int, int], None] = lambda client, step: None,  # noqa: ARG005
+    ) -> None:
+        self.on_start = on_start
+        self.clients, self.dropout = len(seconds), dropout
+        self.seconds: list[float] = seconds.tolist()
+        self.hours, self.always = pace.hours, pace.hours.always
+        # Python's numbers are faster for one client after the other
+        self.first, self.begin, self.length = (a.tolist() for a in pace.hours[:3])
+        self.now, self.order = 0.0, 0
+        self.busy, self.count = bytearray(self.clients), 0
+        self.queue: list[tuple[float, int, int, int, bool]] = []
+        self.cohorts = Streams(seed, Purpose.COHORT)
+        stream = generator(seed, Purpose.ARRIVALS)
+        self.drawn = blocks(lambda: stream.integers(self.clients, size=DRAWN_TOGETHER))
+        losses = generator(seed, Purpose.DROPOUT)
+        self.losses = blocks(lambda: losses.random(DRAWN_TOGETHER))
+
+    def free(self, clients: list[int]) -> None:
+        """Let clients be drawn again."""
+        for client in clients:
+            self.busy[client] = 0
+        self.count -= len(clients)
+
+    def start(self, most: int, step: int) -> int:
+        """Start clients at a step, at most so many, and return their number."""
+        chosen = list[int]()
+        if not self.count and self.always:  # as the cohort of a round with a barrier
+            stream = self.cohorts.at(step, 0)
+            chosen = stream.choice(self.clients, min(most, self.clients), replace=False).tolist()
+            self.take(chosen)
+        while len(chosen) < most and (client := self.draw()) is not None:
+            chosen.append(client)
+            self.take([client])
+        for client in chosen:
+            seconds, arrives = self.end(client)
+            if arrives:
+                self.on_start(client, step)
+            heapq.heappush(self.queue, (self.now + seconds, self.order, client, step, arrives))
+            self.order += 1
+        return len(chosen)
+
+    def draw(self) -> int | None:
+        """A client that is neither at work nor in the buffer, and on; None if there is none."""
+        if self.count == self.clients:
+            return None
+        for client in itertools.islice(self.drawn, TRIES):
+            if not self.busy[client] and self.left(client):
+                return client
+        free = np.flatnonzero(np.frombuffer(self.busy, np.uint8) == 0).tolist()
+        free = [client for client in free if self.left(client)]
+        return free[next(self.drawn) % len(free)] if free else None
+
+    def left(self, client: int) -> float:
+        """Seconds for which a client stays on, 0 if it is off; as `Hours.left`."""
+        if self.always:
+            return math.inf
+        period = self.hours.period
+        for at in range(self.first[client], self.first[client + 1]):
+            since = (self.now - self.begin[at]) % period
+            if period - since < TOO_EARLY * period:
+                since = 0.0
+            if since < self.length[at]:
+                return float(self.length[at] - since)
+        return 0.0
+
+    def take(self, clients: list[int]) -> None:
+        """Mark clients as busy."""
+        for client in clients:
+            self.busy[client] = 1
+        self.count += len(clients)
+
+    def end(self, client: int) -> tuple[float, bool]:
+        """Seconds until a client that starts now is done or lost, and whether it arrives."""
+        seconds = lost = self.seconds[client]
+        if self.dropout and next(self.losses) < self.dropout:
+            lost = next(self.losses) * seconds
+        lost = min(lost, self.left(client))
+        return lost, lost == seconds
+
+    def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
+        """The clients that are done next, as `AtWork` says."""
+        if not self.always and not full:
+            goes_on = self.now + self.hours.wait(self.now)
+            if not self.queue or goes_on < self.queue[0][0]:
+                self.now = goes_on
+                return
+        self.now = self.queue[0][0]
+        while self.queue and self.queue[0][0] == self.now:
+            _, _, client, started, arrives = heapq.heappop(self.queue)
+            yield client, started, arrives

@@ -3,17 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of
+from fedprox.errors import PositiveFloat, Within, check_fields, require
 from fedprox.federation import Federation, Rows
-from fedprox.parts.part import Columns, Part, Reduction
-from fedprox.parts.sums import beside
+from fedprox.parts.part import Columns, Part, Reduction, beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]
@@ -51,15 +50,12 @@ class Attack(Part):
     """
 
     kind: Kind
-    share: float
-    scale: float = 1.0
+    share: Annotated[float, Within(below=1, positive=True)]
+    scale: PositiveFloat = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_one_of("attack.kind", self.kind, get_args(Kind))
-        require_number("attack.share", self.share, most=1, positive=True)
-        require(self.share < 1, "attack.share = 1; it must be below 1")
-        require_number("attack.scale", self.scale, positive=True)
+        check_fields("attack", self)
         check_seed(self.seed, "attack.seed")
 
     @property

@@ -2,7 +2,7 @@
 
 A codec is two pure functions and a count of bits. What `encode` returns is what travels; beside it
 both ends know the codec, d and the random key of (seed, round, client), so places and rotations
-that are drawn from the key cost nothing.
+that are drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
 
 Some codecs are unbiased: over their random choices, the mean of what arrives is the message, and
 the variance is at most omega times its squared norm. Error feedback needs contractions instead:
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Codec(NamedTuple):
@@ -63,13 +65,6 @@ def full(size: int, word: int) -> Codec:
     return Codec(lambda x, _: x, lambda code, _: code, size * word, IN_FULL, 0.0)
 
 
-class Kept(NamedTuple):
-    """Some numbers of a message and their places."""
-
-    place: Any
-    value: Any
-
-
 def top_k(size: int, word: int, kept: int) -> Codec:
     """The k numbers of the largest magnitude and their places.
 
@@ -80,17 +75,18 @@ def top_k(size: int, word: int, kept: int) -> Codec:
     420
     """
 
-    def encode(x: jax.Array, key: Any) -> Kept:
+    def encode(x: jax.Array, key: Any) -> Any:
         del key
         place = jax.lax.top_k(jnp.abs(x), kept)[1]
-        return Kept(place, x[place])
+        return place, x[place]
 
-    def decode(code: Kept, key: Any) -> jax.Array:
+    def decode(code: Any, key: Any) -> jax.Array:
         del key
-        return jnp.zeros(size, code.value.dtype).at[code.place].set(code.value)
+        place, value = code
+        return jnp.zeros(size, value.dtype).at[place].set(value)
 
     width = max(1, (size - 1).bit_length())
-    return Codec(encode, decode, kept * (word + width), Kept(width, IN_FULL))
+    return Codec(encode, decode, kept * (word + width), (width, IN_FULL))
 
 
 def random_k(size: int, word: int, kept: int) -> Codec:
@@ -157,7 +153,7 @@ class Buckets(NamedTuple):
         """The rows of a message, rotated if that is asked for."""
         rows = jnp.pad(x, (0, self.number * self.width - self.size)).reshape(-1, self.width)
         for i in range(self.rotations):
-            rows = rotated(rows * self._signs(key, i))
+            rows = hadamard(rows * self._signs(key, i))
         return rows
 
     def sent(self, rows: jax.Array) -> jax.Array:
@@ -172,7 +168,7 @@ class Buckets(NamedTuple):
     def message(self, rows: jax.Array, key: Any) -> jax.Array:
         """The message of some rows."""
         for i in reversed(range(self.rotations)):
-            rows = rotated(rows) * self._signs(key, i)
+            rows = hadamard(rows) * self._signs(key, i)
         return rows.reshape(-1)[: self.size]
 
     def _signs(self, key: Any, rotation: int) -> jax.Array:
@@ -180,10 +176,10 @@ class Buckets(NamedTuple):
         return jax.random.rademacher(key, (self.number, self.width))
 
 
-def rotated(rows: jax.Array) -> jax.Array:
+def hadamard(rows: jax.Array) -> jax.Array:
     """Each row times the Hadamard matrix over the root of its width, which is its own inverse.
 
-    >>> rotated(jnp.array([[3.0, 1.0, 0.0, 0.0]])).tolist()
+    >>> hadamard(jnp.array([[3.0, 1.0, 0.0, 0.0]])).tolist()
     [[2.0, 1.0, 2.0, 1.0]]
     """
     count, width = rows.shape
@@ -193,13 +189,6 @@ def rotated(rows: jax.Array) -> jax.Array:
         rows = jnp.stack([a + b, a - b], axis=2).reshape(count, width)
         half *= 2
     return rows / math.sqrt(width)
-
-
-class Levels(NamedTuple):
-    """Whole numbers from 0 to 2 s, for -s to s, and the norm of each row, for which s stands."""
-
-    norm: Any
-    level: Any
 
 
 def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> Codec:
@@ -224,30 +213,25 @@ def quantize(size: int, word: int, bits: int, bucket: int, *, rotate: bool) -> C
     """
     buckets, most = Buckets.of(size, bucket, int(rotate)), 2 ** (bits - 1) - 1
 
-    def encode(x: jax.Array, key: Any) -> Levels:
+    def encode(x: jax.Array, key: Any) -> Any:
+        """Each row's norm, for which s stands, and whole numbers from 0 to 2 s, for -s to s."""
         rows = buckets.rows(x, key)
         norm = jnp.linalg.norm(rows, axis=1, keepdims=True)
         level = jnp.abs(rows) * jnp.where(norm > 0, most / norm, 0.0)
         up = jax.random.uniform(jax.random.fold_in(key, LEVELS), rows.shape, rows.dtype)
         whole = jnp.minimum(jnp.floor(level + up), most)
         level = (jnp.sign(rows) * whole).astype(jnp.int32) + most
-        return Levels(norm, buckets.sent(level))
+        return norm, buckets.sent(level)
 
-    def decode(code: Levels, key: Any) -> jax.Array:
-        share = (buckets.arrived(code.level) - most) / most
-        return buckets.message(code.norm * share.astype(code.norm.dtype), key)
+    def decode(code: Any, key: Any) -> jax.Array:
+        norm, level = code
+        share = (buckets.arrived(level) - most) / most
+        return buckets.message(norm * share.astype(norm.dtype), key)
 
     width = buckets.width
     omega = min(width / most**2, math.sqrt(width) / most)
     count = buckets.number * word + buckets.numbers * bits
-    return Codec(encode, decode, count, Levels(IN_FULL, bits), omega)
-
-
-class Signs(NamedTuple):
-    """Signs, 1 or 0 for negative ones, and the magnitude of each row."""
-
-    scale: Any
-    positive: Any
+    return Codec(encode, decode, count, (IN_FULL, bits), omega)
 
 
 def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = False) -> Codec:
@@ -271,17 +255,62 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     """
     buckets = Buckets.of(size, bucket, 2 * rotate)
 
-    def encode(x: jax.Array, key: Any) -> Signs:
+    def encode(x: jax.Array, key: Any) -> Any:
+        """The magnitude of each row, and 1 or 0 for positive and negative numbers."""
         rows = buckets.rows(x, key)
         total = jnp.abs(rows).sum(axis=1, keepdims=True)
         scale = total / buckets.sizes.astype(rows.dtype)
         if unbiased:
             scale = jnp.sum(rows**2, axis=1, keepdims=True) / jnp.where(total == 0, 1, total)
-        return Signs(scale, buckets.sent((rows >= 0).astype(jnp.uint8)))
+        return scale, buckets.sent((rows >= 0).astype(jnp.uint8))
 
-    def decode(code: Signs, key: Any) -> jax.Array:
-        positive = buckets.arrived(code.positive) > 0
-        return buckets.message(jnp.where(positive, code.scale, -code.scale), key)
+    def decode(code: Any, key: Any) -> jax.Array:
+        scale, signs = code
+        return buckets.message(jnp.where(buckets.arrived(signs) > 0, scale, -scale), key)
 
     count = buckets.number * word + buckets.numbers
-    return Codec(encode, decode, count, Signs(IN_FULL, 1))
+    return Codec(encode, decode, count, (IN_FULL, 1))
+
+
+def code_bytes(code: Any, widths: Any) -> Any:
+    """Codes with whole numbers as bytes.
+
+    >>> code_bytes(np.array([[[1, 0, 3, 2, 1]]]), 2).tolist()  # 01 00 11 10 01
+    [[[78, 64]]]
+    """
+
+    def leaf(width: int, a: NDArray[Any]) -> NDArray[Any]:
+        a = np.asarray(a)
+        if width == IN_FULL:
+            return a
+        flat = a.reshape(*a.shape[:2], -1, 1)
+        bits = (flat >> np.arange(width - 1, -1, -1)) & 1
+        return np.packbits(bits.astype(np.uint8).reshape(*a.shape[:2], -1), axis=-1)
+
+    return jax.tree.map(leaf, widths, code)
+
+
+def code_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
+    """What `code_bytes` returns, in shape."""
+
+    def leaf(width: int, a: Any) -> jax.ShapeDtypeStruct:
+        if width == IN_FULL:
+            return jax.ShapeDtypeStruct((jobs, points, *a.shape), a.dtype)
+        count = -(-math.prod(a.shape) * width // 8)
+        return jax.ShapeDtypeStruct((jobs, points, count), np.uint8)
+
+    return jax.tree.map(leaf, widths, like)
+
+
+def code_of_bytes(arrays: Any, like: Any, widths: Any) -> Any:
+    """The inverse of `code_bytes`."""
+
+    def leaf(width: int, a: NDArray[Any], shape: Any) -> NDArray[Any]:
+        if width == IN_FULL:
+            return a
+        count = math.prod(shape.shape)
+        bits = np.unpackbits(a, axis=-1, count=count * width).reshape(*a.shape[:2], count, width)
+        whole = bits.astype(np.int32) @ (1 << np.arange(width - 1, -1, -1, dtype=np.int32))
+        return whole.reshape(*a.shape[:2], *shape.shape).astype(shape.dtype)
+
+    return jax.tree.map(leaf, widths, arrays, like)

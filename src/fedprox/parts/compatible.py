@@ -16,8 +16,7 @@ from fedprox.algorithms.capabilities import Capability
 from fedprox.errors import InputError
 from fedprox.federation import Examples
 from fedprox.model.variants import adapted
-from fedprox.parts.compression import sends_more
-from fedprox.parts.download import places
+from fedprox.parts.compression import sends_more, sent_leaves
 from fedprox.solver import Solver
 
 
@@ -54,7 +53,7 @@ class Case(NamedTuple):
         return found
 
 
-class Setting(NamedTuple):
+class Chosen(NamedTuple):
     """A setting with a value that does not go with everything.
 
     Attributes:
@@ -90,10 +89,10 @@ class Setting(NamedTuple):
         return self.name.format(case=case)
 
 
-def both(setting: Setting, other: Setting) -> Setting:
+def both(setting: Chosen, other: Chosen) -> Chosen:
     """A setting beside another one."""
     words = f"{setting.name} with {other.name}"
-    return Setting("", lambda c: setting.holds(c) and other.holds(c), setting.instead, words)
+    return Chosen("", lambda c: setting.holds(c) and other.holds(c), setting.instead, words)
 
 
 class Row(NamedTuple):
@@ -105,13 +104,13 @@ class Row(NamedTuple):
         why: The reason, as a clause; "" if it follows from the words of both.
     """
 
-    first: Capability | Setting
-    second: Setting
+    first: Capability | Chosen
+    second: Chosen
     why: str
 
     def holds(self, case: Case) -> bool:
         """Whether a case has both."""
-        if isinstance(self.first, Setting):
+        if isinstance(self.first, Chosen):
             return self.first.holds(case) and self.second.holds(case)
         return case.method is not None and self.first.of(case.method) and self.second.holds(case)
 
@@ -130,84 +129,84 @@ class Row(NamedTuple):
 
 
 # the local solver of a method
-GAMMAS = Setting("solver.gamma", callable, "give a number", "solver.gamma as a function of clients")
-LINE_SEARCH = Setting("solver.searches_line", bool, "use another optimizer", "a line search")
+GAMMAS = Chosen("solver.gamma", callable, "give a number", "solver.gamma as a function of clients")
+LINE_SEARCH = Chosen("solver.searches_line", bool, "use another optimizer", "a line search")
 # data and models
-AUGMENTATION = Setting("federation.augment", callable, "use data without", "augmentation of data")
-RANDOM_OUTPUTS = Setting("model.train", callable, "use a model without", "dropout, or other noise")
-NO_ADAPTERS = Setting(
+AUGMENTATION = Chosen("federation.augment", callable, "use data without", "augmentation of data")
+RANDOM_OUTPUTS = Chosen("model.train", callable, "use a model without", "dropout, or other noise")
+NO_ADAPTERS = Chosen(
     "model.shapes", lambda all_: not adapted(all_), "use fedprox.lora", "a model without adapters"
 )
-OTHER_MESSAGES = Setting(
+OTHER_MESSAGES = Chosen(
     "",
     lambda c: c.method is not None and sends_more(c.method, c.model.shapes),
     "run it without compression",
     "a method whose clients do not send an update of the whole model and nothing else",
 )
-COMPUTED_MODEL = Setting(
+COMPUTED_MODEL = Chosen(
     "",
-    lambda c: c.method is not None and -1 in places(c.method, c.model.shapes),
+    lambda c: c.method is not None and -1 in sent_leaves(c.method, c.model.shapes),
     "leave out compression.download",
     "a method whose server sends what it computes from its state",
 )
-OTHER_EVALUATED = Setting(
+OTHER_EVALUATED = Chosen(
     "method.server.evaluated",
     callable,
     "give mu without adapt",
     "a method that evaluates another model",
 )
 # who takes part, and how far clients come
-NOT_UNIFORM = Setting("cohort.sampling", lambda name: name != "uniform", 'it must be "uniform"')
-REPLACED = Setting("cohort.sampling", "proportional", 'it must be "uniform" or "bernoulli"')
-SOME_CLIENTS = Setting(
+NOT_UNIFORM = Chosen("cohort.sampling", lambda name: name != "uniform", 'it must be "uniform"')
+REPLACED = Chosen("cohort.sampling", "proportional", 'it must be "uniform" or "bernoulli"')
+SOME_CLIENTS = Chosen(
     "",
     lambda c: c.cohort.clients_per_round < c.clients,
     "it must be the number of clients",
     "cohort.clients_per_round = {case.cohort.clients_per_round} of {case.clients} clients",
 )
-OVER_SELECTION = Setting("cohort.over_selection", lambda times: times > 1, "it must be 1")
-STRAGGLERS = Setting("systems.stragglers", bool)
-NO_POPULATION = Setting("", lambda c: c.population is None, "give a Population", "no population")
-DROPOUT = Setting("population.dropout", bool)
-ADDS_MODELS = Setting("asynchronous.adds", "models", 'it must be "updates"')
+OVER_SELECTION = Chosen("cohort.over_selection", lambda times: times > 1, "it must be 1")
+STRAGGLERS = Chosen("systems.stragglers", bool)
+NO_POPULATION = Chosen("", lambda c: c.population is None, "give a Population", "no population")
+DROPOUT = Chosen("population.dropout", bool)
+ADDS_MODELS = Chosen("asynchronous.adds", "models", 'it must be "updates"')
 # what happens to messages
-COMPARED = Setting("faults.norm", lambda norm: norm < math.inf, "it must be inf")
-CLIPPED = Setting("faults.policy", "clip", 'it must be "drop" or "fail"')
-LEFT_OUT = Setting("faults.policy", lambda policy: policy != "fail", 'it must be "fail"')
-RULE = Setting("aggregation.rule", lambda rule: rule != "mean", 'it must be "mean"')
-PRODUCT = Setting("aggregation.rule", "product", "choose another")
-BUCKETS = Setting("aggregation.before", "bucketing")
-LIES = Setting(
+COMPARES = Chosen("faults.norm", lambda norm: norm < math.inf, "it must be inf")
+CLIPPED = Chosen("faults.policy", "clip", 'it must be "drop" or "fail"')
+LEFT_OUT = Chosen("faults.policy", lambda policy: policy != "fail", 'it must be "fail"')
+RULE = Chosen("aggregation.rule", lambda rule: rule != "mean", 'it must be "mean"')
+PRODUCT = Chosen("aggregation.rule", "product", "choose another")
+BUCKETS = Chosen("aggregation.before", "bucketing")
+LIES = Chosen(
     "attack.kind", lambda kind: kind != "label-flip", 'leave attack out, or use "label-flip"'
 )
-CLIENTS = Setting("privacy.unit", "client", "run it without privacy")
-EXAMPLES = Setting("privacy.unit", "example", "run it without privacy")
+CLIENTS = Chosen("privacy.unit", "client", "run it without privacy")
+OF_ROWS = Chosen("privacy.unit", "example", "run it without privacy")
 # what is measured
-OTHER_MODEL = Setting("evaluation.model", lambda name: name != "server", 'it must be "server"')
-LAST_MODELS = Setting("evaluation.model", "clients", 'it must be "server" or "cohort"')
-NO_GRADIENTS = Setting(
+OTHER_MODEL = Chosen("evaluation.model", lambda name: name != "server", 'it must be "server"')
+LAST_MODELS = Chosen("evaluation.model", "clients", 'it must be "server" or "cohort"')
+NO_GRADIENTS = Chosen(
     "evaluation.gradients",
     lambda value: not value,
     "it must be True",
     "evaluation.gradients = False",
 )
-CHOICE = Setting(
+CHOICE = Chosen(
     "",
     lambda c: c.selection.selects and not isinstance(c.federation.validation, Examples),
     "give a validation set that belongs to no client",
     "selection by clients' measures",
 )
 # where rounds are computed
-PROCESSES = Setting("", lambda _: jax.process_count() > 1, "use one", "a run of several processes")
-SIMULATION = Setting("place", "simulation", words="a simulation")
-DEPLOYMENT = Setting("place", "deployment", "leave it out there", "a deployment")
-SECURE = Setting("secure", words="deployment.secure")
+PROCESSES = Chosen("", lambda _: jax.process_count() > 1, "use one", "a run of several processes")
+IN_SIMULATION = Chosen("place", "simulation", words="a simulation")
+ON_NODES = Chosen("place", "deployment", "leave it out there", "a deployment")
+SECURE = Chosen("secure", words="deployment.secure")
 # settings together
-GAMMA_BY_TIME = both(Setting("solver.gamma"), Setting("systems.deadline"))
-CLIPPED_ON_NODES = both(CLIPPED, DEPLOYMENT)
-CLIENTS_ON_NODES, EXAMPLES_ON_NODES = both(DEPLOYMENT, CLIENTS), both(DEPLOYMENT, EXAMPLES)
-NO_CLOCK = both(NO_POPULATION, SIMULATION)._replace(words="no population in a simulation")
-CODED_BY_NODES = both(DEPLOYMENT, Setting("compression"))
+GAMMA_BY_TIME = both(Chosen("solver.gamma"), Chosen("systems.deadline"))
+CLIPPED_ON_NODES = both(CLIPPED, ON_NODES)
+CLIENTS_ON_NODES, EXAMPLES_ON_NODES = both(ON_NODES, CLIENTS), both(ON_NODES, OF_ROWS)
+NO_CLOCK = both(NO_POPULATION, IN_SIMULATION)._replace(words="no population in a simulation")
+CODED_BY_NODES = both(ON_NODES, Chosen("compression"))
 
 
 def rows(*groups: tuple[Any, Any, str]) -> Iterator[Row]:
@@ -215,7 +214,7 @@ def rows(*groups: tuple[Any, Any, str]) -> Iterator[Row]:
 
     def each(given: Any) -> Iterator[Any]:
         for one in given if isinstance(given, list) else [given]:
-            yield Setting(one) if isinstance(one, str) else one
+            yield Chosen(one) if isinstance(one, str) else one
 
     for firsts, seconds, why in groups:
         yield from (Row(first, second, why) for first in each(firsts) for second in each(seconds))
@@ -232,20 +231,20 @@ ROWS = tuple(
         (needs.POOLED, PROCESSES, ""),
         ([needs.OWN_MODELS, needs.PROBES], PROCESSES, "one process measures these"),
         (PROCESSES, "evaluation.fine_tune", "one process measures clients' own models"),
-        (needs.POOLED, DEPLOYMENT, ""),
-        (needs.EVERYONE, DEPLOYMENT, "nodes may be missing"),
-        (needs.PROBES, DEPLOYMENT, "nodes measure one"),
-        (DEPLOYMENT, "attack", "clients are what they are"),
-        (DEPLOYMENT, "aggregation.ranks", "all messages have one shape"),
-        (DEPLOYMENT, ["evaluation.rows", "evaluation.clients"], "nodes measure all that they have"),
-        (DEPLOYMENT, ["evaluation.fine_tune", "evaluation.by_client"], "nodes report no client"),
-        (DEPLOYMENT, "evaluation.client_records", "nodes report no client"),
+        (needs.POOLED, ON_NODES, ""),
+        (needs.EVERYONE, ON_NODES, "nodes may be missing"),
+        (needs.PROBES, ON_NODES, "nodes measure one"),
+        (ON_NODES, "attack", "clients are what they are"),
+        (ON_NODES, "aggregation.ranks", "all messages have one shape"),
+        (ON_NODES, ["evaluation.rows", "evaluation.clients"], "nodes measure all that they have"),
+        (ON_NODES, ["evaluation.fine_tune", "evaluation.by_client"], "nodes report no client"),
+        (ON_NODES, "evaluation.client_records", "nodes report no client"),
         (CLIENTS_ON_NODES, "population", NO_TIME),
         (EXAMPLES_ON_NODES, "asynchronous", OWN_STEPS),
         (CODED_BY_NODES, "asynchronous", "messages then travel in full"),
         (CODED_BY_NODES, OTHER_MODEL, "nodes then send no models"),
         (needs.KEEPS_STATE, CLIPPED_ON_NODES, "nodes store it before messages are compared"),
-        (SECURE, ["asynchronous", "compression", COMPARED, RULE, REPLACED], APART),
+        (SECURE, ["asynchronous", "compression", COMPARES, RULE, REPLACED], APART),
         (SECURE, ["privacy.adaptive_clip", "solver.gamma", "evaluation.gradients"], APART),
         # who takes part
         (needs.EVERYONE, [SOME_CLIENTS, NOT_UNIFORM, STRAGGLERS, "systems.deadline"], ""),
@@ -256,7 +255,7 @@ ROWS = tuple(
         ("asynchronous", NO_CLOCK, "the devices say who is done when"),
         ("systems.deadline", NO_CLOCK, "only a deployment has a real clock"),
         # local solvers
-        (needs.STARTS, "initial", ""),
+        (needs.SEVERAL_STARTS, "initial", ""),
         (needs.POOLED, GAMMAS, ""),
         (needs.PROBES, "solver.gamma", "it is relative to one model"),
         (needs.OWN_PARTS, "solver.gamma", "they do not start from the server's model"),
@@ -272,22 +271,34 @@ ROWS = tuple(
         # privacy of clients
         (CLIENTS, "asynchronous", "its accounting is for rounds with a barrier"),
         (CLIENTS, OVER_SELECTION, "fast clients would take part more often"),
-        (CLIENTS, "population.available", "every client must always be as likely to be drawn"),
+        (
+            CLIENTS,
+            "population.available",
+            "every client must always be as likely to be drawn",
+        ),
         (CLIENTS, "systems.straggler_epochs", "the function sees who else is in the cohort"),
-        (CLIENTS, COMPARED, "a client would change whether others count"),
+        (CLIENTS, COMPARES, "a client would change whether others count"),
         (CLIENTS, "compression", "messages that are clipped would arrive larger or smaller"),
         (CLIENTS, [RULE, LIES], "noise hides clients in a mean"),
         (CLIENTS, OTHER_MODEL, "no other model has noise"),
         ("privacy", CHOICE, "these have no noise"),
         ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
-        (needs.ADAPTS, [CLIENTS, EXAMPLES], "that loss has no noise"),
+        (needs.ADAPTS, [CLIENTS, OF_ROWS], "that loss has no noise"),
         (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
         # privacy of examples
-        (needs.POOLED, EXAMPLES, ""),
-        ([needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES], EXAMPLES, "that has no noise"),
-        (needs.WHOLE_BATCHES, EXAMPLES, "no gradient belongs to one example"),
-        (needs.SECOND_PROBLEM, EXAMPLES, "only one model's steps are accounted for"),
-        (EXAMPLES, ["solver.gamma", LINE_SEARCH], "it looks at gradients or losses without noise"),
+        (needs.POOLED, OF_ROWS, ""),
+        (
+            [needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES],
+            OF_ROWS,
+            "that has no noise",
+        ),
+        (needs.WHOLE_BATCHES, OF_ROWS, "no gradient belongs to one example"),
+        (needs.SECOND_PROBLEM, OF_ROWS, "only one model's steps are accounted for"),
+        (
+            OF_ROWS,
+            ["solver.gamma", LINE_SEARCH],
+            "it looks at gradients or losses without noise",
+        ),
         # rounds without a barrier
         ("asynchronous", [NOT_UNIFORM, OVER_SELECTION], "clients are drawn one after the other"),
         ("asynchronous", [STRAGGLERS, "systems.deadline"], LATE),
@@ -323,7 +334,7 @@ ROWS = tuple(
 """What does not go together. The first row that refuses a case gives the message."""
 
 
-def check(case: Case, *, of: Setting | None = None) -> None:
+def check_case(case: Case, *, of: Chosen | None = None) -> None:
     """Raise `InputError` if something in a case does not go together."""
     for row in ROWS:
         if (of is None or of in row) and (line := row.refusal(case)):

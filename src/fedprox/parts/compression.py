@@ -1,15 +1,25 @@
-"""Compression of what clients send, as a transformation of a method.
+r"""Compression of what clients send, as a transformation of a method.
 
 The message of a client becomes what arrives after its codec. With error feedback, the client keeps
 what has not arrived and adds it to its next message, so that over all rounds
 
     sum of what arrived + what is kept = sum of the messages.
+
+The server keeps its state in full and sends a rounded model. In rows of n numbers, which share one
+scale, a number :math:`x` is sent as
+
+.. math:: q = \operatorname{round}(x / s), \qquad s = \max_i |x_i| / (2^{b-1} - 1),
+
+so that it arrives with an error of at most :math:`s / 2` (Caldas et al., `Expanding the Reach of
+Federated Learning by Reducing Client Resource Requirements <https://arxiv.org/abs/1812.07210>`_,
+2018, section 3.1, without its random transform). Clients start from what arrives and send their
+change from there, which the server adds to its model in full: errors do not add up over rounds.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +38,11 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.check import message_shape
 from fedprox.algorithms.lift import lift
-from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.errors import Within, check_fields, require
+from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
 from fedprox.parts.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
-from fedprox.parts.download import downloaded, sent_bits
-from fedprox.parts.normals import random_key
-from fedprox.parts.part import Columns, Part, Setting
+from fedprox.parts.part import Columns, Part, Setting, random_key
 
 CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 """How a message travels."""
@@ -86,24 +95,15 @@ class Compression(Part):
     """
 
     codec: CodecName
-    share: float = 0.01
-    bits: int = 8
-    bucket: int = 512
+    share: Annotated[float, Within(positive=True, most=1)] = 0.01
+    bits: Annotated[int, Within(2, 16)] = 8
+    bucket: Annotated[int, Within(2)] = 512
     rotate: bool = False
     error_feedback: bool = False
     download: Literal[8, 16] | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("compression.codec", self.codec, get_args(CodecName))
-        require_number("compression.share", self.share, most=1, positive=True)
-        require_whole("compression.bits", self.bits, least=2, most=16)
-        require_whole("compression.bucket", self.bucket, least=2)
-        for name in ("rotate", "error_feedback"):
-            value = getattr(self, name)
-            require(
-                isinstance(value, bool),
-                f"compression.{name} = {shown(value)}; it must be True or False",
-            )
+        check_fields("compression", self)
         require(
             not self.rotate or self.codec in ("quantize", "sign"),
             f'compression.rotate = True; it is for "quantize" and "sign", not for "{self.codec}"',
@@ -111,10 +111,6 @@ class Compression(Part):
         require(
             not self.rotate or self.bucket & (self.bucket - 1) == 0,
             f"compression.bucket = {self.bucket}; with rotate = True it must be a power of two",
-        )
-        require(
-            self.download in (None, 8, 16),
-            f"compression.download = {shown(self.download)}; it must be 8 or 16 bits, or left out",
         )
         require(
             not self.error_feedback or self.codec != "full",
@@ -133,7 +129,7 @@ class Compression(Part):
             size: Numbers of a message.
             word: Bits of a number in full.
         """
-        kept = max(1, math.ceil(self.share * size - ROUNDING))
+        kept = max(1, math.ceil(self.share * size - SHARE_ROUNDING))
         if self.codec == "full":
             return full(size, word)
         if self.codec == "top-k":
@@ -203,7 +199,7 @@ def sends_more(algorithm: Algorithm, params: Params) -> bool:
     return bool(like(message_shape(algorithm, params)) != like(params))
 
 
-ROUNDING = 1e-6
+SHARE_ROUNDING = 1e-6
 """By how much a share of a message may be more than a whole number and count as that."""
 
 
@@ -276,3 +272,85 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
 def word_of(numbers: Any) -> int:
     """Bits of a number of an array, in full."""
     return 8 * numbers.dtype.itemsize
+
+
+class SentModel(NamedTuple):
+    """The server's state, and the model as it is sent.
+
+    Attributes:
+        state: The method's state.
+        whole: q, whole numbers (d,).
+        scale: s of each row, (rows, 1).
+    """
+
+    state: State
+    whole: jax.Array
+    scale: jax.Array
+
+
+def sent_bits(size: int, bits: int, row: int, word: int = 32) -> int:
+    """Bits of a model of so many numbers on its way.
+
+    >>> sent_bits(1000, 8, 512)
+    8064
+    """
+    return size * bits + math.ceil(size / row) * word
+
+
+def rounded(flat: jax.Array, bits: int, row: int) -> tuple[jax.Array, jax.Array]:
+    """The whole numbers and scales of some numbers (d,).
+
+    >>> whole, scale = rounded(jnp.array([0.5, -1.0, 0.25]), 8, 2)
+    >>> whole.tolist(), arrived(whole, scale, 2).round(2).tolist()
+    ([64, -127, 127], [0.5, -1.0, 0.25])
+    """
+    most, rows = 2 ** (bits - 1) - 1, _rows(flat, row)
+    scale = jnp.abs(rows).max(axis=1, keepdims=True) / most
+    whole = jnp.round(jnp.where(scale > 0, rows / scale, 0.0))
+    return whole.reshape(-1)[: flat.size].astype(f"int{bits}"), scale
+
+
+def arrived(whole: jax.Array, scale: jax.Array, row: int) -> jax.Array:
+    """The numbers (d,) that arrive."""
+    return (_rows(whole.astype(scale.dtype), row) * scale).reshape(-1)[: whole.size]
+
+
+def _rows(flat: jax.Array, row: int) -> jax.Array:
+    return jnp.pad(flat, (0, -flat.size % row)).reshape(-1, row)
+
+
+def downloaded(algorithm: Algorithm, bits: int, row: int, params: Params) -> Algorithm:
+    """The same method, whose clients receive the model in 8 or 16 bits a number."""
+    at = sent_leaves(algorithm, params)
+    restore = ravel_pytree(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), params))[1]
+
+    def received(state: SentModel) -> Params:
+        return restore(arrived(state.whole, state.scale, row))
+
+    def seen(state: SentModel, _: ClientContext) -> State:
+        """The state as clients have it, with the model that has arrived."""
+        leaves, structure = jax.tree.flatten(state.state)
+        for place, leaf in zip(at, jax.tree.leaves(received(state)), strict=True):
+            leaves[place] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+    def sent(state: State, _: Params) -> SentModel:
+        return SentModel(
+            state, *rounded(ravel_pytree(algorithm.server.params(state))[0], bits, row)
+        )
+
+    inner = lift(algorithm, server=sent, seen=seen)
+
+    def update(state: SentModel, mean: Message, hparams: HParams) -> SentModel:
+        return sent(inner.server.update(state, mean, hparams).state, None)
+
+    return inner._replace(
+        server=inner.server._replace(
+            params=received, evaluated=inner.server.evaluated or inner.server.params, update=update
+        )
+    )
+
+
+def sent_leaves(algorithm: Algorithm, params: Params) -> list[int]:
+    """Which leaves of a method's state are the parameters that it sends; -1 for none of them."""
+    return inputs_returned(algorithm.server.params, algorithm.state_like(params))

@@ -20,17 +20,16 @@ without a sound update changes nothing.
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.errors import as_float, require, require_one_of, shown
-from fedprox.parts.part import Part, Reduction
-from fedprox.parts.sums import Screened
+from fedprox.errors import as_float, check_fields, require, shown
+from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
-Policy = Literal["drop", "fail", "clip"]
+FaultPolicy = Literal["drop", "fail", "clip"]
 """What happens to a faulty update, or to the run."""
 
 
@@ -59,11 +58,11 @@ class Faults(Part):
         'clip'
     """
 
-    policy: Policy = "drop"
+    policy: FaultPolicy = "drop"
     norm: float = 10.0
 
     def __post_init__(self) -> None:
-        require_one_of("faults.policy", self.policy, get_args(Policy))
+        check_fields("faults", self)
         number = isinstance(self.norm, Real) and not isinstance(self.norm, bool)
         require(
             number and self.norm >= 1,

@@ -12,11 +12,106 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Batch, HParams
 from fedprox.model import Params
-from fedprox.parts.sums import Screen, Screened
+from fedprox.precision import real_type
+
+
+class Screened(NamedTuple):
+    """Which updates of a round count, and how much.
+
+    Attributes:
+        scale: Factor of each update, 0 if it is left out, float32 (jobs, points).
+        flagged: Whether something is wrong with each update, bool (jobs, points).
+        counted: Weight of the updates that are not left out, float32 (points,); exactly 1 if no
+            update is left out, or those left out count as zero.
+    """
+
+    scale: jax.Array
+    flagged: jax.Array
+    counted: jax.Array
+
+
+class Screen(Protocol):
+    """A setting by which messages are left out of a round, such as `Faults`."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the sizes of a round's messages are compared."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether a message that is left out ends the run."""
+
+    def screened(
+        self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
+    ) -> Screened:
+        """Which messages count."""
+
+
+def sound(*trees: Any) -> jax.Array:
+    """1.0 if the sum of the squares of all numbers is finite, else 0.0.
+
+    >>> float(sound(jnp.ones(3), None)), float(sound(jnp.array([0.0, jnp.nan])))
+    (1.0, 0.0)
+    """
+    floats = [a for a in jax.tree.leaves(trees) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return jnp.isfinite(optax.tree.norm(floats, squared=True)).astype(real_type())
+
+
+def beside(numbers: Any, leaf: Any) -> Any:
+    """Numbers, whose axes are the first ones of a leaf, in a shape that goes with the leaf's.
+
+    >>> beside(jnp.ones((2, 3)), jnp.ones((2, 3, 4, 5))).shape
+    (2, 3, 1, 1)
+    """
+    return numbers.reshape(numbers.shape + (1,) * (leaf.ndim - numbers.ndim))
+
+
+def scaled(scale: jax.Array, tree: Any) -> Any:
+    """Scale times a tree; 0 where the scale is 0, even if the tree is NaN or infinite."""
+
+    def one(a: jax.Array) -> jax.Array:
+        s = beside(scale, a)
+        return jnp.where(s > 0, s * a, 0)
+
+    return jax.tree.map(one, tree)
+
+
+def times(factor: jax.Array, tree: Any) -> Any:
+    """A tree, leaves (points, ...), times a factor (points,)."""
+    return jax.tree.map(lambda a: a * beside(factor, a), tree)
+
+
+def mean_of(sums: Any, counted: jax.Array) -> Any:
+    """Sums over the counted updates, leaves (points, ...), divided by their weight (points,)."""
+    divisor = jnp.where(counted > 0, counted, 1.0)
+    return jax.tree.map(lambda a: a / beside(divisor, a), sums)
+
+
+def mean_if_screened(sums: Any, screened: Screened | None) -> Any:
+    """As `mean_of`; without screening all count, and their weights sum to 1."""
+    return sums if screened is None else mean_of(sums, screened.counted)
+
+
+def screened_sum(
+    setting: Screen, vectors: Any, weight: jax.Array, *, fixed: bool = False
+) -> tuple[Any, Screened]:
+    """The weighted sum of stacked vectors that count, and which of them do."""
+
+    def every(f: Any) -> jax.Array:
+        return jax.vmap(jax.vmap(f))(vectors)
+
+    finite = every(sound)
+    size = jnp.where(finite > 0, every(optax.tree.norm), 0) if setting.compares else None
+    screened = setting.screened(finite, size, weight, fixed=fixed)
+    parts = scaled(weight[:, None] * screened.scale, vectors)
+    return jax.tree.map(lambda a: a.sum(axis=0), parts), screened
+
 
 Columns = Mapping[str, NDArray[Any]]
 """Numbers of jobs by name, arrays of shape (jobs,)."""
@@ -52,7 +147,7 @@ class Change(Protocol):
         """What is sent, for messages with leaves (n, ...), those that count, and their columns."""
 
 
-class Rule(Protocol):
+class MessageRule(Protocol):
     """A setting by which a round's messages become one, such as `Aggregation`."""
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
@@ -71,7 +166,7 @@ class Reduction(NamedTuple):
 
     change: Change | None = None
     screen: Screen | None = None
-    rule: Rule | None = None
+    rule: MessageRule | None = None
     fixed: bool = False
 
     @property
@@ -122,17 +217,23 @@ class Part:
     own_noise: ClassVar[bool] = False
     """Whether each sweep point of each method has noise of its own."""
 
-    independent: ClassVar[bool] = False
-    """Whether nothing may depend on which other clients take part in a round."""
+    @property
+    def independent(self) -> bool:
+        """Whether nothing may depend on which other clients take part in a round."""
+        return False
 
-    samples_rows: ClassVar[bool] = False
-    """Whether each row of a client is drawn on its own in each local step."""
+    @property
+    def samples_rows(self) -> bool:
+        """Whether each row of a client is drawn on its own in each local step."""
+        return False
 
     several_starts: ClassVar[bool] = False
     """Whether the clients of a round start from different models of the server."""
 
-    always_updates: ClassVar[bool] = False
-    """Whether the server also steps in a round without messages."""
+    @property
+    def always_updates(self) -> bool:
+        """Whether the server also steps in a round without messages."""
+        return False
 
     apart: ClassVar[bool] = False
     """Whether a node sends the message of each client, and not a sum."""
@@ -165,7 +266,7 @@ class Part:
         del key
         return hparams
 
-    def capacity(self, method: Algorithm, setting: Setting) -> int | None:
+    def most_clients(self, method: Algorithm, setting: Setting) -> int | None:
         """Most clients of a round; None for any number."""
         del method, setting
         return None
@@ -201,3 +302,8 @@ def known_columns(
 ) -> dict[str, jax.Array]:
     """What clients know by all parts."""
     return {name: a for part in parts for name, a in part.known(numbers, key).items()}
+
+
+def random_key(words: jax.Array | None) -> Any:
+    """The random key of two words; None without."""
+    return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")

@@ -1,14 +1,24 @@
-"""Robust rules: what a server takes in place of the mean of its clients' messages.
+r"""Robust rules: what a server takes in place of the mean of its clients' messages.
 
 A rule reads the n messages of a round as vectors x_1 ... x_n, each counted once, and withstands f
 of them that are chosen by an adversary.
+
+The mean of adapters' products, in place of the means of their factors.
+
+The mean of :math:`A_k B_k` is not the product of the means of :math:`A_k` and :math:`B_k`: it lacks
+:math:`\frac{1}{n} \sum_k (A_k - \bar A) (B_k - \bar B)`. Clients send their factors, not how far
+they moved, and the server takes those of the best approximation of the mean product at their rank.
+That is FlexLoRA (Bai et al., `Federated Fine-tuning of Large Language Models under Heterogeneous
+Tasks and Client Resources <https://arxiv.org/abs/2402.11505>`_, NeurIPS 2024), without the full
+matrix. The exact mean has up to n times the rank, so its residual would have to be sent to all
+clients and become part of their bases (FedEx-LoRA, FLoRA), which here never change.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +26,24 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.parts.part import Columns, Part, Reduction, Setting
-from fedprox.parts.products import by_products, counted, mean_product, shares
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    add,
+    difference,
+)
+from fedprox.algorithms.lift import lift
+from fedprox.errors import PositiveFloat, Within, check_fields, require, require_whole
+from fedprox.model import Params
+from fedprox.model.variants import FACTORS, adapted
+from fedprox.parts.part import Columns, Part, Reduction, Setting, beside
+from fedprox.subproblem import Subproblem
 
-Rule = Literal[
+RuleName = Literal[
     "mean",
     "product",
     "median",
@@ -91,20 +113,15 @@ class Aggregation(Part):
         `Fixing by Mixing <https://arxiv.org/abs/2302.01772>`_, AISTATS 2023, Algorithm 1.
     """
 
-    rule: Rule = "mean"
-    faulty: float = 0.0
+    rule: RuleName = "mean"
+    faulty: Annotated[float, Within(below=0.5)] = 0.0
     before: Before = "nothing"
-    bucket: int = 2
-    radius: float = 1.0
+    bucket: Annotated[int, Within(2)] = 2
+    radius: PositiveFloat = 1.0
     ranks: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("aggregation.rule", self.rule, get_args(Rule))
-        require_number("aggregation.faulty", self.faulty, most=0.5)
-        require(self.faulty < 0.5, "aggregation.faulty = 0.5; it must be below 1/2")
-        require_one_of("aggregation.before", self.before, get_args(Before))
-        require_whole("aggregation.bucket", self.bucket, least=2)
-        require_number("aggregation.radius", self.radius, positive=True)
+        check_fields("aggregation", self)
         require(
             self.before == "nothing" or self.robust,
             f'aggregation.before = "{self.before}"; it is for robust rules',
@@ -118,7 +135,7 @@ class Aggregation(Part):
     @property
     def robust(self) -> bool:
         """Whether some dishonest clients cannot move what the rule gives far."""
-        return self.rule in RULES
+        return self.rule in ROBUST
 
     @property
     def stores(self) -> bool:
@@ -164,16 +181,9 @@ class Aggregation(Part):
         )
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
-        """What the rule makes of messages.
+        """What the rule makes of messages, leaves (n, ...), those that count, and their weights.
 
-        Args:
-            messages: Leaves (n, ...).
-            counts: Which of them count, bool (n,).
-            weights: Their weights, shape (n,), for "mean" and "product"; robust rules do not read
-                them. None for equal ones.
-
-        Returns:
-            A message, leaves (...); zeros if none counts.
+        Robust rules read no weights. None are equal ones. Without messages it is zero.
 
         >>> rule = Aggregation("median")
         >>> float(rule.of(jnp.array([1.0, 5.0, 2.0, 9.0]), jnp.array([True, True, True, False])))
@@ -181,8 +191,10 @@ class Aggregation(Part):
         """
         if not self.robust:
             weights = jnp.ones(counts.shape) if weights is None else weights
-            of = mean_product if self.rule == "product" else weighted_mean
-            return of(messages, counts, weights)
+            if self.rule == "mean":
+                return weighted_mean(messages, counts, weights)
+            with jax.default_matmul_precision("highest"):
+                return mean_product(messages, counts, weights)
         rows = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
         restore = ravel_pytree(jax.tree.map(lambda a: a[0], messages))[1]
         rows, number = jnp.where(counts[:, None], rows, 0), counts.sum()
@@ -195,7 +207,7 @@ class Aggregation(Part):
         if self.before == "bucketing":
             rows, counts = bucketed(rows, counts, self.bucket)
             faulty = jnp.minimum(faulty, jnp.maximum(counts.sum() - 1, 0) // 2)
-        found = RULES[self.rule](self, rows, counts, faulty)
+        found = ROBUST[self.rule](rows, counts, faulty, self.radius)
         return restore(jnp.where(number > 0, found, 0))
 
 
@@ -212,26 +224,22 @@ def _sorted(rows: jax.Array, counts: jax.Array) -> jax.Array:
     return jnp.sort(jnp.where(counts[:, None], rows, jnp.inf), axis=0)
 
 
-def mean(rows: jax.Array, counts: jax.Array) -> jax.Array:
+def mean_row(rows: jax.Array, counts: jax.Array) -> jax.Array:
     """The mean of the rows (n, d) that count, shape (d,)."""
     total = jnp.where(counts[:, None], rows, 0).sum(axis=0)
     return total / jnp.maximum(counts.sum(), 1)
 
 
-def median(setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: Any) -> jax.Array:
+def median(rows: jax.Array, counts: jax.Array, *_: Any) -> jax.Array:
     """The median of each coordinate; the mean of the middle two if their number is even."""
-    del setting, faulty
     ordered, number = _sorted(rows, counts), jnp.maximum(counts.sum(), 1)
     return (ordered[(number - 1) // 2] + ordered[number // 2]) / 2
 
 
-def trimmed_mean(
-    setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: jax.Array
-) -> jax.Array:
+def trimmed_mean(rows: jax.Array, counts: jax.Array, faulty: jax.Array, _: float) -> jax.Array:
     """The mean of each coordinate without its f smallest and f largest values."""
-    del setting
     rank = jnp.arange(len(rows))
-    return mean(_sorted(rows, counts), (rank >= faulty) & (rank < counts.sum() - faulty))
+    return mean_row(_sorted(rows, counts), (rank >= faulty) & (rank < counts.sum() - faulty))
 
 
 def squared_distances(rows: jax.Array) -> jax.Array:
@@ -242,7 +250,7 @@ def squared_distances(rows: jax.Array) -> jax.Array:
     return jax.lax.map(lambda row: jnp.sum((rows - row) ** 2, axis=1), rows)
 
 
-def nearest(rows: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+def distances(rows: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The squared distances (n, n) to the others that count, and their ranks from 0."""
     apart = jnp.where(counts[None], squared_distances(rows), jnp.inf)
     own = jnp.eye(len(rows), dtype=bool)
@@ -252,31 +260,25 @@ def nearest(rows: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def scores(rows: jax.Array, counts: jax.Array, faulty: jax.Array) -> jax.Array:
     """Krum's sums of squared distances to the n - f - 2 nearest others, infinite if not counted."""
-    apart, rank = nearest(rows, counts)
+    apart, rank = distances(rows, counts)
     most = jnp.maximum(counts.sum() - faulty - 2, 1)
     chosen = (rank >= 1) & (rank <= most) & counts[None]
     found = jnp.where(chosen, apart, 0).sum(axis=1)
     return jnp.where(counts, found, jnp.inf)
 
 
-def krum(setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: jax.Array) -> jax.Array:
+def krum(rows: jax.Array, counts: jax.Array, faulty: jax.Array, _: float) -> jax.Array:
     """The row with the least score."""
-    del setting
     return rows[jnp.argmin(scores(rows, counts, faulty))]
 
 
-def multi_krum(
-    setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: jax.Array
-) -> jax.Array:
+def multi_krum(rows: jax.Array, counts: jax.Array, faulty: jax.Array, _: float) -> jax.Array:
     """The mean of the n - f rows with the least scores."""
-    del setting
     rank = jnp.argsort(jnp.argsort(scores(rows, counts, faulty)))
-    return mean(rows, rank < counts.sum() - faulty)
+    return mean_row(rows, rank < counts.sum() - faulty)
 
 
-def geometric_median(
-    setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: Any
-) -> jax.Array:
+def geometric_median(rows: jax.Array, counts: jax.Array, *_: Any) -> jax.Array:
     """The point with the least sum of distances, by Weiszfeld's iteration from the median."""
 
     def step(_: Any, point: jax.Array) -> jax.Array:
@@ -286,27 +288,24 @@ def geometric_median(
         weight = jnp.where(counts, 1 / jnp.maximum(apart, least), 0)
         return weight @ rows / jnp.maximum(weight.sum(), jnp.finfo(rows.dtype).tiny)
 
-    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, median(setting, rows, counts, faulty))
+    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, median(rows, counts))
 
 
-def centred_clipping(
-    setting: Aggregation, rows: jax.Array, counts: jax.Array, faulty: Any
-) -> jax.Array:
+def centred_clipping(rows: jax.Array, counts: jax.Array, _: Any, radius: float) -> jax.Array:
     """The mean of the rows, clipped to a radius around it."""
-    del faulty
 
     def step(_: Any, centre: jax.Array) -> jax.Array:
         apart = rows - centre
         norm = jnp.linalg.norm(apart, axis=1, keepdims=True)
-        scale = jnp.where(norm > setting.radius, setting.radius / norm, 1.0)
-        return centre + mean(scale * apart, counts)
+        scale = jnp.where(norm > radius, radius / norm, 1.0)
+        return centre + mean_row(scale * apart, counts)
 
     return jax.lax.fori_loop(0, CLIPPING_STEPS, step, jnp.zeros_like(rows[0]))
 
 
 def mixed(rows: jax.Array, counts: jax.Array, faulty: jax.Array) -> jax.Array:
     """Each row replaced by the mean of the n - f nearest to it."""
-    _, rank = nearest(rows, counts)
+    _, rank = distances(rows, counts)
     kept = counts.sum() - faulty
     weight = (rank < kept) & counts[None]
     return weight @ rows / jnp.maximum(kept, 1)
@@ -321,7 +320,7 @@ def bucketed(rows: jax.Array, counts: jax.Array, size: int) -> tuple[jax.Array, 
     return inside @ rows / jnp.maximum(number, 1)[:, None], number > 0
 
 
-RULES: dict[str, Callable[[Aggregation, jax.Array, jax.Array, jax.Array], jax.Array]] = {
+ROBUST: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]] = {
     "median": median,
     "trimmed-mean": trimmed_mean,
     "krum": krum,
@@ -329,3 +328,95 @@ RULES: dict[str, Callable[[Aggregation, jax.Array, jax.Array, jax.Array], jax.Ar
     "geometric-median": geometric_median,
     "centred-clipping": centred_clipping,
 }
+"""What a robust rule makes of rows (n, d), those that count, f and a radius, shape (d,)."""
+
+
+def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
+    """The same method, whose clients send the factors of adapters as they are.
+
+    A client of a lower rank receives the leading columns of A and rows of B, which are the best
+    approximation of the server's product at its rank, and zeros for the others. It trains those
+    alone, so what is zero stays zero.
+    """
+
+    def received(state: Params, context: ClientContext) -> Params:
+        return _at_rank(state, context.columns["rank"])
+
+    def message(
+        state: Params, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
+        sent, own = difference(state, hparams, context, solution)
+        return sent | {name: solution.params[name] for name in _factors(sent)}, own
+
+    def update(state: Params, mean: Params, hparams: HParams) -> Params:
+        return add(state, mean, hparams) | {name: mean[name] for name in _factors(mean)}
+
+    averaged = algorithm._replace(
+        client=algorithm.client._replace(message=message),
+        server=algorithm.server._replace(update=update),
+    )
+    if not ranked:
+        return averaged
+    inner = lift(averaged, seen=received)
+
+    def subproblem(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+        problem = inner.subproblem(state, hparams, context)
+        ones = jax.tree.map(lambda w: jnp.ones(w.shape, bool), state)
+        return problem._replace(trained=received(ones, context))
+
+    return inner._replace(subproblem=subproblem, server=inner.server._replace(received=received))
+
+
+def _at_rank(params: Params, rank: jax.Array) -> Params:
+    """The parameters with zeros in the factors of adapters beyond a rank."""
+    found = dict(params)
+    for name in adapted(params):
+        a, b = (name + factor for factor in FACTORS)
+        within = jnp.arange(params[a].shape[1]) < rank
+        found[a] = jnp.where(within, params[a], 0)
+        found[b] = jnp.where(within[:, None], params[b], 0)
+    return found
+
+
+def _factors(params: Params) -> list[str]:
+    """The names of all factors."""
+    return [name + factor for name in adapted(params) for factor in FACTORS]
+
+
+def mean_product(messages: dict[str, Any], counts: jax.Array, weights: jax.Array) -> Message:
+    """Factors of the mean of products at their rank, and the means of all other arrays.
+
+    >>> a, b = jnp.eye(2)[:, :, None], jnp.eye(2)[:, None, :]  # products diag(1, 0) and diag(0, 1)
+    >>> both = mean_product({"w.A": a, "w.B": b}, jnp.ones(2, bool), jnp.array([1.0, 3.0]))
+    >>> bool(jnp.allclose(both["w.A"] @ both["w.B"], jnp.diag(jnp.array([0, 0.75])), atol=1e-6))
+    True
+    """
+    share, kept = shares(counts, weights), counted(messages, counts)
+    found = {name: jnp.tensordot(share, array, 1) for name, array in kept.items()}
+    for name in adapted(messages):
+        first, second = (name + factor for factor in FACTORS)
+        a, b = kept[first], kept[second]
+        rows, rank, columns = a.shape[1], a.shape[2], b.shape[2]
+        # the mean is left @ right, whose singular vectors are in the ranges of both
+        left = jnp.moveaxis(share[:, None, None] * a, 0, 1).reshape(rows, -1)
+        right = b.reshape(-1, columns)
+        (q, upper), (p, lower) = jnp.linalg.qr(left), jnp.linalg.qr(right.T)
+        u, values, v = jnp.linalg.svd(upper @ lower.T, full_matrices=False)
+        # A keeps its size, whose square is the mean of the clients', and has full rank also where
+        # the products are zero
+        length = jnp.sqrt(share @ jnp.sum(a**2, axis=(1, 2)) / rank)
+        length = jnp.where(length > 0, length, 1)
+        found[first] = length * q @ u[:, :rank]
+        found[second] = values[:rank, None] / length * (v[:rank] @ p.T)
+    return found
+
+
+def shares(counts: jax.Array, weights: jax.Array) -> jax.Array:
+    """The shares (n,) of the messages that count in their weight; zeros if none does."""
+    share = jnp.where(counts, weights, 0)
+    return share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)
+
+
+def counted(messages: Any, counts: jax.Array) -> Any:
+    """The messages, leaves (n, ...), with zeros for those that do not count."""
+    return jax.tree.map(lambda leaf: jnp.where(beside(counts, leaf), leaf, 0), messages)

@@ -6,6 +6,7 @@ clients' devices say how far each gets (`population.py`). This is the "global cl
 x represents.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.errors import PositiveFloat, UnitFloat, check_fields, require, require_whole, shown
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 from fedprox.user_code import call
@@ -79,29 +80,26 @@ class Systems:
         60.0
     """
 
-    stragglers: float = 0.0
-    deadline: float | None = None
+    stragglers: UnitFloat = 0.0
+    deadline: PositiveFloat | None = None
     straggler_epochs: StragglerEpochs | None = None
 
     def __post_init__(self) -> None:
-        require_number("systems.stragglers", self.stragglers, most=1)
-        if self.straggler_epochs is not None:
-            require(
-                callable(self.straggler_epochs),
-                f"systems.straggler_epochs = {shown(self.straggler_epochs)}; it must be a function",
-            )
-            require(
-                self.deadline is None,
-                "systems.straggler_epochs: leave it out with systems.deadline, which determines "
-                "stragglers' work",
-            )
-        if self.deadline is not None:
-            require(
-                self.stragglers == 0,
-                f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; "
-                "give either stragglers or a deadline, and not both",
-            )
-            require_number("systems.deadline", self.deadline, positive=True)
+        check_fields("systems", self)
+        require(
+            self.straggler_epochs is None or callable(self.straggler_epochs),
+            f"systems.straggler_epochs = {shown(self.straggler_epochs)}; it must be a function",
+        )
+        require(
+            self.straggler_epochs is None or self.deadline is None,
+            "systems.straggler_epochs: leave it out with systems.deadline, which determines "
+            "stragglers' work",
+        )
+        require(
+            self.stragglers == 0 or self.deadline is None,
+            f"systems: stragglers = {self.stragglers} and deadline = {shown(self.deadline)}; "
+            "give either stragglers or a deadline, and not both",
+        )
 
     def work(
         self,
@@ -111,7 +109,7 @@ class Systems:
         sizes: NDArray[np.int64],
         solver: Solver,
         *,
-        in_time: NDArray[np.float64] | None = None,
+        in_time: NDArray[np.float64] | float = math.inf,
         independent: bool = False,
     ) -> Work:
         """The work of each client of a cohort.
@@ -120,34 +118,23 @@ class Systems:
         probability s. Each straggler performs a number of epochs that is drawn independently, by
         `straggler_epochs` or uniform on {1, ..., E}. If the solver counts steps, or E = 1, the
         straggler performs a number of steps that is uniform on {1, ..., all steps}. With a
-        deadline, a client performs the steps that it has time for, possibly none.
-
-        Args:
-            seed: Seed of the run.
-            round_: Round t.
-            cohort: Indices of the clients, shape (K,).
-            sizes: Their training rows n_k, shape (K,).
-            solver: Defines the work of a client that finishes.
-            in_time: Steps that each client has time for, shape (K,), if there is a deadline; None
-                if nobody knows in advance.
-            independent: Whether a client's work is a function of (seed, round, client) alone, as
-                privacy requires.
+        deadline, a client performs the steps that it has time for, `in_time`, possibly none;
+        infinity if nobody knows in advance.
         """
         steps = solver.steps_for(sizes)
-        if in_time is not None:
-            return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         if self.deadline is not None:
-            return Work(steps, np.zeros(len(cohort), np.bool_))
+            return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = self._stragglers(seed, round_, cohort, independent=independent)
-        whole_epochs = solver.epochs is not None and solver.epochs > 1
+        whole_epochs = (solver.epochs or 1) > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
         most, clients = (steps // unit).tolist(), cohort.tolist()
         streams = Streams(seed, Purpose.WORK)
         for slot in np.flatnonzero(stragglers).tolist():
-            if whole_epochs and self.straggler_epochs is not None:
-                amount = self._draw_epochs(
-                    Straggler(seed, round_, tuple(clients), slot, epochs=most[slot])
-                )
+            if whole_epochs and self.straggler_epochs:
+                what = "systems.straggler_epochs(straggler)"
+                straggler = Straggler(seed, round_, tuple(clients), slot, epochs=most[slot])
+                amount = call(what, self.straggler_epochs, straggler)
+                require_whole(what, amount, most=straggler.epochs)
             else:
                 amount = streams.at(round_, clients[slot]).integers(1, most[slot], endpoint=True)
             steps[slot] = unit[slot] * amount
@@ -166,14 +153,6 @@ class Systems:
         stragglers[chosen[: round(self.stragglers * len(cohort))]] = True
         return stragglers
 
-    def _draw_epochs(self, straggler: Straggler) -> int:
-        """The epochs that the user's function returns."""
-        assert self.straggler_epochs is not None
-        what = "systems.straggler_epochs(straggler)"
-        epochs = call(what, self.straggler_epochs, straggler)
-        require_whole(what, epochs, most=straggler.epochs)
-        return epochs
-
     def check_participation(
         self,
         sizes: NDArray[np.int64],
@@ -181,28 +160,22 @@ class Systems:
         cohorts: range,
         *,
         whole: bool,
-        in_time: NDArray[np.float64] | None,
+        in_time: NDArray[np.float64] | float,
         independent: bool = False,
     ) -> None:
         """Raise `InputError` if no client can ever take part in a round.
 
-        Args:
-            sizes: Training rows n_k of all clients, shape (clients,).
-            solver: Defines the work of a client that finishes.
-            cohorts: The possible sizes of a cohort.
-            whole: Whether stragglers are dropped, so that only clients that finish take part.
-            in_time: Steps that each client has time for, shape (clients,), if there is a deadline;
-                None if nobody knows in advance.
-            independent: Whether each client is a straggler independently of the others.
+        Sizes and `in_time` are as in `work`, of all clients. Cohorts have one of some sizes; with
+        `whole`, only clients that finish take part.
         """
-        if in_time is not None:
+        if self.deadline is not None:
             enough = in_time >= (solver.steps_for(sizes) if whole else 1)
             require(
-                enough.any(),
+                np.any(enough),
                 f"systems.deadline = {self.deadline:g}: no client has time for "
                 f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}",
             )
-        if self.deadline is None:
+        else:
             counts = np.arange(cohorts.start, cohorts.stop)
             some = (counts > np.round(self.stragglers * counts)).any()
             require(

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import LARGEST, require, require_number, require_one_of, require_whole
+from fedprox.errors import LARGEST, PositiveInt, Within, check_fields, require
 from fedprox.streams import Purpose, generator
 
 Sampling = Literal["uniform", "proportional", "bernoulli"]
@@ -52,18 +52,12 @@ class Cohort:
         10
     """
 
-    clients_per_round: int
+    clients_per_round: PositiveInt
     sampling: Sampling = "uniform"
-    over_selection: float = 1.0
+    over_selection: Annotated[float, Within(1, 10)] = 1.0
 
     def __post_init__(self) -> None:
-        require_whole("cohort.clients_per_round", self.clients_per_round)
-        require_one_of("cohort.sampling", self.sampling, get_args(Sampling))
-        require_number("cohort.over_selection", self.over_selection, most=10)
-        require(
-            self.over_selection >= 1,
-            f"cohort.over_selection = {self.over_selection}; it must be at least 1",
-        )
+        check_fields("cohort", self)
         require(
             self.over_selection == 1 or self.sampling == "uniform",
             f'cohort.over_selection = {self.over_selection}; with sampling = "{self.sampling}" '

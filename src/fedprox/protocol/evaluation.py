@@ -1,13 +1,11 @@
 """How often, on which rows and clients, and of which model records are measured."""
 
 from dataclasses import dataclass, replace
-from typing import Any, get_args
-
-import numpy as np
+from typing import Any
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.reporting import Evaluated, reporting
-from fedprox.errors import require, require_one_of, require_whole, shown
+from fedprox.errors import PositiveInt, check_fields
 from fedprox.federation import Federation
 from fedprox.parts.part import Part, Setting
 
@@ -19,7 +17,7 @@ class Evaluation(Part):
     The same rows and clients are read for all methods, seeds and rounds. The initial and the final
     model are always evaluated.
 
-    Args:
+    Attributes:
         every: Rounds between evaluations, at least 1.
         rows: Training, test and validation rows of each client that an evaluation reads at most,
             chosen at random. Losses and accuracies still weight a client by all of its rows. None
@@ -49,29 +47,17 @@ class Evaluation(Part):
         True
     """
 
-    every: int = 1
-    rows: int | None = None
-    clients: int | None = None
+    every: PositiveInt = 1
+    rows: PositiveInt | None = None
+    clients: PositiveInt | None = None
     model: Evaluated = "server"
     gradients: bool = True
-    fine_tune: int | None = None
+    fine_tune: PositiveInt | None = None
     by_client: bool = False
     client_records: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("every", "rows", "clients", "fine_tune"):
-            value = getattr(self, name)
-            if value is not None or name == "every":
-                require_whole(f"evaluation.{name}", value)
-                object.__setattr__(self, name, int(value))  # no NumPy integers in JSON files
-        require_one_of("evaluation.model", self.model, get_args(Evaluated))
-        for name in ("gradients", "by_client", "client_records"):
-            value = getattr(self, name)
-            require(
-                isinstance(value, bool | np.bool_),
-                f"evaluation.{name} = {shown(value)}; it must be True or False",
-            )
-            object.__setattr__(self, name, bool(value))
+        check_fields("evaluation", self)
 
     @property
     def program_key(self) -> Any:

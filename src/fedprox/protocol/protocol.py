@@ -24,23 +24,19 @@ from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
 from fedprox.model.variants import rank_of
-from fedprox.parts.asynchronous import Asynchronous
+from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
 from fedprox.parts.attack import Attack
-from fedprox.parts.compatible import Case, check
+from fedprox.parts.clock import Pace, Step, Timeline
+from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
-from fedprox.parts.events import Events, Step, server_steps
 from fedprox.parts.faults import Faults
 from fedprox.parts.part import Part, Setting
+from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.accounting import Mechanism
-from fedprox.parts.privacy.clients import HiddenClients
-from fedprox.parts.privacy.examples import HiddenExamples
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.parts.time.pace import Pace, legs_of
-from fedprox.parts.time.population import Population
-from fedprox.parts.time.timeline import Timeline
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.results.record import Record
@@ -161,7 +157,7 @@ class Protocol:
                 f"at work, cohort.clients_per_round = {self.cohort.clients_per_round}",
             )
         check_delta(self.privacy, self.federation.train.sizes)
-        check(Case(self))
+        check_case(Case(self))
         if self.aggregation.ranks is not None:
             self.aggregation.check_ranks(len(self.federation), rank_of(self.model.shapes))
 
@@ -184,13 +180,9 @@ class Protocol:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts, in the order in which they change a method."""
-        hidden = None
-        if self.privacy is not None:
-            hidden = (HiddenClients if self.hides_clients else HiddenExamples)(self.privacy)
         given = self.aggregation, self.compression, self.evaluation, self.asynchronous
-        return tuple(
-            part for part in (*given, self.faults, self.attack, hidden) if part is not None
-        )
+        others = self.faults, self.attack, self.privacy
+        return tuple(part for part in (*given, *others) if part is not None)
 
     @property
     def setting(self) -> Setting:
@@ -216,7 +208,7 @@ class Protocol:
 
     def capacity(self, algorithm: Algorithm) -> int | None:
         """Most clients of a round of a method; None for any number."""
-        most = [part.capacity(algorithm, self.setting) for part in self.parts]
+        most = [part.most_clients(algorithm, self.setting) for part in self.parts]
         return min((each for each in most if each is not None), default=None)
 
     @property
@@ -418,16 +410,16 @@ class Protocol:
         """What a run of a method releases about its clients; None unless privacy hides them."""
         if self.privacy is None or not self.hides_clients or algorithm.pooled:
             return None
-        return HiddenClients(self.privacy).mechanism(algorithm, self.setting)
+        return self.privacy.mechanism(algorithm, self.setting)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol."""
         for t in (0, self.rounds - 1):
             solver.factor(t)
-        check(Case(self, algorithm, solver))
+        check_case(Case(self, algorithm, solver))
         deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
         for seed in self.seeds:
-            in_time = None
+            in_time: Any = math.inf
             if deadline is not None and self.population is not None:
                 in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
             try:
@@ -463,15 +455,16 @@ def pace_of(
 ) -> Pace:
     """How long each client takes for the rounds of a method."""
     steps = solver.steps_per_epoch(federation.train.sizes)
-    received: float = model.size_bytes
-    sent = None
+    exchanges = 1 if algorithm.first.exchange is None else 2
+    models = algorithm.communication / exchanges  # of an exchange
+    down = models * model.size_bytes
+    up = down
     for part in () if algorithm.pooled else parts:
         if (bits := part.download_bits(model.shapes)) is not None:
-            received = bits / 8
+            down = models * (bits / 8)
         if (bits := part.update_bits(model.shapes)) is not None:
-            sent = bits / 8
-    legs = legs_of(algorithm, algorithm.probed(model.shapes))
-    return population.pace(seed, legs, received, steps, sent)
+            up = bits / 8
+    return population.pace(seed, algorithm, steps, down, up, algorithm.probed(model.shapes))
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:

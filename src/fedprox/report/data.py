@@ -15,9 +15,9 @@ from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import cache_folder
 from fedprox.federation import Federation
 from fedprox.model import Model
+from fedprox.parts.clock import Hours
 from fedprox.parts.part import Part
-from fedprox.parts.time.availability import Hours
-from fedprox.parts.time.population import Population
+from fedprox.parts.population import Population
 from fedprox.protocol.protocol import pace_of
 from fedprox.report.figure import make_logarithmic
 from fedprox.report.table import TextTable, grid
@@ -285,7 +285,8 @@ def work_seconds(
     """Seconds of each client for a round of a method with all of its work, and when it is on."""
     sizes, own = federation.train.sizes, method.solver(solver)
     pace = pace_of(population, federation, model, method, own, seed, parts)
-    return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), pace.hours
+    hours = None if pace.hours.always else pace.hours
+    return pace.seconds(np.arange(len(sizes)), own.steps_for(sizes)), hours
 
 
 def share_on(hours: Hours) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

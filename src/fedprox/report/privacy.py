@@ -12,15 +12,12 @@ from fedprox.algorithms import Algorithm
 from fedprox.engine.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
-    Steps,
-    epsilons,
-    mechanism_of,
+    Releases,
+    epsilon_of,
     rounded_up,
     statement,
-    statement_of_steps,
 )
-from fedprox.parts.privacy.clients import releases
-from fedprox.parts.privacy.setting import Privacy
+from fedprox.parts.privacy.setting import Privacy, mechanism_of, releases
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.method import Method
 from fedprox.report.table import TextTable, facts, grid
@@ -86,14 +83,14 @@ def examples_page(methods: Sequence[Method]) -> Group:
         if worst is None:
             parts += [Text("No client takes a step."), Text()]
             continue
-        deviation = noise * privacy.clip / worst.batch if noise else 0.0
+        deviation = noise * privacy.clip / worst[0].clients_per_round if noise else 0.0
         of_noise = [
             ("noise multiplier", f"{noise:.5g}", _target(privacy)),
             ("noise in a gradient", f"{deviation:.5g}", "of the worst client"),
         ]
         shown = grid(("rounds", "epsilon", "steps", "rows"))
         for t, (steps, epsilon) in zip(tenths, spent, strict=True):
-            of = ("0", "") if steps is None else (f"{steps.taken:,}", f"{steps.rows:,}")
+            of = ("0", "") if steps is None else (f"{steps[1]:,}", f"{steps[0].clients:,}")
             shown.add_row(f"{t:,}", rounded_up(epsilon), *of)
         parts += [
             facts(of_noise),
@@ -109,11 +106,11 @@ def examples_page(methods: Sequence[Method]) -> Group:
 
 def guarantee(method: Method) -> list[str]:
     """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
-    (privacy, noise), rounds = _given(method), method.protocol.rounds
+    rounds = method.protocol.rounds
     if method.mechanism is not None:
         return statement(method.mechanism, rounds)
     worst, _ = _worst([Spent(method, seed) for seed in method.protocol.seeds], rounds)
-    return [] if worst is None else statement_of_steps(privacy, noise, worst, rounds)
+    return [] if worst is None else statement(worst[0], rounds, taken=worst[1])
 
 
 def _given(method: Method) -> tuple[Privacy, float]:
@@ -129,7 +126,7 @@ def _target(privacy: Privacy) -> str:
     return "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
 
 
-def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Steps | None, float]:
+def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Releases | None, float]:
     """As `Spent.worst`, of several seeds."""
     return max((each.worst(rounds) for each in seeds), key=lambda one: one[1])
 
@@ -153,7 +150,7 @@ def _facts(plan: Plan, mechanism: Mechanism) -> TextTable:
         rows.append(("largest cohort", f"{mechanism.capacity:,}", mean))
     if mechanism.cut and noise:
         free = mechanism._replace(capacity=None)
-        cost = [epsilons(each, [plan.rounds])[0] for each in (mechanism, free)]
+        cost = [epsilon_of(each, plan.rounds) for each in (mechanism, free)]
         shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
         rows.append(("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown))
     return facts(rows)
@@ -173,7 +170,7 @@ def _by_rounds(plan: Plan, mechanism: Mechanism) -> TextTable:
     for name, each in _accountants(plan, mechanism):
         this = each == (mechanism if mechanism.cut else unlimited)
         shown.add_column(name, justify="right", style="bold" if this else "")
-        known = [] if each is None else map(rounded_up, epsilons(each, tenths))
+        known = [] if each is None else [rounded_up(epsilon_of(each, tenth)) for tenth in tenths]
         columns.append(list(known) or ["not accounted"] * len(tenths))
     for rounds, *cells in zip(tenths, *columns, strict=True):
         shown.add_row(f"{rounds:,}", *cells)
@@ -205,7 +202,7 @@ def _alternatives(plan: Plan, mechanism: Mechanism) -> TextTable:
     shown = grid(headers)
     for other in _plans(plan):
         changed = other.mechanism(mechanism.releases)
-        (epsilon,) = epsilons(changed, [other.rounds])
+        epsilon = epsilon_of(changed, other.rounds)
         cells = (
             f"{other.cohort.clients_per_round:,}",
             f"{other.rounds:,}",

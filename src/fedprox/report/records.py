@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
 
-from fedprox.measures import KINDS, MEASURES, OPTIONAL
+from fedprox.measures import MEASURES, ON_ROWS, OPTIONAL
 from fedprox.report.rows import apart, is_simple
 from fedprox.results.record import COLUMNS, Record
 from fedprox.results.run import Run
@@ -29,7 +29,7 @@ HPARAM = "hparam_"
 """What precedes the name of a hyperparameter that a record's own key has too."""
 
 
-METRICS = tuple(f"{kind}_" for kind in KINDS)
+METRICS = tuple(f"{kind}_" for kind in ON_ROWS)
 RECORD = TypeAdapter(Record)
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
-from fedprox.errors import require, require_one_of, require_whole
+from fedprox.errors import PositiveInt, check_fields, require, require_one_of
 from fedprox.measures import choosable
 from fedprox.results.record import Record
 
@@ -41,16 +41,14 @@ class Selection:
 
     keep: Keep = "last"
     measure: str | None = None
-    patience: int | None = None
+    patience: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("selection.keep", self.keep, get_args(Keep))
+        check_fields("selection", self)
         require(
             self.measure is None or isinstance(self.measure, str),
             f"selection.measure = {self.measure!r}; it must be the name of a measure",
         )
-        if self.patience is not None:
-            require_whole("selection.patience", self.patience)
 
     @property
     def selects(self) -> bool:

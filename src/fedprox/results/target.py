@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from fedprox.errors import as_float, require, require_number, shown
-from fedprox.measures import ACCURACIES, KINDS, LOSSES, choosable, lower_is_better
+from fedprox.measures import ACCURACIES, LOSSES, ON_ROWS, choosable, lower_is_better
 from fedprox.metrics import Metric
 
 StopAtTarget = Literal["never", "all", "any"]
@@ -163,7 +163,7 @@ def _is_known(measure: str) -> bool:
 def _is_of_metric(measure: str) -> bool:
     """Whether a measure may be that of a metric."""
     kind, _, name = measure.partition("_")
-    return kind in KINDS and name.isidentifier() and name not in ("loss", "accuracy")
+    return kind in ON_ROWS and name.isidentifier() and name not in ("loss", "accuracy")
 
 
 def target_of(

@@ -8,7 +8,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.devices.compilation_cache import use_default_compilation_cache
 from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.measures import KINDS, lower_is_better
+from fedprox.measures import ON_ROWS, lower_is_better
 from fedprox.model import Model
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.setting import check_delta
@@ -152,7 +152,7 @@ def run_study(
 def _check_measure(where: str, measure: object, model: Model, federation: Federation) -> None:
     """Raise `InputError` if records of a model on a federation do not have a measure."""
     known = measures_of(model, federation)
-    of_rows = isinstance(measure, str) and measure.partition("_")[0] in KINDS
+    of_rows = isinstance(measure, str) and measure.partition("_")[0] in ON_ROWS
     require(
         measure in known or (not of_rows and measure in COLUMNS),
         f"measure = {shown(measure)}; {where} has {', '.join(known)}",

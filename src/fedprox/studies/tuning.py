@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedprox.errors import require, shown
+from fedprox.errors import check_fields, require, shown
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better
 from fedprox.model import Model
@@ -41,15 +41,12 @@ class Tuning:
     equal: bool = True
 
     def __post_init__(self) -> None:
+        check_fields("tuning", self)
         require(
             self.measure is None
             or (isinstance(self.measure, str) and self.measure.startswith("validation_")),
             f"tuning.measure = {shown(self.measure)}; it must be a measure on validation rows, "
             "such as validation_accuracy, since test rows choose nothing",
-        )
-        require(
-            isinstance(self.equal, bool),
-            f"tuning.equal = {shown(self.equal)}; it must be True or False",
         )
         if self.seeds is not None:
             check_seeds("tuning.seeds", self.seeds)

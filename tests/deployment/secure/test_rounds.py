@@ -34,8 +34,8 @@ from fedprox.deployment.wire import (
     unpack_arrays,
 )
 from fedprox.errors import InputError
+from fedprox.parts.part import mean_of
 from fedprox.parts.privacy.accounting import epsilon_together
-from fedprox.parts.sums import mean_of
 from fedprox.results.run import Run
 from tests.deployment.federations import (
     EVERYTHING,

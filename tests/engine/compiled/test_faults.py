@@ -47,8 +47,7 @@ from fedprox.engine.compiled.aggregation import Arrived, Result, collector
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.jobs import Slots
 from fedprox.parts.faults import screen
-from fedprox.parts.part import Reduction
-from fedprox.parts.sums import mean_of, screened_sum, sound
+from fedprox.parts.part import Reduction, mean_of, screened_sum, sound
 from fedprox.streams import Purpose
 from fedprox.user_code import describe
 from tests import methods

@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedprox as fp
+from fedprox.parts.privacy import accounting
 from fedprox.parts.privacy.accounting import (
     Mechanism,
-    calibrated,
+    calibrated_mechanism,
     check_mechanism,
     composed_with,
+    epsilon_of,
     epsilon_together,
-    epsilons,
-    mechanism_of,
     quick_epsilon,
     rounded_up,
     statement,
 )
+from fedprox.parts.privacy.setting import mechanism_of
 
 EMNIST = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
 """The run of TensorFlow Federated's tutorial on differential privacy, of 100 rounds."""
@@ -35,7 +36,7 @@ GAUSSIAN = Mechanism(1, 1, "bernoulli", None, 1.0, 1, 1e-5, "pld")
 
 
 def epsilon(mechanism: Mechanism, rounds: int, **changes: Any) -> float:
-    return epsilons(mechanism._replace(**changes), [rounds])[0]
+    return epsilon_of(mechanism._replace(**changes), rounds)
 
 
 def test_known_epsilons() -> None:
@@ -288,15 +289,18 @@ def test_a_replaced_client_moves_the_sum_by_twice_the_norm() -> None:
     assert epsilon(rare, 1) > epsilon(rare, 1, sampling="bernoulli")
 
 
-def test_each_prefix_is_computed_by_itself() -> None:
-    several = epsilons(SMALL, [0, 5, 40, 33, 5])
+def test_each_number_of_rounds_is_computed_by_itself() -> None:
+    several = [epsilon_of(SMALL, rounds) for rounds in (0, 5, 40, 33)]
     assert several[0] == 0
-    assert several[1:] == [epsilon(SMALL, rounds) for rounds in (5, 40, 33, 5)]
+    epsilon_of.cache_clear()
+    accounting._composed.cache_clear()
+    assert several[::-1] == [epsilon_of(SMALL, rounds) for rounds in (33, 40, 5, 0)]
 
 
 def test_no_noise_is_no_guarantee() -> None:
     for accountant in ("pld", "rdp"):
-        spent = epsilons(SMALL._replace(noise_multiplier=0.0, accountant=accountant), [0, 1, 9])
+        silent = SMALL._replace(noise_multiplier=0.0, accountant=accountant)
+        spent = [epsilon_of(silent, rounds) for rounds in (0, 1, 9)]
         assert spent == [0, math.inf, math.inf]
     private = fp.Privacy(clip=math.inf, noise_multiplier=0)
     for sampling in ("bernoulli", "uniform"):
@@ -471,7 +475,7 @@ def test_a_shown_epsilon_is_never_too_small() -> None:
 
 
 def test_calibration_leaves_no_warning(capsys: Any) -> None:
-    found = calibrated(EMNIST, 30.0, 100)
+    found = calibrated_mechanism(EMNIST, 30.0, 100)
     assert 29.9 < epsilon(found, 100) <= 30
     assert capsys.readouterr().err == ""
 
@@ -481,7 +485,7 @@ def test_calibration_leaves_no_warning(capsys: Any) -> None:
 def test_the_ends_of_the_noise_have_an_epsilon(noise: float, accountant: Any) -> None:
     privacy = fp.Privacy(clip=1.0, noise_multiplier=noise, accountant=accountant)
     mechanism = mechanism_of(privacy, 100, 100, "bernoulli", 5)
-    found = epsilons(mechanism, [5])[0]
+    found = epsilon_of(mechanism, 5)
     assert found > 1e5 if noise < 1 else found < 1e-3
 
 

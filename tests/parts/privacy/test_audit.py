@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.parts.normals import standard_normals
-from fedprox.parts.privacy import clients as module
+from fedprox.parts.privacy import setting as module
+from fedprox.parts.privacy.numerics import standard_normals
 from tests.variants import mostly_slow
 
 CANARIES, DIMENSION, ROUNDS = 1000, 20_000, 2

@@ -12,8 +12,8 @@ import fedprox as fp
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import PrivateRounds
-from fedprox.parts.privacy.accounting import Mechanism
-from fedprox.parts.privacy.setting import Hidden, Unit
+from fedprox.parts.privacy.accounting import Hidden, Mechanism
+from fedprox.parts.privacy.setting import Unit
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.test_cli import status
 

@@ -56,7 +56,7 @@ def test_steps_are_those_of_the_rounds(repeated: list[tuple[int, int]], asked: l
         expected = BY_ROUND[:rounds].sum(axis=0)
         expected += sum((BY_ROUND[list(each)].sum(axis=0) for each in again), np.zeros(5, np.int64))
         np.testing.assert_array_equal(steps.counted(rounds), expected)
-        assert [each.taken for each in steps.after(rounds)] == expected[expected > 0].tolist()
+        assert [taken for _, taken in steps.after(rounds)] == expected[expected > 0].tolist()
 
 
 def test_repeated_rounds_cost_once_more() -> None:

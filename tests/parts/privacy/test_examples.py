@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.engine.planning.poisson import PoissonTicks, poisson_places, poisson_width
-from fedprox.parts.normals import standard_normals
-from fedprox.parts.privacy.accounting import Steps, epsilon_of, worst_steps
-from fedprox.parts.privacy.clients import EXAMPLES
-from fedprox.parts.privacy.clipped import clipped_sum
-from fedprox.parts.privacy.examples import EXAMPLES_KEY
+from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
+from fedprox.parts.privacy.examples import EXAMPLES_KEY, clipped_sum
+from fedprox.parts.privacy.numerics import EXAMPLES, standard_normals
 from fedprox.protocol.method import noise_words
 from fedprox.streams import Purpose, generator
 from tests.quadratics import quadratic_model, ragged_quadratics
@@ -392,13 +390,13 @@ def test_no_two_runs_share_noise() -> None:
 # --- epsilon
 
 
-def accounted(steps: Steps, z: float, delta: float, accountant: str) -> float:
+def accounted(rows: int, batch: int, taken: int, z: float, delta: float, accountant: str) -> float:
     """Epsilon by dp-accounting itself."""
     event: Any = dp_accounting.GaussianDpEvent(z)
-    if steps.batch < steps.rows:
-        event = dp_accounting.PoissonSampledDpEvent(steps.batch / steps.rows, event)
+    if batch < rows:
+        event = dp_accounting.PoissonSampledDpEvent(batch / rows, event)
     own = pld.PLDAccountant() if accountant == "pld" else rdp.RdpAccountant()
-    return float(own.compose(event, steps.taken).get_epsilon(delta))
+    return float(own.compose(event, taken).get_epsilon(delta))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -413,8 +411,8 @@ def test_epsilon_is_that_of_the_worst_client_by_dp_accounting(accountant: Any) -
     for t in range(6):
         chosen = cohort.draw(3, t, offsets).clients
         taken[chosen] += systems.work(3, t, chosen, np.array(ROWS)[chosen], SOLVER).steps
-        clients = [Steps(n, min(6, n), int(s)) for n, s in zip(ROWS, taken, strict=True) if s]
-        found.append(max(accounted(each, 1.5, 1e-4, accountant) for each in clients))
+        clients = [(n, min(6, n), int(s)) for n, s in zip(ROWS, taken, strict=True) if s]
+        found.append(max(accounted(*each, 1.5, 1e-4, accountant) for each in clients))
     wanted = [0.0, found[2], found[5]]
     assert [record.epsilon for record in only.history] == pytest.approx(wanted, rel=2e-3)
     assert all(record.delta == 1e-4 for record in only.history)
@@ -432,12 +430,12 @@ def test_the_noise_is_calibrated_to_the_worst_client_of_all_seeds() -> None:
 @settings(max_examples=10, deadline=None)
 def test_the_worst_client_is_found_among_many(clients: list[tuple[int, int]]) -> None:
     privacy = example(1.0, 2.0, accountant="rdp")
-    steps = [Steps(rows, min(20, rows), taken) for rows, taken in clients]
+    steps = [(privacy.of_steps(rows, min(20, rows), 2.0), taken) for rows, taken in clients]
 
-    def spent(each: Steps) -> float:
-        return epsilon_of(each.mechanism(privacy, 2.0), each.taken)
+    def spent(each: Releases) -> float:
+        return epsilon_of(*each)
 
-    assert spent(worst_steps(privacy, 2.0, steps)) == max(map(spent, steps))
+    assert spent(worst_steps(2.0, steps)) == max(map(spent, steps))
 
 
 # --- an audit

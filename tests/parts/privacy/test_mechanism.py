@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Memory, Personal, Solution
 from fedprox.engine.compiled import layout
-from fedprox.parts.privacy.clients import Clipped, clip_to, private
-from fedprox.parts.sums import sound
+from fedprox.parts.part import sound
+from fedprox.parts.privacy.setting import Clipped, clip_to, private
 from fedprox.subproblem import Subproblem
 from tests.quadratics import quadratic_federation, quadratic_model, random_quadratics
 from tests.variants import mostly_slow

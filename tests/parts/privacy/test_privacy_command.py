@@ -8,7 +8,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.experiment import read_experiment, resolve
-from fedprox.parts.privacy.accounting import Mechanism, epsilons
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_of
 from tests.test_cli import status
 
 FILE = """
@@ -84,7 +84,7 @@ def test_the_page(file: Path, capsys: Any) -> None:
     columns = cut, cut._replace(capacity=None), cut._replace(capacity=None, accountant="rdp")
     for index, mechanism in enumerate(columns, start=1):
         shown = [float(row[index]) for row in table]
-        assert shown == pytest.approx(epsilons(mechanism, tenths), abs=1e-3)
+        assert shown == pytest.approx([epsilon_of(mechanism, t) for t in tenths], abs=1e-3)
     first, twice, four_times, half, quarter = rows(text, "Larger cohorts and fewer rounds")[1:]
     assert [row[:2] for row in (first, twice, four_times)] == [
         ["6", "20"],
@@ -106,7 +106,7 @@ def test_an_epsilon_gives_the_noise(file: Path, capsys: Any) -> None:
     text = printed(capsys, file)
     noise = float(re.findall(r"noise multiplier +([\d.]+) +for epsilon = 0.5", text)[0])
     mechanism = Mechanism(60, 6, "bernoulli", None, noise, 1, 1e-3, "rdp")
-    assert epsilons(mechanism, [20])[0] == pytest.approx(0.5, abs=1e-3)
+    assert epsilon_of(mechanism, 20) == pytest.approx(0.5, abs=1e-3)
     table = rows(text, "Larger cohorts and fewer rounds, with the same epsilon")[1:]
     assert all(0.499 <= float(row[4]) <= 0.5 for row in table)
     in_mean = [float(row[3]) for row in table]

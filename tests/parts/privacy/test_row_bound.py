@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import fedprox as fp
-from fedprox.parts.privacy.clients import clip_to
-from fedprox.parts.privacy.clipped import clipped_sum
-from fedprox.parts.privacy.norms import norm_bound
+from fedprox.parts.privacy.examples import clipped_sum
+from fedprox.parts.privacy.numerics import norm_bound
+from fedprox.parts.privacy.setting import clip_to
 from tests.variants import mostly_slow
 
 Vector = np.ndarray[Any, Any]

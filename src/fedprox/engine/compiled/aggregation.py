@@ -24,8 +24,7 @@ from fedprox.engine.compiled.lanes import (
 )
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.jobs import Slots
-from fedprox.parts.part import Reduction
-from fedprox.parts.sums import Screened, beside, scaled, sound, times
+from fedprox.parts.part import Reduction, Screened, beside, scaled, sound, times
 
 T = TypeVar("T")
 

@@ -25,8 +25,7 @@ from fedprox.engine.planning.jobs import Slots
 from fedprox.engine.storage.training_data import DeviceRows
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
-from fedprox.parts.normals import random_key
-from fedprox.parts.part import LocalGradient, Part, known_columns
+from fedprox.parts.part import LocalGradient, Part, known_columns, random_key
 from fedprox.precision import real_type
 from fedprox.solver import Solver
 from fedprox.subproblem import Reference

@@ -30,9 +30,9 @@ from fedprox.engine.storage.training_data import Data, rows_spec
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
-from fedprox.metrics import Terms, value_of
+from fedprox.metrics import Terms, metric_value
 from fedprox.model import Model, Params, with_base
-from fedprox.parts.sums import scaled, sound
+from fedprox.parts.part import scaled, sound
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 
@@ -343,7 +343,7 @@ def read_part(
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
     """The model's metrics (points,) by kind and name, from their sums, leaves (points, ...)."""
     return {
-        f"{kind}_{name}": jax.vmap(partial(value_of, name, metric))(sums[name])
+        f"{kind}_{name}": jax.vmap(partial(metric_value, name, metric))(sums[name])
         for name, metric in model.metrics.items()
     }
 

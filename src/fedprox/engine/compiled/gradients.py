@@ -27,7 +27,7 @@ from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.reads import Exchange, Reading
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss
-from fedprox.parts.sums import Screen, Screened, beside, screened_sum
+from fedprox.parts.part import Screen, Screened, beside, screened_sum
 
 
 def my_part(reading: Reading) -> Reading:

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from fedprox.algorithms.base import ClientState
 from fedprox.devices.mesh import AXIS
 from fedprox.engine.planning.packing import Segments
-from fedprox.parts.sums import beside
+from fedprox.parts.part import beside
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from fedprox.engine.compiled.round import (
 from fedprox.engine.planning.reads import Exchange
 from fedprox.features import Features
 from fedprox.model import Params, with_base
-from fedprox.parts.sums import mean_if_screened, times
+from fedprox.parts.part import mean_if_screened, times
 from fedprox.protocol.method import Method
 
 

@@ -72,9 +72,7 @@ from fedprox.engine.planning.batch_plan import BatchPlan
 from fedprox.engine.planning.reads import Exchange
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Params, with_base
-from fedprox.parts.normals import random_key
-from fedprox.parts.part import LocalGradient
-from fedprox.parts.sums import Screened, mean_if_screened
+from fedprox.parts.part import LocalGradient, Screened, mean_if_screened, random_key
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.engine.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.engine.planning.poisson import PoissonTicks, poisson_width
-from fedprox.parts.events import Step
-from fedprox.parts.time.timeline import FIRST_SHARE, Timeline
+from fedprox.parts.clock import FIRST_SHARE, Step, Timeline
 from fedprox.protocol.cohort import Drawn, weights
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver
@@ -127,7 +126,8 @@ def round_work(
         steps = call(f"{algorithm.name}: round_steps", algorithm.client.round_steps, seed, t)
         solver = solver.changed(steps=steps)
     alone = protocol.independent
-    left, in_time = math.inf if deadline is None else deadline, None
+    left: float = math.inf if deadline is None else deadline
+    in_time: Any = math.inf
     read, before = np.ones(len(first.clients), bool), 0.0
     if timeline is not None:
         if algorithm.first.exchange is not None:
@@ -135,7 +135,7 @@ def round_work(
             if alone and deadline is not None:  # nobody's time must depend on the others
                 before = FIRST_SHARE * deadline
         left -= before
-        in_time = None if deadline is None else timeline.pace.in_time(chosen, left)
+        in_time = timeline.pace.in_time(chosen, left)
     work = protocol.systems.work(seed, t, chosen, sizes, solver, in_time=in_time, independent=alone)
     stragglers = int(work.stragglers.sum())
     if algorithm.pooled and not work.steps.sum():
@@ -158,9 +158,8 @@ def round_work(
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
     if timeline is not None:
         takes_part &= read if first is drawn else read.any()
-        times = timeline.times(t, chosen, work.steps, before)
         most = min(protocol.cohort.messages, len(chosen))
-        takes_part, seconds = timeline.end(times, takes_part, most, left)
+        takes_part, seconds = timeline.end(t, chosen, work.steps, takes_part, most, before, left)
         timeline.now += before + seconds
         # whoever arrives late, or never, could not finish either
         stragglers = int((work.stragglers | ~takes_part).sum())

@@ -15,7 +15,6 @@ of a mini-batch is a release, and the mini-batches are Poisson samples.
 dp-accounting is imported inside functions, since the import takes a second.
 """
 
-import copy
 import importlib.metadata
 import logging
 import math
@@ -23,10 +22,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
-from fedprox.parts.privacy.setting import NOISES, Accountant, Hidden, Privacy, require_noise
+
+Accountant = Literal["pld", "rdp"]
+"""How the privacy loss of several releases is composed."""
+
+NOISES = 1e-3, 1e6
+"""Smallest noise multiplier above 0, and the largest. With less noise no accountant computes an
+epsilon; with more, rounding errors are larger than the privacy losses."""
 
 ACCOUNTANTS: dict[Accountant, str] = {
     "pld": "privacy loss distributions",
@@ -41,11 +49,8 @@ proves an epsilon that is larger, by about 0.7 times its square and the number o
 FINEST = 40_000
 """Most intervals of the grid of one release, about, so that little noise does not take minutes."""
 
-BLOCK = 16
+GROUPED = 16
 """Releases of a block; the compositions of whole blocks are kept for the next numbers of rounds."""
-
-SPARE = 1000
-"""The cohorts of a run exceed the default capacity with a probability of at most delta / SPARE."""
 
 TIGHTNESS = 1e-4
 """Relative tolerance of a calibrated noise multiplier."""
@@ -60,6 +65,52 @@ LITTLE, LARGEST_DIVERGENCE, MOST_EPSILON = 1e-3, 1e100, 700.0
 
 CLOSENESS = 1e-6
 """Relative margin below a target epsilon, above the rounding errors of a composition."""
+
+
+def require_noise(name: str, noise_multiplier: float) -> None:
+    """Raise `InputError` if a noise multiplier is so small or large that it has no epsilon."""
+    least, most = NOISES
+    require(
+        noise_multiplier == 0 or least <= noise_multiplier <= most,
+        f"{name} = {noise_multiplier:g}; it must be 0, or from {least:g} to {most:g}",
+    )
+
+
+class Hidden(NamedTuple):
+    """Among how many of its kind a unit hides.
+
+    Attributes:
+        number: How many clients, or rows of the client with fewest.
+        words: The same in words.
+    """
+
+    number: int
+    words: str
+
+    @classmethod
+    def of(cls, unit: str, sizes: NDArray[np.int64]) -> "Hidden":
+        """Among clients with so many rows."""
+        if unit == "client":
+            return cls(len(sizes), f"{len(sizes):,} clients")
+        fewest = int(sizes[sizes > 0].min(initial=sizes.max(initial=0)))
+        return cls(fewest, f"{fewest:,} rows of the smallest client")
+
+    def require_delta(self, name: str, delta: float) -> None:
+        """Raise `InputError` if publishing one of them as it is would have such a delta."""
+        require(
+            delta < 1 / self.number,
+            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the "
+            "delta of publishing one of them as it is",
+        )
+
+    def warnings(self, name: str, delta: float) -> Iterator[str]:
+        """A line if delta is allowed, but larger than is usual."""
+        if delta > 1 / (10 * self.number):
+            yield (
+                f"{name} = {delta:g} is above a tenth of 1 / {self.number:,}, with {self.words}: "
+                "it should be well below that, since publishing one of them as it is has a delta "
+                f"of 1 / {self.number:,}"
+            )
 
 
 class Mechanism(NamedTuple):
@@ -120,56 +171,11 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
         or (mechanism.sampling, mechanism.accountant) == ("bernoulli", "pld"),
         f"capacity = {mechanism.capacity}; only the accountant pld has one, with Poisson sampling",
     )
-    _require_accountable(mechanism, noisy=True)
+    require_accountable(mechanism, noisy=True)
     return mechanism
 
 
-@lru_cache(maxsize=64)
-def mechanism_of(
-    privacy: Privacy,
-    clients: int,
-    clients_per_round: int,
-    sampling: str,
-    rounds: int,
-    releases: int = 1,
-) -> Mechanism:
-    """The mechanism of a run, with its capacity chosen and its noise calibrated.
-
-    Under Poisson sampling, `clients_per_round` is the mean. The noise is calibrated to `rounds`. A
-    method with an exchange has 2 releases in a round.
-
-    Example:
-        >>> privacy = Privacy(1.0, noise_multiplier=1.2)
-        >>> mechanism = mechanism_of(privacy, 3383, 120, "bernoulli", rounds=100)
-        >>> mechanism.capacity
-        194
-    """
-    require_whole("rounds", rounds)
-    require(
-        clients_per_round <= clients,
-        f"cohort.clients_per_round = {clients_per_round:,}; there are {clients:,} clients",
-    )
-    mechanism = Mechanism(
-        clients,
-        clients_per_round,
-        sampling,
-        None,
-        privacy.noise_multiplier or 0.0,
-        releases,
-        privacy.delta,
-        privacy.accountant or "pld",
-    )
-    if privacy.accountant is None and mechanism.replaces:
-        mechanism = mechanism._replace(accountant="rdp")
-    noisy = privacy.noise_multiplier != 0
-    _require_accountable(mechanism, noisy=noisy)
-    mechanism = mechanism._replace(capacity=_capacity(privacy, mechanism, rounds))
-    if privacy.epsilon is None:
-        return mechanism
-    return calibrated(mechanism, privacy.epsilon, rounds)
-
-
-def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
+def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
     """Raise `InputError` if no guarantee can be computed for the sampling."""
     require(
         mechanism.sampling in ("bernoulli", "uniform"),
@@ -184,38 +190,9 @@ def _require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
     )
 
 
-def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None:
-    """The largest cohort; None for no limit."""
-    clients, mean = mechanism.clients, mechanism.clients_per_round
-    if privacy.capacity is not None:
-        require(
-            mechanism.sampling == "bernoulli",
-            f"privacy.capacity = {privacy.capacity:,}; cohorts have one size with "
-            f'cohort.sampling = "{mechanism.sampling}": leave it out',
-        )
-        require(
-            privacy.capacity >= mean,
-            f"privacy.capacity = {privacy.capacity:,}; it must be at least "
-            f"cohort.clients_per_round = {mean:,}",
-        )
-        return min(privacy.capacity, clients)
-    if mechanism.sampling != "bernoulli" or mechanism.accountant != "pld":
-        return None
-    from scipy import stats
-
-    rare = privacy.delta / SPARE / (rounds * mechanism.releases)
-    seldom = int(stats.binom.isf(rare, clients, mean / clients))
-    return min(clients, max(math.ceil(1.5 * mean), seldom))
-
-
-def calibrated(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
-    """A mechanism with the smallest noise whose rounds cost at most so much epsilon."""
-    noise = _calibrated_noise(mechanism._replace(noise_multiplier=0.0), epsilon, rounds)
-    return mechanism._replace(noise_multiplier=noise)
-
-
 @lru_cache(maxsize=64)
-def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> float:
+def calibrated_mechanism(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
+    """A mechanism with the smallest noise whose rounds cost at most so much epsilon."""
     import dp_accounting
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
@@ -223,10 +200,10 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
     if mechanism.accountant == "pld":
         # what the other accountant finds is close, fast, and a little more than is needed
         quick = mechanism._replace(accountant="rdp", capacity=None)
-        low, step = 0.85 * _calibrated_noise(quick, epsilon, rounds), 1.25
+        low, step = 0.85 * calibrated_mechanism(quick, epsilon, rounds).noise_multiplier, 1.25
 
     def spent(noise: float) -> float:
-        return _spent(mechanism._replace(noise_multiplier=noise), rounds)
+        return _epsilon({mechanism._replace(noise_multiplier=noise): rounds}, mechanism.delta)
 
     while spent(low) <= epsilon:
         low /= step
@@ -255,56 +232,37 @@ def _calibrated_noise(mechanism: Mechanism, epsilon: float, rounds: int) -> floa
         f"privacy.epsilon = {epsilon:g}; no noise multiplier up to {most:,.0f} is enough for it "
         f"with privacy.delta = {mechanism.delta:g}: give a larger delta or epsilon",
     )
-    return float(noise)
-
-
-def epsilons(mechanism: Mechanism, rounds: Sequence[int]) -> list[float]:
-    """Upper bounds of epsilon after some numbers of rounds: infinity without noise, 0 after none.
-
-    Each value depends on its number of rounds alone, not on the others.
-
-    Example:
-        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
-        >>> [round(epsilon, 3) for epsilon in epsilons(mechanism, [0, 100])]
-        [0.0, 1.986]
-    """
-    _require_accountable(mechanism, noisy=mechanism.noise_multiplier > 0)
-    return [_spent(mechanism, each) for each in rounds]
+    return mechanism._replace(noise_multiplier=float(noise))
 
 
 @lru_cache(maxsize=4096)
 def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
-    """Epsilon after a number of rounds; kept, since accounting takes tens of milliseconds."""
-    (epsilon,) = epsilons(mechanism, [rounds])
-    return epsilon
+    """An upper bound of epsilon after some rounds: infinity without noise, 0 after none.
 
+    It is kept, since accounting takes tens of milliseconds.
 
-class Steps(NamedTuple):
-    """Local steps on the rows of a client.
-
-    Attributes:
-        rows: The client's rows.
-        batch: The mean size of a mini-batch.
-        taken: Number of steps.
+    Example:
+        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+        >>> [round(epsilon_of(mechanism, rounds), 3) for rounds in (0, 100)]
+        [0.0, 1.986]
     """
+    require_accountable(mechanism, noisy=mechanism.noise_multiplier > 0)
+    if not rounds:
+        return 0.0
+    return (
+        _epsilon({mechanism: rounds}, mechanism.delta) if mechanism.noise_multiplier else math.inf
+    )
 
-    rows: int
-    batch: int
-    taken: int
 
-    def mechanism(self, privacy: Privacy, noise_multiplier: float) -> Mechanism:
-        """What each step releases."""
-        accountant = privacy.accountant or "pld"
-        sampled = (self.rows, self.batch, "bernoulli", None)
-        return Mechanism(*sampled, noise_multiplier, 1, privacy.delta, accountant)
-
+Releases = tuple[Mechanism, int]
+"""What is released, and how many rounds, or local steps, release it."""
 
 ALIKE = 1.1
 """Factor between the numbers of rows of clients whose epsilons are bounded together."""
 
 
-def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Steps]) -> Steps:
-    """The steps of several clients with the largest epsilon.
+def worst_steps(noise_multiplier: float, clients: Iterable[Releases]) -> Releases:
+    """The steps of several clients with the largest epsilon, which have this noise.
 
     A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
     that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
@@ -312,46 +270,44 @@ def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Ste
     All have the same batch, or fewer rows.
     """
 
-    def spent(steps: Steps, accountant: Accountant | None = None) -> float:
-        mechanism = steps.mechanism(privacy, noise_multiplier)
-        if accountant is not None:
-            mechanism = mechanism._replace(accountant=accountant)
-        return epsilon_of(mechanism, steps.taken)
+    def quick(steps: Releases) -> float:
+        return epsilon_of(steps[0]._replace(accountant="rdp"), steps[1])
 
-    alike: dict[int, list[Steps]] = {}
+    given = {(what._replace(noise_multiplier=noise_multiplier), n) for what, n in clients}
+    alike: dict[int, list[Releases]] = {}
     most = -1
-    for each in sorted(set(clients), key=lambda steps: (steps.rows, -steps.taken)):
-        if each.taken > most:  # else another has fewer rows, and as many steps
-            most = each.taken
-            alike.setdefault(int(math.log(each.rows, ALIKE)), []).append(each)
-    bounds = {
-        key: spent(group[0]._replace(taken=group[-1].taken), "rdp") for key, group in alike.items()
-    }
-    worst, largest = None, -1.0
+    for each in sorted(given, key=lambda steps: (steps[0].clients, -steps[1])):
+        if each[1] > most:  # else another has fewer rows, and as many steps
+            most = each[1]
+            alike.setdefault(int(math.log(each[0].clients, ALIKE)), []).append(each)
+    bounds = {key: quick((group[0][0], group[-1][1])) for key, group in alike.items()}
+    worst, largest = each, -1.0
     for key in sorted(bounds, key=lambda key: -bounds[key]):
         if bounds[key] <= largest:
             break
         for each in alike[key]:
-            if spent(each, "rdp") > largest and spent(each) > largest:
-                worst, largest = each, spent(each)
-    assert worst is not None
+            if quick(each) > largest and epsilon_of(*each) > largest:
+                worst, largest = each, epsilon_of(*each)
     return worst
 
 
-def calibrated_steps(privacy: Privacy, clients: Sequence[Steps]) -> float:
-    """The smallest noise multiplier for which no client's steps cost more than the epsilon.
+def calibrated_steps(epsilon: float, clients: Sequence[Releases]) -> float:
+    """The smallest noise multiplier for which no client's steps cost more than an epsilon.
 
-    >>> privacy = Privacy(1.0, epsilon=2.0, unit="example")
-    >>> round(calibrated_steps(privacy, [Steps(600, 64, 200), Steps(6000, 64, 940)]), 2)
+    >>> few = Mechanism(600, 64, "bernoulli", None, 0.0, 1, 1e-5, "pld")
+    >>> round(calibrated_steps(2.0, [(few, 200), (few._replace(clients=6000), 940)]), 2)
     3.19
     """
-    assert privacy.epsilon is not None
-    noise, worst = 0.0, max(clients, key=lambda steps: (steps.batch / steps.rows, steps.taken))
+
+    def share(steps: Releases) -> tuple[float, int]:
+        return steps[0].clients_per_round / steps[0].clients, steps[1]
+
+    noise, worst = 0.0, max(clients, key=share)
     while True:
-        mechanism = calibrated(worst.mechanism(privacy, 0.0), privacy.epsilon, worst.taken)
-        noise = max(noise, mechanism.noise_multiplier)
-        worst = worst_steps(privacy, noise, clients)
-        if epsilon_of(worst.mechanism(privacy, noise), worst.taken) <= privacy.epsilon:
+        silent = worst[0]._replace(noise_multiplier=0.0)
+        noise = max(noise, calibrated_mechanism(silent, epsilon, worst[1]).noise_multiplier)
+        worst = worst_steps(noise, clients)
+        if epsilon_of(*worst) <= epsilon:
             return noise
 
 
@@ -371,7 +327,7 @@ class Composed(NamedTuple):
     exceeds: float
 
 
-def composed_with(before: Composed | None, spent: Iterable[tuple[Mechanism, int]]) -> Composed:
+def composed_with(before: Composed | None, spent: Iterable[Releases]) -> Composed:
     """Some releases together with those that are composed already."""
     earlier = [before] if before else []
     return reduce(_both, [*earlier, *(_composition(*each) for each in spent)])
@@ -436,7 +392,7 @@ def _bound_of(composed: Composed, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def epsilon_together(
-    spent: tuple[tuple[Mechanism, int], ...], delta: float, before: Composed | None = None
+    spent: tuple[Releases, ...], delta: float, before: Composed | None = None
 ) -> float:
     """An upper bound of epsilon of several runs on the same clients together, for one delta.
 
@@ -462,14 +418,12 @@ def epsilon_together(
     try:
         if len(runs) <= 1:
             return sum(epsilon_of(mechanism, rounds) for mechanism, rounds in runs.items())
-        return _composed_epsilon(runs, delta)
+        return _epsilon(runs, delta)
     except (ArithmeticError, MemoryError):
         return math.inf
 
 
-def quick_epsilon(
-    spent: Sequence[tuple[Mechanism, int]], delta: float, before: Composed | None = None
-) -> float:
+def quick_epsilon(spent: Sequence[Releases], delta: float, before: Composed | None = None) -> float:
     """An upper bound of `epsilon_together` that is found in a millisecond for most clients.
 
     Rényi divergences are added, as if each client had at most as many rows, up to a power of
@@ -477,7 +431,7 @@ def quick_epsilon(
 
     The mechanisms have no capacity.
 
-    >>> steps = Steps(600, 64, 0).mechanism(Privacy(1.0, noise_multiplier=4.0), 4.0)
+    >>> steps = Mechanism(600, 64, "bernoulli", None, 4.0, 1, 1e-5, "pld")
     >>> [round(f(((steps, 200),), 1e-5), 2) for f in (epsilon_together, quick_epsilon)]
     [1.53, 1.69]
     """
@@ -491,41 +445,18 @@ def alike(mechanism: Mechanism) -> Mechanism:
     return mechanism._replace(clients=clients, accountant="rdp")
 
 
-def _composed_epsilon(runs: Mapping[Mechanism, int], delta: float) -> float:
+def _epsilon(runs: Mapping[Mechanism, int], delta: float) -> float:
+    """An upper bound of epsilon of some rounds of each mechanism, all with noise."""
     counts = {mechanism: rounds * mechanism.releases for mechanism, rounds in runs.items()}
-    if all(mechanism.accountant == "rdp" for mechanism in counts):
-        return _rdp_epsilon(counts, delta)
-    total = sum(counts.values())
-    interval = max(_interval(mechanism, total) for mechanism in counts)
-    *earlier, (mechanism, count) = counts.items()
-    # mostly only the number of the last one has changed since the last time
-    accountant = copy.deepcopy(_composed_first(tuple(earlier), interval))
+    if any(mechanism.accountant == "pld" for mechanism in counts):
+        return _pld_epsilon(counts, delta)
+    from dp_accounting import rdp
+
+    each = [(*_rdp(mechanism), count) for mechanism, count in counts.items()]
+    orders = each[0][0]  # the same for all
     with _quiet():
-        accountant.compose(_event(mechanism), count)
-        return float(accountant.get_epsilon(delta))
-
-
-@lru_cache(maxsize=BLOCK)
-def _composed_first(counts: tuple[tuple[Mechanism, int], ...], interval: float) -> Any:
-    """An accountant that has seen some releases."""
-    from dp_accounting import pld
-
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    with _quiet():
-        for mechanism, count in counts:
-            accountant.compose(_event(mechanism), count)
-    return accountant
-
-
-def _spent(mechanism: Mechanism, rounds: int) -> float:
-    if not rounds:
-        return 0.0
-    if not mechanism.noise_multiplier:
-        return math.inf
-    count = rounds * mechanism.releases
-    if mechanism.accountant == "rdp":
-        return _rdp_epsilon({mechanism: count}, mechanism.delta)
-    return _pld_epsilon(mechanism, count)
+        divergences = sum(count * divergence for _, divergence, count in each)
+        return float(rdp.compute_epsilon(orders, divergences, delta)[0])
 
 
 def _event(mechanism: Mechanism) -> Any:
@@ -582,16 +513,6 @@ def _rdp(mechanism: Mechanism) -> tuple[Any, Any]:
     return accountant.orders, accountant.rdp
 
 
-def _rdp_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
-    from dp_accounting import rdp
-
-    each = [(*_rdp(mechanism), count) for mechanism, count in counts.items()]
-    orders = each[0][0]  # the same for all
-    with _quiet():
-        divergences = sum(count * divergence for _, divergence, count in each)
-        return float(rdp.compute_epsilon(orders, divergences, delta)[0])
-
-
 def _interval(mechanism: Mechanism, count: int) -> float:
     """The interval of the grid of privacy losses for a number of releases."""
     noise = mechanism.noise_multiplier
@@ -620,33 +541,45 @@ def _release(mechanism: Mechanism, interval: float) -> Any:
     )
 
 
-@lru_cache(maxsize=2 * BLOCK)
-def _composed(mechanism: Mechanism, interval: float, count: int) -> Any:
-    """The privacy loss distribution of some releases, without its empty ends."""
+@lru_cache(maxsize=2 * GROUPED)
+def _composed(releases: tuple[Releases, ...], interval: float, mass: float) -> Any:
+    """The privacy loss distribution of some releases, without its empty ends.
+
+    Compositions leave out a probability `mass`, which they count as lost.
+    """
     from dp_accounting.pld import privacy_loss_distribution as distributions
 
-    composed = _release(mechanism, interval).self_compose(count)
+    *first, (mechanism, count) = releases
+    if first:
+        last = _composed(((mechanism, count),), interval, mass)
+        return _composed(tuple(first), interval, mass).compose(last, mass)
+    if mechanism.everybody:  # the releases are one, with less noise
+        composed = distributions.from_gaussian_mechanism(
+            mechanism.noise_multiplier / math.sqrt(count), value_discretization_interval=interval
+        )
+    else:
+        composed = _release(mechanism, interval).self_compose(count)
     return composed.compose(distributions.identity(interval))
 
 
-def _pld_epsilon(mechanism: Mechanism, count: int) -> float:
-    if mechanism.everybody:
-        accountant = _accountant(mechanism, count).compose(_event(mechanism), count)
-        return float(accountant.get_epsilon(mechanism.delta))
-    interval = _interval(mechanism, count)
-    single = count % BLOCK
-    blocks = count - single
-    if not blocks or not single:
-        whole = _composed(mechanism, interval, count)
-    else:
-        whole = _composed(mechanism, interval, blocks).compose(
-            _composed(mechanism, interval, single), CLOSENESS * mechanism.delta
-        )
-    return float(whole.get_epsilon_for_delta(mechanism.delta))
+def _pld_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
+    """Epsilon of some releases of each mechanism; mostly only the last number is a new one."""
+    total, releases = sum(counts.values()), list[Releases]()
+    interval, mass = max(_interval(each, total) for each in counts), CLOSENESS * delta
+    for mechanism, count in counts.items():
+        single = 0 if mechanism.everybody else count % GROUPED
+        releases += [(mechanism, some) for some in (count - single, single) if some]
+    *first, last = releases
+    whole = _composed((last,), interval, mass)
+    if first:
+        whole = _composed(tuple(first), interval, mass).compose(whole, mass)
+    return float(whole.get_epsilon_for_delta(delta))
 
 
-def statement(mechanism: Mechanism, rounds: int) -> list[str]:
+def statement(mechanism: Mechanism, rounds: int, taken: int = 0) -> list[str]:
     """The whole guarantee in plain sentences, with what it assumes and leaves out.
+
+    Clients hide, or examples in the local steps that the worst client has taken.
 
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -654,88 +587,60 @@ def statement(mechanism: Mechanism, rounds: int) -> list[str]:
         The models of all 100 rounds together are (epsilon, delta)-differentially private with
         epsilon = 1.987 and delta = 1e-05.
     """
+    epsilon = epsilon_of(mechanism, taken or rounds)
+    *own, trust = _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds)
     return [
-        _guarantee(epsilon_of(mechanism, rounds), mechanism, rounds),
+        "The models have no privacy guarantee: epsilon is infinite."
+        if epsilon == math.inf
+        else f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
+        f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
+        *own,
+        f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
+        f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
+        f"Trust: {trust} In a simulation all data are in one place.",
+        "Outside the guarantee: losses, accuracies and other measurements on clients' data, which "
+        "have no noise, and the choice among several methods, seeds or sweep points, each of which "
+        "is a run of its own.",
+    ]
+
+
+def _of_rounds(mechanism: Mechanism, rounds: int) -> list[str]:
+    """What hides clients, and whom they trust."""
+    other = (
+        "one client is replaced by another, which moves a sum by up to twice the clipping norm"
+        if mechanism.replaces
+        else "one has one client more, which moves a sum by up to the clipping norm"
+    )
+    return [
         "Unit: a client with all of its rows.",
-        f"Neighbouring federations: {_neighbours(mechanism)}. The number of clients is public.",
+        f"Neighbouring federations: {other}. The number of clients is public.",
         _sampling(mechanism),
         f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
         f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
         f"deviation of {mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
-        _accounted(mechanism),
-        "Trust: the server, which sees each client's clipped message and adds the noise. In a "
-        "simulation all data are in one place.",
-        OUTSIDE,
+        "the server, which sees each client's clipped message and adds the noise.",
     ]
 
 
-def statement_of_steps(
-    privacy: Privacy, noise_multiplier: float, worst: Steps, rounds: int
-) -> list[str]:
-    """The whole guarantee of examples in plain sentences, as `statement` for clients.
-
-    Example:
-        >>> worst = Steps(600, 64, 200)
-        >>> privacy = Privacy(1.0, noise_multiplier=4.0, unit="example")
-        >>> print(statement_of_steps(privacy, 4.0, worst, 20)[0])
-        The models of all 20 rounds together are (epsilon, delta)-differentially private with
-        epsilon = 1.527 and delta = 1e-05.
-    """
-    mechanism = worst.mechanism(privacy, noise_multiplier)
-    count, rows, batch = f"{worst.taken:,}", f"{worst.rows:,}", f"{worst.batch:,}"
+def _of_steps(mechanism: Mechanism, taken: int) -> list[str]:
+    """What hides examples, and whom clients trust."""
+    rows, batch = f"{mechanism.clients:,}", f"{mechanism.clients_per_round:,}"
     return [
-        _guarantee(epsilon_of(mechanism, worst.taken), mechanism, rounds),
         "Unit: an example, one row of one client. Rows of one person count as several.",
         "Neighbouring federations: a row of one client is replaced by one that adds nothing to any "
         "sum, which moves a sum by up to the clipping norm. The numbers of rows and who takes part "
         "are public.",
-        f"Worst client: {count} local steps on {rows} rows. Clients have different rows, so the "
+        f"Worst client: {taken:,} local steps on {rows} rows. Clients have different rows, so the "
         "guarantee is that of the worst of them (parallel composition).",
         "Sampling: none; all rows are in each mini-batch."
         if mechanism.everybody
         else f"Sampling: Poisson, each row with probability {batch} / {rows} in each step; the "
         "size of a mini-batch has no limit.",
-        f"Composition: {count} steps with a noised sum each, in units of the clipping norm a "
-        f"standard deviation of {noise_multiplier:.6g}; later steps may depend on earlier ones.",
-        _accounted(mechanism),
-        "Trust: each client, which clips and adds the noise; nobody beyond it. In a simulation all "
-        "data are in one place.",
-        OUTSIDE,
+        f"Composition: {taken:,} steps with a noised sum each, in units of the clipping norm a "
+        f"standard deviation of {mechanism.noise_multiplier:.6g}; later steps may depend on "
+        "earlier ones.",
+        "each client, which clips and adds the noise; nobody beyond it.",
     ]
-
-
-OUTSIDE = (
-    "Outside the guarantee: losses, accuracies and other measurements on clients' data, which have "
-    "no noise, and the choice among several methods, seeds or sweep points, each of which is a run "
-    "of its own."
-)
-
-
-def _guarantee(epsilon: float, mechanism: Mechanism, rounds: int) -> str:
-    """The guarantee of the models of some rounds."""
-    if epsilon == math.inf:
-        return "The models have no privacy guarantee: epsilon is infinite."
-    return (
-        f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
-        f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}."
-    )
-
-
-def _accounted(mechanism: Mechanism) -> str:
-    """By what epsilon is computed."""
-    return (
-        f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
-        f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound."
-    )
-
-
-def _neighbours(mechanism: Mechanism) -> str:
-    """In what two neighbouring federations differ."""
-    if mechanism.replaces:
-        return (
-            "one client is replaced by another, which moves a sum by up to twice the clipping norm"
-        )
-    return "one has one client more, which moves a sum by up to the clipping norm"
 
 
 def _sampling(mechanism: Mechanism) -> str:

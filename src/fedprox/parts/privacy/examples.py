@@ -1,19 +1,38 @@
-"""Privacy of examples as a part: local steps take clipped gradients of single rows, with noise."""
+"""Privacy of examples: local steps take clipped gradients of single rows, with noise.
 
+The gradient of a matrix is a product over the positions at which an example meets it: one for a
+dense layer, one for each patch of a convolution. The norm of such a product, and the weighted sum
+of the products of all examples, follow from the two factors. So the large matrices of dense layers
+never have a gradient for each example, and a step costs little more than one without clipping. The
+gradients of other parameters are formed for each example.
+
+What an example adds to the sum must not exceed its bound, also where its numbers cancel. So an
+example is scaled by an upper bound of the norm of what it adds, with all rounding errors.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.base import Batch, HParams
+from fedprox.jax_internals import (
+    Program,
+    attempt,
+    equations_of,
+    is_literal,
+    repeat,
+    results_of,
+    run_program,
+    with_results,
+)
 from fedprox.model import Params
-from fedprox.parts.normals import random_key, standard_normals
-from fedprox.parts.part import LocalGradient, Part
-from fedprox.parts.privacy.clients import EXAMPLES
-from fedprox.parts.privacy.clipped import clipped_sum
-from fedprox.parts.privacy.setting import Privacy
+from fedprox.parts.part import random_key
+from fedprox.parts.privacy.numerics import EXAMPLES, norm_bound, product_bound, standard_normals
+from fedprox.precision import real_type
 
 EXAMPLES_KEY = 0x65786D70
 """Number folded into a tick's random key for the noise that hides examples."""
@@ -62,25 +81,141 @@ class NoisedGradient:
         return jax.tree.map(lambda g, n: g + scale * n, gradient, normals)
 
 
-@dataclass(frozen=True)
-class HiddenExamples(Part):
-    """Privacy of the examples of clients.
+RESHAPING = "transpose", "reshape", "squeeze", "expand_dims"
+"""Operations that only order the numbers of a gradient anew."""
+
+
+EXACT = jax.lax.Precision.HIGHEST
+"""All digits of each factor, which GPUs and TPUs otherwise round."""
+
+
+class Factors(NamedTuple):
+    """How a gradient is a product of two arrays.
 
     Attributes:
-        privacy: The setting.
+        at: Where the two factors are among what is computed.
+        contracted: Their axes that are summed over.
+        after: What orders the product's numbers as the parameter's, from the first operation on.
     """
 
-    privacy: Privacy
+    at: tuple[int, int]
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    after: tuple[Any, ...]
 
-    own_noise = True
-    """Whether each sweep point of each method has noise of its own."""
 
-    samples_rows = True
-    """Each row is drawn on its own, as the accounting of a step says."""
+def clipped_sum(
+    loss: Callable[..., jax.Array], clip: float, params: Params, *examples: Any
+) -> Callable[[jax.Array], Params]:
+    r"""The sum of the gradients of examples, each scaled to a norm of at most :math:`C`.
 
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
-        """Local steps take clipped gradients of rows."""
-        multiplier = noise()
-        # without a bound there is no noise
-        deviation = multiplier * self.privacy.clip if multiplier else 0.0
-        return NoisedGradient(self.privacy.clip, deviation)
+    An example whose gradient is not finite counts as zero.
+
+    >>> x = jnp.array([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])
+    >>> total = clipped_sum(lambda w, each: w @ each, 1.0, jnp.zeros(2), x)
+    >>> [round(float(each), 5) for each in total(jnp.array([True, True, False]))]
+    [0.9, 1.2]
+    """
+    examples = jax.tree.map(jnp.asarray, examples)  # of the types that JAX computes with
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+    closed, shapes = jax.make_jaxpr(jax.grad(loss), return_shape=True)(params, *one)
+    leaves, structure = jax.tree.flatten(shapes)
+    split = attempt("norms of gradients from their factors", _split, closed, len(leaves))
+    found, program = ([*range(len(leaves))], closed) if split is None else split
+    first = jax.tree.leaves(params)
+
+    def of_one(example: Any) -> list[Any]:
+        return run_program(program, [*first, *jax.tree.leaves(example)])
+
+    # XLA must not simplify the numbers in one way for the norm, and in another for the sum
+    computed = jax.lax.optimization_barrier(jax.vmap(of_one)(examples))
+    bounds = jnp.stack([_bound(each, computed) for each in found], axis=1)
+    norm = jax.vmap(norm_bound)(bounds)
+    scale = jnp.where(norm > clip, clip / norm, 1.0)
+
+    def total(real: jax.Array) -> Params:
+        counts = real & jnp.isfinite(norm)
+        sums = [_weighted(each, computed, jnp.where(counts, scale, 0.0), counts) for each in found]
+        return jax.tree.unflatten(structure, sums)
+
+    return total
+
+
+def _split(closed: Program, gradients: int) -> tuple[list[Factors | int], Program]:
+    """How to compute each gradient from the results of a program, and that program."""
+    wanted: list[Any] = []
+    found = [_factors(closed, k, wanted) for k in range(gradients)]
+    return found, with_results(closed, wanted)
+
+
+def _factors(closed: Program, k: int, wanted: list[Any]) -> Factors | int:
+    """How to compute gradient k, whose variables are appended to what is `wanted`."""
+    made_by = {v: eqn for eqn in equations_of(closed) for v in eqn.outvars}
+    gradient: Any = results_of(closed)[k]
+    variable = gradient
+    after: list[Any] = []
+    while not is_literal(variable):
+        eqn = made_by.get(variable)
+        if eqn is None or eqn.primitive.name not in (*RESHAPING, "dot_general"):
+            break
+        if eqn.primitive.name != "dot_general":
+            after.insert(0, eqn)
+            variable = eqn.invars[0]
+            continue
+        contracted, batched = eqn.params["dimension_numbers"]
+        if any(batched) or any(map(is_literal, eqn.invars)):
+            break
+        positions = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted[0])
+        sizes = [v.aval.size // positions for v in eqn.invars]
+        if positions * sum(sizes) >= math.prod(sizes):
+            break
+        wanted += eqn.invars
+        at = len(wanted) - 2, len(wanted) - 1
+        return Factors(at, contracted, tuple(after))
+    wanted.append(gradient)
+    return len(wanted) - 1
+
+
+def _matrices(factors: Factors, computed: list[Any]) -> list[jax.Array]:
+    """The two factors of each example as matrices, (B, positions, numbers)."""
+    matrices = []
+    for at, axes in zip(factors.at, factors.contracted, strict=True):
+        array = computed[at].astype(real_type())
+        inner = [axis + 1 for axis in axes]
+        array = jnp.moveaxis(array, inner, range(1, 1 + len(inner)))
+        positions = math.prod(array.shape[1 : 1 + len(inner)])
+        matrices.append(array.reshape(len(array), positions, -1))
+    return matrices
+
+
+def _bound(found: Factors | int, computed: list[Any]) -> jax.Array:
+    """An upper bound of the norm of each example's gradient as it is summed, (B,)."""
+    if isinstance(found, int):
+        return jax.vmap(norm_bound)(computed[found])
+    return product_bound(*_matrices(found, computed))
+
+
+def _weighted(
+    found: Factors | int, computed: list[Any], weights: jax.Array, counts: jax.Array
+) -> jax.Array:
+    """The weighted sum of the examples' gradients, those that do not count left out."""
+
+    def kept(array: jax.Array) -> jax.Array:  # zero times infinity is not zero
+        return jnp.where(counts.reshape(-1, *[1] * (array.ndim - 1)), array, 0.0)
+
+    if isinstance(found, int):
+        return jnp.tensordot(weights, kept(computed[found]), axes=1, precision=EXACT)
+    a, b = (kept(each) for each in _matrices(found, computed))
+    total = jnp.einsum("bpm,bpn->mn", weights[:, None, None] * a, b, precision=EXACT)
+    return _ordered(found, computed, total)
+
+
+def _ordered(factors: Factors, computed: list[Any], product: jax.Array) -> jax.Array:
+    """A product in the order of the parameter's numbers."""
+    shape: list[int] = []
+    for at, axes in zip(factors.at, factors.contracted, strict=True):
+        of_example = computed[at].shape[1:]
+        shape += [size for axis, size in enumerate(of_example) if axis not in axes]
+    product = product.reshape(shape)
+    for eqn in factors.after:
+        product = repeat(eqn, product)
+    return product

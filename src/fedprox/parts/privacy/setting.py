@@ -15,36 +15,71 @@ et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 
 .. math:: \tilde g = \frac{1}{B} \Big( \sum_{i \in b} g_i \min(1, C / \|g_i\|)
           + \mathcal N(0, z^2 C^2 I) \Big), \qquad g_i = \nabla \ell_i(w).
+
+The engine sums the clipped messages with the equal weights 1 / (q N), whoever came, so that a
+client changes the sum by at most C / (q N). The noise is added here, to that sum, before the
+method's own update reads it. A client's state stays with the client: it is neither clipped nor
+released. How many clients came is not public, so the method reads the fixed share q in place of the
+share that took part.
+
+A method with a first exchange releases two sums a round: gradients, then messages. Both are clipped
+to the same norm and get noise of their own.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.algorithms.base import (
+    ROUNDING,
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+    add_scaled,
+)
+from fedprox.algorithms.lift import lift
+from fedprox.errors import (
+    PositiveInt,
+    UnitFloat,
+    Within,
+    check_fields,
+    require,
+    require_number,
+    require_whole,
+    shown,
+)
+from fedprox.model import Params
+from fedprox.parts.faults import Faults
+from fedprox.parts.part import LocalGradient, Part, Reduction, Setting
+from fedprox.parts.privacy.accounting import (
+    NOISES,
+    Accountant,
+    Hidden,
+    Mechanism,
+    calibrated_mechanism,
+    require_accountable,
+    require_noise,
+)
+from fedprox.parts.privacy.examples import NoisedGradient
+from fedprox.parts.privacy.numerics import GRADIENTS, MESSAGES, norm_bound, standard_normals
+from fedprox.precision import real_type
 
 Unit = Literal["client", "example"]
 """What privacy hides: a client with all of its rows, or one row."""
 
-Accountant = Literal["pld", "rdp"]
-"""How the privacy loss of several releases is composed."""
-
 CLIPS = 1e-9, 1e9
 """Smallest and largest clipping norm, with whose squares single precision computes."""
-
-NOISES = 1e-3, 1e6
-"""Smallest noise multiplier above 0, and the largest. With less noise no accountant computes an
-epsilon; with more, rounding errors are larger than the privacy losses."""
-
-MOST_EPSILON = 1e5
-"""Largest epsilon, which needs more than the smallest noise."""
-
-MOST_RATE = 100.0
-"""Largest learning rate of an adaptive norm."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +114,16 @@ class AdaptiveClip:
         <https://arxiv.org/abs/1905.03871>`_, NeurIPS 2021, Algorithm 1 and Theorem 1.
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 6.0
+    quantile: UnitFloat = 0.5
+    rate: Annotated[float, Within(positive=True, most=100)] = 0.2
+    count_noise: Annotated[float, Within(positive=True, most=1e6)] = 6.0
 
     def __post_init__(self) -> None:
-        name = "privacy.adaptive_clip"
-        require_number(f"{name}.quantile", self.quantile, most=1)
-        require_number(f"{name}.rate", self.rate, most=MOST_RATE, positive=True)
-        require_number(f"{name}.count_noise", self.count_noise, most=NOISES[1], positive=True)
+        check_fields("privacy.adaptive_clip", self)
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Part):
     r"""A guarantee of :math:`(\epsilon, \delta)`-differential privacy for clients or examples.
 
     With the unit "client" it hides a client with all of its rows. The server is trusted: it sees
@@ -138,16 +170,16 @@ class Privacy:
     """
 
     clip: float
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float = 1e-5
+    epsilon: Annotated[float, Within(positive=True, most=1e5)] | None = None
+    noise_multiplier: Annotated[float, Within()] | None = None
+    delta: Annotated[float, Within(positive=True, below=1)] = 1e-5
     adaptive_clip: AdaptiveClip | None = None
     accountant: Accountant | None = None
-    capacity: int | None = None
+    capacity: PositiveInt | None = None
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        require_one_of("privacy.unit", self.unit, get_args(Unit))
+        check_fields("privacy", self)
         for name in ("adaptive_clip", "capacity"):
             require(
                 self.unit == "client" or getattr(self, name) is None,
@@ -165,30 +197,89 @@ class Privacy:
             f"privacy.epsilon = {shown(self.epsilon)} and privacy.noise_multiplier = "
             f"{shown(self.noise_multiplier)}; give one of the two",
         )
-        require_number(
-            "privacy.epsilon", self.epsilon, most=MOST_EPSILON, positive=True, optional=True
-        )
-        require_number("privacy.noise_multiplier", self.noise_multiplier, optional=True)
         require_noise("privacy.noise_multiplier", self.noise_multiplier or 0.0)
-        require_number("privacy.delta", self.delta, positive=True)
-        require(self.delta < 1, f"privacy.delta = {shown(self.delta)}; it must be below 1")
-        accountants = get_args(Accountant)
-        require_one_of("privacy.accountant", self.accountant, accountants, optional=True)
-        adaptive = self.adaptive_clip
         require(
-            adaptive is None or isinstance(adaptive, AdaptiveClip),
-            f"privacy.adaptive_clip = {shown(adaptive)}; it must be a fedprox.AdaptiveClip or None",
-        )
-        require(
-            adaptive is None or not unbounded,
+            self.adaptive_clip is None or not unbounded,
             "privacy.adaptive_clip: it needs a finite privacy.clip to start from",
         )
-        require_whole("privacy.capacity", self.capacity, optional=True)
         require(
             self.accountant != "rdp" or not self.capacity,
             f"privacy.capacity = {self.capacity}; privacy.accountant = "
             f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
         )
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether clients hide, and not their rows."""
+        return self.unit == "client"
+
+    own_noise = True
+    """Whether each sweep point of each method has noise of its own."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a round needs a random key: for its noise; steps have those of mini-batches."""
+        return self.of_clients
+
+    @property
+    def independent(self) -> bool:
+        """What other clients have, and how many came, must not show."""
+        return self.of_clients
+
+    @property
+    def always_updates(self) -> bool:
+        """Without messages, the noise of clients is still released."""
+        return self.of_clients
+
+    @property
+    def samples_rows(self) -> bool:
+        """Each row is drawn on its own, as the accounting of a step says."""
+        return not self.of_clients
+
+    def mechanism(self, method: Algorithm, setting: Setting) -> Mechanism:
+        """What a run of a method releases about its clients."""
+        _, clients, per_round, sampling, rounds, _ = setting
+        return mechanism_of(self, clients, per_round, sampling, rounds, releases(method))
+
+    def of_steps(self, rows: int, batch: int, noise_multiplier: float = 0.0) -> Mechanism:
+        """What each local step on so many rows releases about an example."""
+        sampled, accountant = (rows, batch, "bernoulli", None), self.accountant or "pld"
+        return Mechanism(*sampled, noise_multiplier, 1, self.delta, accountant)
+
+    def most_clients(self, method: Algorithm, setting: Setting) -> int | None:
+        """Most clients of a round for which privacy accounts."""
+        return self.mechanism(method, setting).capacity if self.of_clients else None
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method with clipped messages and noise, if clients hide."""
+        if not self.of_clients:
+            return method
+        what = self.mechanism(method, setting)
+        noise = what.noise_multiplier, what.clients_per_round, what.clients
+        return private(method, self, *noise)
+
+    def reduce(self, reduction: Reduction) -> Reduction:
+        """What is not finite counts as zero, with or without `Faults`, if clients hide."""
+        if not self.of_clients:
+            return reduction
+        screen = reduction.screen or Faults(norm=math.inf)
+        return reduction._replace(screen=screen, fixed=True)
+
+    def hparams(self, hparams: HParams, key: Any) -> HParams:
+        """With the random key of the round and sweep point."""
+        if key is None or "noise_words" not in hparams or not self.of_clients:
+            return hparams  # as on a node, which adds no noise
+        words = hparams["noise_words"]
+        own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+        return {**hparams, "noise_key": jax.random.key_data(own)}
+
+    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
+        """Local steps take clipped gradients of rows, if these hide."""
+        if self.of_clients:
+            return None
+        multiplier = noise()
+        # without a bound there is no noise
+        return NoisedGradient(self.clip, multiplier * self.clip if multiplier else 0.0)
 
     def update_noise(self, noise_multiplier: float) -> float:
         r"""The noise multiplier of the messages, if that of a whole release is :math:`z`.
@@ -221,50 +312,77 @@ class Privacy:
         return float(left**-0.5)
 
 
-def require_noise(name: str, noise_multiplier: float) -> None:
-    """Raise `InputError` if a noise multiplier is so small or large that it has no epsilon."""
-    least, most = NOISES
-    require(
-        noise_multiplier == 0 or least <= noise_multiplier <= most,
-        f"{name} = {noise_multiplier:g}; it must be 0, or from {least:g} to {most:g}",
-    )
+SELDOM_CUT = 1000
+"""The cohorts of a run exceed the default capacity with a probability of at most delta / 1000."""
 
 
-class Hidden(NamedTuple):
-    """Among how many of its kind a unit hides.
+@lru_cache(maxsize=64)
+def mechanism_of(
+    privacy: Privacy,
+    clients: int,
+    clients_per_round: int,
+    sampling: str,
+    rounds: int,
+    releases: int = 1,
+) -> Mechanism:
+    """The mechanism of a run, with its capacity chosen and its noise calibrated.
 
-    Attributes:
-        number: How many clients, or rows of the client with fewest.
-        words: The same in words.
+    Under Poisson sampling, `clients_per_round` is the mean. The noise is calibrated to `rounds`. A
+    method with an exchange has 2 releases in a round.
+
+    Example:
+        >>> privacy = Privacy(1.0, noise_multiplier=1.2)
+        >>> mechanism = mechanism_of(privacy, 3383, 120, "bernoulli", rounds=100)
+        >>> mechanism.capacity
+        194
     """
+    require_whole("rounds", rounds)
+    require(
+        clients_per_round <= clients,
+        f"cohort.clients_per_round = {clients_per_round:,}; there are {clients:,} clients",
+    )
+    mechanism = Mechanism(
+        clients,
+        clients_per_round,
+        sampling,
+        None,
+        privacy.noise_multiplier or 0.0,
+        releases,
+        privacy.delta,
+        privacy.accountant or "pld",
+    )
+    if privacy.accountant is None and mechanism.replaces:
+        mechanism = mechanism._replace(accountant="rdp")
+    noisy = privacy.noise_multiplier != 0
+    require_accountable(mechanism, noisy=noisy)
+    mechanism = mechanism._replace(capacity=_capacity(privacy, mechanism, rounds))
+    if privacy.epsilon is None:
+        return mechanism
+    return calibrated_mechanism(mechanism._replace(noise_multiplier=0.0), privacy.epsilon, rounds)
 
-    number: int
-    words: str
 
-    @classmethod
-    def of(cls, unit: Unit, sizes: NDArray[np.int64]) -> "Hidden":
-        """Among clients with so many rows."""
-        if unit == "client":
-            return cls(len(sizes), f"{len(sizes):,} clients")
-        fewest = int(sizes[sizes > 0].min(initial=sizes.max(initial=0)))
-        return cls(fewest, f"{fewest:,} rows of the smallest client")
-
-    def require_delta(self, name: str, delta: float) -> None:
-        """Raise `InputError` if publishing one of them as it is would have such a delta."""
+def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None:
+    """The largest cohort; None for no limit."""
+    clients, mean = mechanism.clients, mechanism.clients_per_round
+    if privacy.capacity is not None:
         require(
-            delta < 1 / self.number,
-            f"{name} = {delta:g}; with {self.words} it must be below 1 / {self.number:,}, the "
-            "delta of publishing one of them as it is",
+            mechanism.sampling == "bernoulli",
+            f"privacy.capacity = {privacy.capacity:,}; cohorts have one size with "
+            f'cohort.sampling = "{mechanism.sampling}": leave it out',
         )
+        require(
+            privacy.capacity >= mean,
+            f"privacy.capacity = {privacy.capacity:,}; it must be at least "
+            f"cohort.clients_per_round = {mean:,}",
+        )
+        return min(privacy.capacity, clients)
+    if mechanism.sampling != "bernoulli" or mechanism.accountant != "pld":
+        return None
+    from scipy import stats
 
-    def warnings(self, name: str, delta: float) -> Iterator[str]:
-        """A line if delta is allowed, but larger than is usual."""
-        if delta > 1 / (10 * self.number):
-            yield (
-                f"{name} = {delta:g} is above a tenth of 1 / {self.number:,}, with {self.words}: "
-                "it should be well below that, since publishing one of them as it is has a delta "
-                f"of 1 / {self.number:,}"
-            )
+    rare = privacy.delta / SELDOM_CUT / (rounds * mechanism.releases)
+    seldom = int(stats.binom.isf(rare, clients, mean / clients))
+    return min(clients, max(math.ceil(1.5 * mean), seldom))
 
 
 def check_delta(privacy: Privacy | None, sizes: NDArray[np.int64]) -> None:
@@ -277,3 +395,127 @@ def delta_warnings(privacy: Privacy | None, sizes: NDArray[np.int64]) -> Iterato
     """As `check_delta`: a line if delta is larger than is usual."""
     if privacy is not None and privacy.noise_multiplier != 0:
         yield from Hidden.of(privacy.unit, sizes).warnings("privacy.delta", privacy.delta)
+
+
+class Guarded(NamedTuple):
+    """A method's state and the current clipping norm, a scalar."""
+
+    state: State
+    clip: jax.Array
+
+
+class Clipped(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        message: The method's message, of a norm of at most the clipping norm.
+        within: 1/2 if the message was not clipped, else -1/2; None if the norm does not adapt.
+    """
+
+    message: Message
+    within: jax.Array | None
+
+
+def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
+    """A tree scaled to at most a norm, and an upper bound of its norm before.
+
+    A tree with a number that is not finite stays so, and screening leaves it out of the sum.
+
+    >>> clipped, before = clip_to(1.0, {"a": jnp.array([3.0]), "b": jnp.array([4.0])})
+    >>> round(float(clipped["a"][0]), 4), round(float(before), 4)
+    (0.6, 5.0)
+    """
+    before = norm_bound(tree)
+    scale = jnp.where(before > norm, norm / before, 1.0)
+    return jax.tree.map(lambda a: a * scale, tree), before
+
+
+def possible_bits(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
+    """The mean of numbers that are 1/2 or -1/2 is between them."""
+    del hparams, steps
+    return ~(jnp.abs(0.0 if mean.within is None else mean.within) > 0.5 * (1 + ROUNDING))
+
+
+def normals_of(hparams: HParams, purpose: int, mean: Any) -> Any:
+    """The standard normal numbers that are given for a mean, else those of the round's key."""
+    given = hparams.get("noise")
+    return standard_normals(hparams["noise_key"], purpose, mean) if given is None else given
+
+
+def releases(algorithm: Algorithm) -> int:
+    """How many noised sums a round of a method releases.
+
+    >>> from fedprox.algorithms import fedavg, feddane
+    >>> releases(fedavg()), releases(feddane(mu=0.1))
+    (1, 2)
+    """
+    return 1 if algorithm.first.exchange is None else 2
+
+
+def private(
+    algorithm: Algorithm, privacy: Privacy, noise_multiplier: float, cohort: int, clients: int
+) -> Algorithm:
+    r"""The same method with clipped messages and noise.
+
+    The server's functions read ``hparams["noise_key"]``, the random key of the round and sweep
+    point; or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
+    the mean that they are added to.
+
+    References:
+        McMahan et al., `Learning Differentially Private Recurrent Language Models
+        <https://arxiv.org/abs/1710.06963>`_, ICLR 2018, Algorithm 1; Andrew et al.,
+        `Differentially Private Learning with Adaptive Clipping
+        <https://arxiv.org/abs/1905.03871>`_, NeurIPS 2021, Algorithm 1.
+    """
+    adaptive = privacy.adaptive_clip
+    z = privacy.update_noise(noise_multiplier)
+
+    def public(hparams: HParams, _: ClientContext | None) -> HParams:
+        share = jnp.full_like(hparams["participation"], cohort / clients)
+        return {**hparams, "participation": share}
+
+    def guarded(state: State, _: Params) -> Guarded:
+        return Guarded(state, jnp.asarray(privacy.clip, real_type()))
+
+    inner = lift(algorithm, server=guarded, hparams=public)
+
+    def message(
+        state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Clipped, ClientState]:
+        sent, own_state = inner.client.message(state, hparams, context, solution)
+        clipped, norm = clip_to(state.clip, sent)
+        within = None if adaptive is None else jnp.where(norm <= state.clip, 0.5, -0.5)
+        return Clipped(clipped, within), own_state
+
+    def update(state: Guarded, mean: Clipped, hparams: HParams) -> Guarded:
+        clip, (sent, within) = state.clip, mean
+        if z:
+            normals: Clipped = normals_of(hparams, MESSAGES, mean)
+            sent = add_scaled(sent, z * clip / cohort, normals.message)
+            if adaptive is not None:
+                within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
+        if adaptive is not None and within is not None:
+            clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
+            clip = jnp.clip(clip, *CLIPS)
+        after: Guarded = inner.server.update(state, sent, hparams)
+        return after._replace(clip=clip)
+
+    def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
+        assert inner.first.exchange is not None
+        if z:
+            mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
+        return inner.first.exchange(state, mean, hparams)
+
+    return inner._replace(
+        average="clients",
+        client=inner.client._replace(
+            message=message,
+            size=lambda sent: algorithm.client.size(sent.message),
+            possible=possible_bits,
+        ),
+        server=inner.server._replace(update=update),
+        first=inner.first._replace(
+            exchange=None if algorithm.first.exchange is None else exchange,
+            sent=lambda gradient: clip_to(privacy.clip, gradient)[0],
+        ),
+    )
