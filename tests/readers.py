@@ -26,15 +26,12 @@ from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
 from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment, resolved
-from fedprox.files.numeric import read_idx
-from fedprox.files.packed import tar_members
+from fedprox.files.packed import read_idx, tar_members
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
-from fedprox.report.charts import styles
+from fedprox.report.figure import styles
 from fedprox.report.page import section
-from fedprox.report.parameters import encode
-from fedprox.report.saved import load_model
-from fedprox.report.weights import _tensors
+from fedprox.report.saved import _tensors, encode, load_model
 from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist

@@ -20,8 +20,7 @@ from typer.core import TyperCommand
 
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
-from fedprox.commands.runs import file_and_folder, resume_command, set_up_jax, train_into
-from fedprox.commands.shared import (
+from fedprox.commands.runs import (
     DataDir,
     Devices,
     File,
@@ -31,8 +30,12 @@ from fedprox.commands.shared import (
     Out,
     Resume,
     Settings,
+    file_and_folder,
+    resume_command,
     say,
+    set_up_jax,
     standard_console,
+    train_into,
 )
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
@@ -69,15 +72,12 @@ from fedprox.report.data import (
     statistics_table,
     work_seconds,
 )
-from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
-from fedprox.report.page import write_report
+from fedprox.report.page import diagnosis_page, write_report
 from fedprox.report.privacy import Plan, examples_page, privacy_page
 from fedprox.studies.run import Place
-from fedprox.terminal.bar import Bar
-from fedprox.terminal.output import safe_streams
-from fedprox.terminal.signals import answering, end_now
+from fedprox.terminal import Bar, answering, end_now, safe_streams
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it

@@ -27,14 +27,12 @@ from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
 from fedprox.measures import Measure, measure_of
 from fedprox.model import cross_entropy, top_1
-from fedprox.report import charts
 from fedprox.report.archive import read_archive
-from fedprox.report.charts import chart, ranked, styles
-from fedprox.report.directory import model_file, summarise, write_clients, write_figure
-from fedprox.report.figure import figure
-from fedprox.report.lines import Line
+from fedprox.report.directory import summarise, write_clients, write_figure
+from fedprox.report.figure import Chart, Line, chart, figure, ranked, styles
 from fedprox.report.page import overlay, section, write_report
 from fedprox.report.records import metrics_line, read_record
+from fedprox.report.saved import model_file
 from fedprox.results.record import Record
 from fedprox.results.run import Run
 from tests import browser as driving
@@ -466,11 +464,11 @@ def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) ->
 # What is drawn
 
 
-def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> charts.Chart:  # noqa: B008
+def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> Chart:  # noqa: B008
     return chart("t", "n", lines, styles(line.label for line in lines), measure_of("round"), y)
 
 
-def lines_of(shown: charts.Chart) -> list[dict[str, Any]]:
+def lines_of(shown: Chart) -> list[dict[str, Any]]:
     return list(shown.data["lines"])
 
 

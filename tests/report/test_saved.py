@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.report.directory import RunDirectory
-from fedprox.report.parameters import decode, encode
+from fedprox.report.saved import decode, encode
 
 
 def structure(tree: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from fedprox.terminal import bar
-from fedprox.terminal.bar import Bar
+from fedprox import terminal as bar
+from fedprox.terminal import Bar
 
 
 @contextmanager

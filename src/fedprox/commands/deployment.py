@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from fedprox.commands.runs import file_and_folder, set_up_jax, train_into
-from fedprox.commands.shared import (
+from fedprox.commands.runs import (
     DataDir,
     Devices,
     Force,
@@ -23,8 +22,11 @@ from fedprox.commands.shared import (
     Out,
     Resume,
     Settings,
+    file_and_folder,
     say,
+    set_up_jax,
     standard_console,
+    train_into,
 )
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
@@ -47,7 +49,7 @@ from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
-from fedprox.files.lock import locked
+from fedprox.files.whole import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.loop.callbacks import Callback
@@ -60,8 +62,7 @@ from fedprox.report.privacy import guarantee
 from fedprox.report.records import has, value_of
 from fedprox.results.record import Record, figures
 from fedprox.results.run import Run
-from fedprox.terminal.bar import Bar
-from fedprox.terminal.signals import answering
+from fedprox.terminal import Bar, answering
 
 MOST_CLIENTS = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""

@@ -24,9 +24,8 @@ from fedprox.federation import Federation
 from fedprox.results.target import Target
 from fedprox.studies.grid import DATA, METHOD, RESERVED, Cell, Settings
 from fedprox.studies.results import Study
-from fedprox.studies.run import Place
+from fedprox.studies.run import Place, Tuning
 from fedprox.studies.study import run_study
-from fedprox.studies.tuning import Tuning
 
 KEPT = 2
 """Federations that are kept in memory: the cells of one data set follow each other."""

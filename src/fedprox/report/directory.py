@@ -1,6 +1,5 @@
 """The run directory: experiment, metrics, summary, models and figure of a comparison."""
 
-import hashlib
 import importlib.metadata
 import io
 import json
@@ -11,8 +10,9 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,18 +21,28 @@ import tomli_w
 
 from fedprox import __version__
 from fedprox.diagnostics.clients import client_measures
-from fedprox.errors import require
+from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.files.lock import NAME as LOCK
-from fedprox.files.lock import locked
 from fedprox.files.toml import read_toml
-from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.files.whole import (
+    LOCK,
+    append,
+    flush_folder,
+    locked,
+    naming,
+    open_no_link,
+    refuse_link,
+    write_whole,
+)
 from fedprox.loop.checkpoint import FIRST
-from fedprox.model import Model
+from fedprox.model import Model, check_params
+from fedprox.model.check import check_model
+from fedprox.report.archive import target_of_runs
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
-from fedprox.report.parameters import encode
+from fedprox.report.page import write_report
 from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
+from fedprox.report.saved import encode, model_file
 from fedprox.report.table import common_target
 from fedprox.results.record import Record
 from fedprox.results.run import Run
@@ -52,9 +62,6 @@ LOGS = ("tensorboard", "mlflow", "wandb")
 
 LOG_ID = "fedprox-id"
 """Name of the file that marks such a folder as written by a logger."""
-
-LONGEST = 150
-"""Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
 PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax")
 
@@ -278,24 +285,6 @@ RESULTS = (
 """Files that a finished run writes, other than its metrics."""
 
 
-def model_file(label: str, seed: int) -> str:
-    """The file name of a run's model.
-
-    >>> model_file("fedprox mu=1", 0)
-    'model-fedprox-mu=1-0.safetensors'
-    """
-    return f"model-{file_name(label, seed)}.safetensors"
-
-
-def file_name(label: str, seed: int) -> str:
-    """A run as part of a file name: its label, if long cut and followed by a digest, and seed."""
-    name = re.sub(r"[^\w.=+-]+", "-", label)
-    if len(name.encode()) > LONGEST:
-        digest = hashlib.sha256(label.encode()).hexdigest()[:16]
-        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
-    return f"{name}-{seed}"
-
-
 def write_figure(
     folder: Path, drawn: "Figure", name: str = "figure", kinds: Sequence[str] = ("png", "svg")
 ) -> None:
@@ -395,3 +384,90 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def write_results(
+    directory: RunDirectory,
+    runs: Sequence[Run],
+    target: Target | None,
+    federation: Federation | None = None,
+    model: Model | None = None,
+) -> None:
+    """Write all files of a run directory but `experiment.toml` and `metrics.jsonl`."""
+    if federation is not None and model is not None:
+        most = directory.experiment.get("evaluation", {}).get("clients")
+        write_clients(directory.path, federation, model, runs, most)
+    directory.finish(runs, target)
+    write_report([directory.path], directory.path / "report.html")
+
+
+def save(
+    runs: Sequence[Run],
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: Model | None = None,
+) -> None:
+    """Write the runs of a comparison into a run directory, as `fedprox run` does.
+
+    Its `experiment.toml` describes the arguments of `simulate`: the settings, the methods with
+    their hyperparameters, the name of the model's class or function, and the numbers of clients and
+    rows. The file of such a comparison cannot be run; that of a comparison from `fedprox.run` can.
+
+    Args:
+        runs: What `simulate` or `run` returned, or some of these runs.
+        folder: The folder. It must be new, empty, or hold results of the same experiment, which
+            are replaced.
+        federation: The clients and their data. With `federation` and `model`, the run directory
+            gets `clients.json`, the final models' test accuracy on each client, and the report
+            shows it. Runs do not hold the federation, so that its memory can be freed.
+        model: The model; needed together with `federation`.
+
+    Raises:
+        InputError: There are no runs, or they are of several comparisons; only one of `federation`
+            and `model` is given, or they do not fit the runs; or the folder holds other files, or
+            another process is writing to it.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> model = fp.models.logistic(federation)
+        >>> solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=3)
+        >>> runs = fp.simulate(
+        ...     federation, model, fp.fedavg(), solver=solver, cohort=fp.Cohort(2), rounds=1
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fp.save(runs, folder, federation=federation, model=model)
+        ...     fp.load_model(folder)["dense"]["weight"].shape
+        (10, 60)
+    """
+    are_runs = isinstance(runs, Sequence) and all(isinstance(run, Run) for run in runs)
+    require(are_runs and len(runs), f"runs = {shown(runs)}; it must be a list of fedprox.Run")
+    experiment = runs[0].experiment
+    require(experiment, "runs: made by neither fedprox.simulate nor fedprox.run, so not known how")
+    names = [(run.label, run.seed) for run in runs]
+    require(
+        all(run.experiment == experiment for run in runs) and len(set(names)) == len(names),
+        "runs: of several calls of fedprox.simulate; save each call's in a folder of its own",
+    )
+    require(
+        (federation is None) == (model is None),
+        "federation and model: one of them is missing; give both, or neither",
+    )
+    if federation is not None and model is not None:
+        check_model(model, federation)
+        for run in runs:
+            check_params(f"model: not that of {run.label!r}", run.params, model.shapes)
+    target = target_of_runs(experiment, runs)
+    with RunDirectory(Path(folder), dict(experiment)) as directory:
+        for record in _in_order_of_training(runs):
+            directory.record(record)
+        write_results(directory, runs, target, federation, model)
+
+
+def _in_order_of_training(runs: Sequence[Run]) -> Iterator[Record]:
+    """All records in the order of training, in which the points of a sweep run together."""
+    for _, sweep in groupby(runs, key=lambda run: (run.method, run.seed)):
+        records = [record for run in sweep for record in run.history]
+        yield from sorted(records, key=lambda record: record.round)

@@ -1,19 +1,220 @@
-"""Figures of lines: of a comparison, and of a study."""
+"""Figures of lines: the lines, as the report's page draws them, and as Matplotlib does.
 
+A line is a measure against another one: for each label, with a value for each seed. What is drawn
+is the mean over its seeds, with a band of one sample standard deviation on either side, as in the
+table.
+"""
+
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import count
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.errors import require, require_one_of
 from fedprox.measures import COSTS, Measure, measure_of
 from fedprox.report.compare import Groups
-from fedprox.report.lines import FEW_DECADES, Line, band, curves, explained, is_logarithmic, limits
-from fedprox.report.records import has
-from fedprox.report.rows import by_label
-from fedprox.report.table import metrics_on_test_rows
+from fedprox.report.records import by_label, has, value_of
+from fedprox.report.table import ReportTable, metrics_on_test_rows
 from fedprox.results.run import Run
+
+LOGARITHMIC_FROM = 20
+"""Ratio of greatest to least value above which an axis is logarithmic."""
+
+FEW_DECADES = 1000
+"""That ratio from which a logarithmic axis has labels only at powers of ten, not at 2 and 5."""
+
+
+class Line(NamedTuple):
+    """One label's curve: x of shape (points,), and values of shape (seeds, points)."""
+
+    label: str
+    x: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+
+def curves(groups: Mapping[str, Sequence[Run]], x: str, y: str) -> list[Line]:
+    """A line for each label for which y is known.
+
+    The last record of a run that stopped early, at its target or by divergence, is repeated. x is
+    the mean over the longest runs. Against the time, which differs between seeds, values are
+    interpolated, up to the end of the first run.
+    """
+    lines = []
+    for label, group in groups.items():
+        length = max(len(run.history) for run in group)
+        if x == "time":
+            known = [
+                [[value_of(record, name) for record in run.history] for name in (x, y)]
+                for run in group
+            ]
+            along = np.linspace(0.0, min(times[-1] for times, _ in known), length)
+            values = np.array([np.interp(along, times, of_run) for times, of_run in known])
+            if np.isfinite(values).any():
+                lines.append(Line(label, along, values))
+            continue
+        longest = [run.history for run in group if len(run.history) == length]
+        histories = [run.history + [run.final] * (length - len(run.history)) for run in group]
+        along = np.mean([[value_of(record, x) for record in one] for one in longest], axis=0)
+        values = np.array([[value_of(record, y) for record in one] for one in histories])
+        if np.isfinite(values).any():
+            lines.append(Line(label, along, values))
+    return lines
+
+
+def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Mean over seeds, and one sample standard deviation below and above it, as in the table.
+
+    They have shape (points,), and are NaN where a seed's value is not finite.
+
+    >>> [edge.tolist() for edge in band(np.array([[1.0, 2.0], [3.0, 2.0], [2.0, np.inf]]))]
+    [[2.0, nan], [1.0, nan], [3.0, nan]]
+    """
+    known = np.where(np.isfinite(values), values, np.nan)
+    mean = known.mean(axis=0)
+    deviation = known.std(axis=0, ddof=1) if len(known) > 1 else np.zeros_like(mean)
+    return mean, mean - deviation, mean + deviation
+
+
+def explained(groups: Iterable[Sized]) -> str:
+    """A sentence that explains lines of runs, one for each seed; empty if every line has one.
+
+    >>> explained([range(5), range(5)])
+    'Lines are means over 5 seeds, bands ± one standard deviation, as in the table.'
+    """
+    seeds = {len(group) for group in groups}
+    if seeds <= {1}:
+        return ""
+    of = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return f"Lines are means over {of} seeds, bands ± one standard deviation, as in the table."
+
+
+def is_logarithmic(low: float, high: float) -> bool:
+    """Whether an axis from `low` to `high` is logarithmic.
+
+    >>> is_logarithmic(0.1, 1), is_logarithmic(0.1, 10), is_logarithmic(0, 1)
+    (False, True, False)
+    """
+    return 0 < low * LOGARITHMIC_FROM < high
+
+
+def limits(lines: Sequence[Line]) -> tuple[float, float]:
+    """The least and the greatest finite value of some lines; NaN without any."""
+    values = np.concatenate([line.values.ravel() for line in lines])
+    known = values[np.isfinite(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
+"""Colours that colour-blind readers can tell apart on white paper (after Okabe and Ito)."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+MOST_POINTS = 201
+"""Points of a distribution's curve: steps of half a per cent of the clients."""
+
+
+Style = dict[str, str]
+"""The appearance of a label's lines in all figures: their colour and dash."""
+
+
+class Chart(NamedTuple):
+    """A figure of the page: a heading, a sentence, and what `figures.js` reads."""
+
+    title: str
+    note: str
+    data: dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Figures and tables under one heading, with sentences and a note below it.
+
+    Lines are switched on and off by their labels, `keys`, with their styles.
+    """
+
+    title: str
+    keys: dict[str, Style]
+    charts: list[Chart]
+    tables: Sequence[ReportTable] = ()
+    note: str = ""
+    conclusions: Sequence[str] = ()
+
+
+SHARE = Measure("", "share of the clients", percent=True)
+
+
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """A style for each label in order of first appearance: all colours first, then dashes.
+
+    >>> looks = styles(["fedavg", "fedprox mu=1", "fedavg"])
+    >>> [style["dash"] for style in looks.values()]
+    ['solid', 'solid']
+    """
+    looks = itertools.cycle({"colour": c, "dash": d} for d in DASHES for c in COLOURS)
+    return dict(zip(dict.fromkeys(labels), looks, strict=False))
+
+
+def chart(
+    title: str,
+    note: str,
+    lines: Sequence[Line],
+    looks: Mapping[str, Style],
+    x: Measure,
+    y: Measure,
+    mark: float | None = None,
+) -> Chart:
+    """A figure of lines, with a line upright at `mark`.
+
+    The vertical axis is logarithmic if its numbers span more than a factor of 20. Bands then end at
+    the least of them: such an axis cannot show 0.
+    """
+    least, most = limits(lines)
+    log = not y.percent and is_logarithmic(least, most)
+    drawn = []
+    for line in lines:
+        mean, low, high = band(line.values)
+        edges = {"low": np.maximum(low, least) if log else low, "high": high}
+        if len(line.values) == 1:
+            edges = dict.fromkeys(edges, mean[:0])
+        curve = {"x": line.x, "y": mean, **edges}
+        numbers_of = {name: numbers(values) for name, values in curve.items()}
+        drawn.append({"label": line.label, **numbers_of, **looks[line.label]})
+    data = {
+        "x": {"title": x.axis, "percent": x.percent, "log": False},
+        "y": {
+            "title": f"{y.axis} (log scale)" if log else y.axis,
+            "percent": y.percent,
+            "log": log,
+        },
+        "lines": drawn,
+        "mark": mark,
+    }
+    return Chart(title[:1].upper() + title[1:], note, data)
+
+
+def numbers(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers to five digits, None where not finite.
+
+    >>> numbers(np.array([0.1234567, 200.0, math.inf]))
+    [0.12346, 200.0, None]
+    """
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def ranked(label: str, measured: Sequence[Sequence[float] | NDArray[np.float64]]) -> Line:
+    """A number of each client against the share of clients from least to greatest, for each seed.
+
+    >>> line = ranked("fedavg", [np.array([0.9, 0.1, 0.5])])
+    >>> line.x.tolist(), line.values.tolist()
+    ([0.0, 0.5, 1.0], [[0.1, 0.5, 0.9]])
+    """
+    share = np.linspace(0, 1, min(max(np.size(each) for each in measured), MOST_POINTS))
+    return Line(label, share, np.array([np.quantile(each, share) for each in measured]))
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +222,7 @@ if TYPE_CHECKING:
 
 PANELS = ("train_loss", "validation_accuracy", "test_accuracy", "gradient_variance")
 
-DASHES = ("solid", "dashed", "dotted")
+LINE_STYLES = ("solid", "dashed", "dotted")
 
 WRAPPED = 56
 """The most characters of a line of a label."""
@@ -69,7 +270,7 @@ def figure(runs: Sequence[Run]) -> "Figure":
 
     require(runs, "runs: none given; at least one is needed")
     groups = by_label(runs)
-    styles = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
+    styles = ({"color": f"C{i % 10}", "linestyle": LINE_STYLES[i // 10 % 3]} for i in count())
     looks = dict(zip(groups, styles, strict=False))
     names = (*PANELS, *metrics_on_test_rows(runs))
     x = axis_of(runs)

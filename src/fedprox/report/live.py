@@ -19,8 +19,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from fedprox.errors import InputError, foreign, printable, require
-from fedprox.files.lock import holder
-from fedprox.files.whole import write_whole
+from fedprox.files.whole import holder, write_whole
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.progress import Progress, status
 from fedprox.report.directory import RunDirectory

@@ -16,8 +16,7 @@ from fedprox.protocol.protocol import measures_of
 from fedprox.results.record import COLUMNS
 from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
-from fedprox.studies.run import Place, train_cells
-from fedprox.studies.tuning import Tuning, check_seeds
+from fedprox.studies.run import Place, Tuning, check_seeds, train_cells
 
 Data = Federation | Callable[[int], Federation]
 """A data set, or a function of a seed that makes it anew for each seed."""

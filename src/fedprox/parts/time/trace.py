@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedprox.errors import require
-from fedprox.files.columns import read_columns
+from fedprox.files.packed import read_columns
 from fedprox.parts.time.availability import Intervals
 from fedprox.parts.time.population import QUANTITIES, Population
 
