@@ -75,7 +75,7 @@ from fedprox.report.data import (
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
 from fedprox.report.page import diagnosis_page, write_report
-from fedprox.report.privacy import Plan, examples_page, privacy_page
+from fedprox.report.privacy import privacy_page
 from fedprox.studies.run import Place
 from fedprox.terminal import Bar, answering, end_now, safe_streams
 
@@ -340,14 +340,10 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     check_delta(resolved.privacy, sizes)
     for line in delta_warnings(resolved.privacy, sizes):
         warnings.warn(line, stacklevel=users_level())
-    plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
-        if resolved.privacy.unit == "example":
-            settings_ = settings_of(experiment, resolved)
-            protocol = Protocol(**settings_, seeds=tuple(experiment.seeds))
-            page = examples_page(checked_methods(protocol, resolved.methods))
-        else:
-            page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
+        protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(experiment.seeds))
+        methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
+        page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
     console.print(page)
 
 
