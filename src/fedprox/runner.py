@@ -75,5 +75,6 @@ def run(
         checkpoints = Checkpoints(directory.checkpoints)
         callbacks = [Callback(on_record=directory.record), *callbacks]
         runs = train(experiment, resolved, callbacks, checkpoints=checkpoints, progress=progress)
-        write_results(directory, runs, resolved.target, resolved.federation, resolved.model)
+        clients = resolved.federation, resolved.model
+        write_results(directory, runs, resolved.target, clients)
     return runs

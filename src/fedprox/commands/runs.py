@@ -142,8 +142,8 @@ def train_into(
         clean_up(directory.path)
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
-        measured = (resolved.federation, resolved.model) if here else ()
-        write_results(directory, runs, resolved.target, *measured)
+        clients = (resolved.federation, resolved.model) if here else None
+        write_results(directory, runs, resolved.target, clients)
     console.print(table(runs, resolved.target))
     for line in (*notes_on(runs), *warnings_on(runs)):
         console.print(line)
@@ -200,7 +200,7 @@ def _print_start(console: Console, directory: RunDirectory) -> None:
         console.print(line, soft_wrap=True)
     if not directory.resumes:
         return
-    if directory.extended is not None:
+    if directory.extended:
         rounds = directory.experiment["rounds"]
         console.print(f"{path}: continues from round {directory.extended} to {rounds}")
     elif not directory.checkpoints.is_dir():
