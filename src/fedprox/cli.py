@@ -177,14 +177,14 @@ def run(
     `fedprox keys` lists the keys of the file, `fedprox examples` has files to start from.
     """
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    of_processes = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     if "study" in (table := read_table(file, settings or ())):
-        unused = {"--log": log, "--coordinator": coordinator, "--processes": processes}
-        for option, value in (unused | {"--process": process}).items():
+        for option, value in {"--log": log, **of_processes}.items():
             require(value is None, f"{option}: not with a section [study]")
         place = Place(folder, force, checkpoint_every, stopping_on_signals)
         _run_study(read_study(str(file), table), place, data_dir, devices)
         return
-    resumed = resume is not None
+    resumed = bool(resume)
     loggers = loggers_of(log or (), folder, resume=resumed)
     join = None
     if coordinator is not None:
@@ -434,33 +434,24 @@ def describe_data(
 
     An experiment file has its [data] described, and the devices of its [population].
     """
-    if name.endswith(".toml"):
-        _describe_experiment(Path(name), settings, data_dir, out)
-        return
-    console = standard_console()
-    table: dict[str, Any] = {}
-    for setting in settings or ():
-        apply_setting(table, setting)
-    require("name" not in table, f"--set name={table.get('name')}: the name is {name!r} already")
-    with Bar("loading the data"):
-        federation, table = load_data({"name": name, **table}, data_dir)
-        options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
-        drawn = data_figure(federation, f"{name}: {options}")
-    console.print(f"{name}: {printable(options)}\n", highlight=False)
-    console.print(statistics_table(federation, name, table.get("partition", "")))
-    _write_figures(console, out or Path("runs") / f"{name}-data", {"data": drawn})
-
-
-def _describe_experiment(
-    file: Path, settings: Settings, data_dir: Path | None, out: Path | None
-) -> None:
-    """Describe the data and the devices of an experiment file, for its first method and seed."""
-    console, experiment, resolved = _prepare(file, settings, data_dir)
-    table, federation = resolved.table["data"], resolved.federation
-    drawn = {"data": data_figure(federation, f"{file}: data")}
-    name = str(table.get("name", ""))
-    console.print(statistics_table(federation, name, table.get("partition", "")))
-    if resolved.population is not None:
+    file = Path(name)
+    if described := file.suffix == ".toml":
+        console, experiment, resolved = _prepare(file, settings, data_dir)
+        federation, table, title = resolved.federation, resolved.table["data"], "data"
+    else:
+        console, table = standard_console(), {}
+        for setting in settings or ():
+            apply_setting(table, setting)
+        already = f"the name is {name!r} already"
+        require("name" not in table, f"--set name={table.get('name')}: {already}")
+        with Bar("loading the data"):
+            federation, table = load_data({"name": name, **table}, data_dir)
+        title = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
+        console.print(f"{name}: {printable(title)}\n", highlight=False)
+    drawn = {"data": data_figure(federation, f"{name}: {title}")}
+    of_paper = str(table.get("name", "")), table.get("partition", "")
+    console.print(statistics_table(federation, *of_paper))
+    if described and resolved.population:  # for the first method and seed
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model, resolved.methods[0]),
             *(resolved.solver, experiment.seeds[0], [resolved.compression or Part()]),
@@ -469,15 +460,11 @@ def _describe_experiment(
         drawn["population"] = population_figure(seconds, hours, title)
         words = population_words(seconds, hours, resolved.population.dropout)
         console.print(f"\n{words}", highlight=False)
-    _write_figures(console, out or Path("runs") / f"{file.stem}-data", drawn)
-
-
-def _write_figures(console: Console, folder: Path, drawn: dict[str, Any]) -> None:
-    """Write figures by their names into a folder, and print where they are."""
+    folder = out or Path("runs") / f"{file.stem if described else name}-data"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, each in drawn.items():
-        write_figure(folder, each, name)
-    files = ", ".join(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
+    for each, figure in drawn.items():
+        write_figure(folder, figure, each)
+    files = ", ".join(f"{each}.{kind}" for each in drawn for kind in ("png", "svg"))
     console.print(f"\n{printable(folder)}: {files}", highlight=False, soft_wrap=True)
 
 

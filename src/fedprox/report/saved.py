@@ -259,7 +259,6 @@ def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:
     return fitting[0]
 
 
-Array = NDArray[Any]
 Rename = Mapping[str, str | None]
 
 WEIGHTS = ("kernel", "scale", "embedding", "table")

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -33,11 +33,14 @@ from fedprox.report.figure import Group, axis_of, chart, curves, study_figure, s
 from fedprox.report.live import FILES, STUDY
 from fedprox.report.page import write_report
 from fedprox.report.records import records
-from fedprox.report.table import ReportTable, TextTable, csv_of, latex, latex_table
+from fedprox.report.table import ReportTable, csv_of, grid, latex, latex_table
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 from fedprox.studies.grid import METHOD
 from fedprox.studies.run import Outcome, relabelled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -64,25 +67,6 @@ class StudyTable:
     cells: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
 
-    @staticmethod
-    def of(
-        caption: str,
-        row_factors: Sequence[str],
-        column_factors: Sequence[str],
-        cells: Mapping[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, bool]],
-    ) -> "StudyTable":
-        """A table of cells by their row and column, each with its text and whether it is best."""
-        rows = list(dict.fromkeys(row for row, _ in cells))
-        columns = list(dict.fromkeys(column for _, column in cells))
-        grid = [[cells.get((row, column), ("", False)) for column in columns] for row in rows]
-        best = {
-            (i, j) for i, line in enumerate(grid) for j, (_, is_best) in enumerate(line) if is_best
-        }
-        texts = [[text for text, _ in line] for line in grid]
-        return StudyTable(
-            caption.strip(), row_factors, column_factors, rows, columns, texts, frozenset(best)
-        )
-
     @property
     def headers(self) -> list[str]:
         """The header of each column, in one line, those of the names of rows first."""
@@ -99,10 +83,7 @@ class StudyTable:
 
     def text(self) -> str:
         """The table as text."""
-        shown = TextTable(box=None, pad_edge=False)
-        for number, header in enumerate(self.headers):
-            left = number < len(self.row_factors)
-            shown.add_column(Text(header), justify="left" if left else "right")
+        shown = grid([*map(Text, self.headers)], left=len(self.row_factors))
         for line in self.lines("{} *" if self.best else "{}"):
             shown.add_row(*map(Text, line))
         star = " * is the best of its column." * bool(self.best)
@@ -173,7 +154,7 @@ class StudyTable:
 
 def cell_text(runs: Sequence[Run], reading: Reading, difference: Difference | None) -> str:
     """Mean ± standard deviation over seeds, or a paired difference, its interval and p-value."""
-    if difference is not None and math.isfinite(difference.difference):
+    if difference and math.isfinite(difference.difference):
         size, low, high = (
             reading.text(value, signed=True)
             for value in (difference.difference, difference.low, difference.high)
@@ -197,10 +178,6 @@ def caption_of(reading: Reading, seeds: int, against: str | None, comparisons: i
         f"{comparisons} comparisons" * (seeds > 1)
     )
     return f"{caption} Of other methods than {against} the paired difference to it{test}."
-
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class _Cell(BaseModel):
@@ -364,17 +341,21 @@ class Study:
         found = [] if against is None else differences_of(self._groups(), reading, against)
         places = {((*each.levels.items(),), each.method): each for each in found}
         winners = winners_of(self._groups(), reading) if best else set()
-        cells = {}
-        for outcome in self.outcomes:
+        at = [
+            [tuple(outcome.levels[f] for f in factors) for factors in (row_factors, column_factors)]
+            for outcome in self.outcomes
+        ]
+        row_names, column_names = (list(dict.fromkeys(names)) for names in zip(*at, strict=True))
+        cells, bold = [[""] * len(column_names) for _ in row_names], set()
+        for outcome, (row, column) in zip(self.outcomes, at, strict=True):
+            i, j = row_names.index(row), column_names.index(column)
             place = outcome.others, outcome.method
-            row, column = (
-                tuple(outcome.levels[factor] for factor in factors)
-                for factors in (row_factors, column_factors)
-            )
-            text = cell_text(outcome.runs, reading, places.get(place))
-            cells[row, column] = text, place in winners
-        caption = [caption_of(reading, len(self.outcomes[0].runs), against, len(found))]
-        return StudyTable.of(" ".join([*caption, self.chosen]), row_factors, column_factors, cells)
+            cells[i][j] = cell_text(outcome.runs, reading, places.get(place))
+            if place in winners:
+                bold.add((i, j))
+        caption = caption_of(reading, len(self.outcomes[0].runs), against, len(found))
+        names = row_factors, column_factors, row_names, column_names
+        return StudyTable(f"{caption} {self.chosen}".strip(), *names, cells, frozenset(bold))
 
     def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
         """A figure with a panel for each combination of the other levels and a line a method.

@@ -195,7 +195,7 @@ class Place(NamedTuple):
     out: Path | None = None
     force: bool | None = None
     every: int | None = None
-    guard: Guard = nullcontext
+    guard: Guard = lambda _: nullcontext()
 
 
 def check_cell(cell: Cell, settings: Settings, seeds: Sequence[int]) -> None:
