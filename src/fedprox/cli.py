@@ -334,7 +334,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     Bad input is reported in one line, with exit status 2.
     """
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    if resolved.privacy is None:
+    if not resolved.privacy:
         raise InputError(f"{file}: the section [privacy] is missing")
     sizes = resolved.federation.train.sizes
     check_delta(resolved.privacy, sizes)
@@ -398,11 +398,10 @@ def fetch_data(
     shown = set()
     for file in entry.files:
         path = file.at_hand(data_dir)
-        if path is None and file.use and not everything:
+        if file.use and not (path or everything):
             print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
-        cached = path is not None and path.is_relative_to(cache_folder())
-        if path is None or cached:
+        if not path or path.is_relative_to(cache_folder()):
             path = fetch(file.source, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
@@ -483,7 +482,7 @@ def show_examples(
         folder = Path(__file__).parents[2] / "examples"
     known = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if name is None:
-        require(out is None, "--out: name an example")
+        require(not out, "--out: name an example")
         for stem, path in known.items():
             lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
             about = " ".join(line.removeprefix("# ") for line in lines)
@@ -491,7 +490,7 @@ def show_examples(
         return
     require(name in known, f"{name!r} is not an example; {choices(name, known)}")
     content = known[name].read_text(encoding="utf-8")
-    if out is None:
+    if not out:
         print(content, end="")
         return
     require(not out.exists(), f"--out: {out} exists already; name a new file")

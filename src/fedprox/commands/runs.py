@@ -93,7 +93,7 @@ def set_up_jax(
     """Choose the devices for rounds of so many clients, and `join` the other processes."""
     use_cpu_devices(clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
-    if join is not None:
+    if join:
         join()
     require_backend()
 
@@ -107,12 +107,12 @@ def file_and_folder(
     force: bool,
 ) -> tuple[Path, Path]:
     """The experiment file and the run directory of `fedprox run` or `fedprox deploy`."""
-    if resume is None:
-        if file is None:
+    if not resume:
+        if not file:
             raise InputError("FILE.toml is missing; or give --resume DIR")
         return file, out or Path("runs") / file.stem
     require(
-        file is None and out is None and not force,
+        not (file or out or force),
         f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
     )
     known = resume / "experiment.toml"
@@ -183,9 +183,9 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
             key == "rounds" or value == changed[key],
             f"--set {key}: with --resume only rounds can change{further}",
         )
-    epsilon = None if now.privacy is None else now.privacy.epsilon
+    epsilon = now.privacy and now.privacy.epsilon
     require(
-        epsilon is None or now.rounds == before.rounds,
+        not epsilon or now.rounds == before.rounds,
         f"--set rounds={now.rounds}: the noise is that of privacy.epsilon = {epsilon} for the "
         f"{before.rounds} rounds of {file.parent}, and other rounds would have needed other noise "
         "from the start; run it anew",

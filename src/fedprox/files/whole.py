@@ -161,7 +161,7 @@ def holder(folder: Path) -> str | None:
     except OSError:
         return None
     try:
-        if fcntl is not None:
+        if fcntl:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return foreign(os.read(file, 200).decode(errors="replace") or "another process")
@@ -193,7 +193,7 @@ def _acquire(folder: Path, mode: int) -> int:
 
 
 def _lock(file: int, folder: Path) -> None:
-    if fcntl is None:
+    if not fcntl:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -64,7 +64,7 @@ class ClientLines:
 
     def add(self, record: Record) -> None:
         """Add the line of a record; that from before if the record has no measures of clients."""
-        if record.by_client is not None:
+        if record.by_client:
             append(self._file, self.path, client_line(record, record.by_client))
             self._flush()
             return

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
-from fedprox.report.records import comparable, has, value_of
+from fedprox.report.records import comparable, has, sound, value_of
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 
@@ -165,7 +165,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
     lower = known_of.lower_is_better if lower is None else lower
 
     def measured(run: Run) -> float:
-        return value_of(run.model_record, measure) if run.diverged_at is None else math.nan
+        return value_of(run.model_record, measure) if sound([run]) else math.nan
 
     if known_of.percent:
         return Reading(known_of.title, measured, lower, 100, 2, "points")

@@ -59,7 +59,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     sizes: dict[str, list[int]] = defaultdict(list)
     for file in entry.files:
         path, source = file.at_hand(data_dir), file.source
-        if path is None:
+        if not path:
             place = f"to be downloaded from {urlsplit(source.folders[0]).netloc}"
             sizes[place].append(source.size)
         else:
@@ -308,7 +308,7 @@ def population_words(seconds: NDArray[np.float64], hours: Hours | None, dropout:
     """
     middle, least, most = np.median(seconds), seconds.min(), seconds.max()
     on = "always on"
-    if hours is not None:
+    if hours:
         on = f"on for {100 * share_on(hours)[1].mean():.0f} % of the time"
     lost = f"; {100 * dropout:g} % of them are lost" if dropout else ""
     return (
@@ -327,7 +327,7 @@ def population_figure(seconds: NDArray[np.float64], hours: Hours | None, title: 
     _draw_ranked(left, seconds, float(np.median(seconds)))
     left.set_title(f"seconds of a client's round, {np.median(seconds):.3g} in the median")
     left.set_xlabel("client, slowest first")
-    if hours is None:
+    if not hours:
         _write_in_place(right, "all clients are always on")
         return drawn
     times, share = share_on(hours)

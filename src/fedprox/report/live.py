@@ -214,7 +214,7 @@ def status_lines(folder: Path, now: float) -> list[str]:
     begun = complete or any((folder / name).is_file() for name in ("experiment.toml", STATUS))
     require(begun, f"{folder}: no run directory or study, or not begun yet")
     writer = holder(folder)
-    if writer is None and complete:
+    if complete and not writer:
         return [f"{folder}: complete"]
     state = f"running, {writer}" if writer else "not running, and not complete"
     try:
@@ -265,7 +265,7 @@ def _ago(seconds: float) -> str:
 def ask_to_stop(folder: Path) -> str:
     """Ask the process that trains in a run directory to stop, and return who it is."""
     writer = holder(folder) if (folder / STATUS).is_file() else None
-    if writer is None:
+    if not writer:
         raise InputError(f"{folder}: no run is under way here")
     write_whole(folder / STOP, b"")
     return writer

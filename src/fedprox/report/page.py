@@ -67,12 +67,14 @@ def sweep_cells(
     >>> sweep_cells(1e9, 0.0, None), sweep_cells(None, None, None)
     (('1e+09', 'above the initial model'), ('diverged', ''))
     """
-    if late_loss is None or not math.isfinite(late_loss):
+    late, around, gap = (
+        math.nan if number is None else number for number in (late_loss, spread, expected_gap)
+    )
+    if not math.isfinite(late):
         return "diverged", ""
-    if expected_gap is None or not math.isfinite(expected_gap):
-        return f"{late_loss:.3g}", "above the initial model"
-    around = "" if spread is None else f" ± {spread:.4f}"
-    return f"{late_loss:.4f}{around}", f"{expected_gap:.4f}"
+    if not math.isfinite(gap):
+        return f"{late:.3g}", "above the initial model"
+    return f"{late:.4f}" + f" ± {around:.4f}" * (not math.isnan(around)), f"{gap:.4f}"
 
 
 def diagnosis_groups(diagnosis: DiagnosisFile) -> list[Group]:
@@ -163,7 +165,7 @@ def write_report(
     live = any(not archive.finished and holder(archive.path) for archive in archives)
     sections = [section(archive, looks) for archive in archives]
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    if summary is not None:  # it says who won
+    if summary:  # it says who won
         title = out.resolve().parent.name
         sections = [each._replace(conclusions=[]) for each in sections]
     page = render(title, sections, shared, live=live)
@@ -319,7 +321,7 @@ def _conclusions(archive: Archive) -> list[str]:
     if not archive.finished or len(lines) < 2 or len(seeds) > 1:
         return []
     target = archive.target
-    if target is not None:
+    if target:
         # validation rows have chosen rounds and perhaps hyperparameters
         measure, lower = target.measure.replace("validation_", "test_"), target.lower_is_better
     else:

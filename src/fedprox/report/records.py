@@ -64,7 +64,7 @@ def is_simple(value: object) -> bool:
     """Whether a setting fits into a cell of a table."""
     if isinstance(value, str):
         return len(value) <= LONGEST_SAID
-    return value is None or isinstance(value, int | float)
+    return isinstance(value, int | float | None)
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -108,7 +108,7 @@ def _said(name: str, value: object) -> str:
     """A setting in the name of a row."""
     section, _, key = name.rpartition(".")
     name = key if section in ("systems", "cohort", "solver") else name
-    if value is None or isinstance(value, bool):
+    if isinstance(value, bool | None):
         text = {None: "none", True: "yes", False: "no"}[value]
     else:
         text = value if isinstance(value, str) else f"{value:g}"
@@ -149,6 +149,11 @@ def value_of(record: Record, name: str) -> float:
     others = {**record.hparams, **record.metrics}
     value = getattr(record, name) if name in COLUMNS else others.get(name)
     return math.nan if value is None else float(value)
+
+
+def sound(runs: Iterable[Run]) -> list[Run]:
+    """The runs that have not diverged."""
+    return [run for run in runs if run.diverged_at is None]
 
 
 def highest(history: Iterable[Record], name: str) -> float:

@@ -100,7 +100,7 @@ def decode(content: bytes) -> tuple[dict[str, Array], Params]:
         arrays[name] = np.frombuffer(tensor["data"], TYPES[kind]).reshape(tensor["shape"])
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     outline = (header.get("__metadata__") or {}).get(STRUCTURE)
-    if outline is None:
+    if not outline:
         return arrays, None
     remaining = dict(arrays)
     try:
@@ -215,7 +215,7 @@ def load_model(
         path = path / model_file(run.label, run.seed)
     else:
         require(
-            label is None and seed is None,
+            (label, seed) == (None, None),
             f"{path}: not a run directory, and only those have runs to choose by label and seed",
         )
     require(path.is_file(), f"{path}: no such file")
@@ -225,7 +225,7 @@ def load_model(
         raise InputError(f"{path}: not a file of parameters, or damaged: {error}") from None
     except TypeError as error:
         raise InputError(f"{path}: {error}; {_OTHERS}") from None
-    if model is not None:
+    if model:
         names = names_of(model.shapes)
         leaves, structure = jax.tree.flatten(model.shapes)
         try:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedprox.errors import require
 from fedprox.measures import DRAWN, measure_of
-from fedprox.report.records import by_label, has, highest, value_of
+from fedprox.report.records import by_label, has, highest, sound, value_of
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 
@@ -136,7 +136,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 
     If all runs have validation accuracy, it is used instead. None if there is no such per cent.
     """
-    compared = [run for run in runs if run.diverged_at is None]
+    compared = sound(runs)
     measure = "test_accuracy"
     if compared and all(run.validated for run in compared):
         measure = "validation_accuracy"
@@ -290,7 +290,7 @@ def _until(
     group: Sequence[Run],
 ) -> str:
     """A cost until the target; the whole one with a "+" where a run does not reach it."""
-    if target is None:
+    if not target:
         return ""
     costs = [reach(run, target) for run in group]
     if missed := [run.final for run, cost in zip(group, costs, strict=True) if cost is None]:
@@ -363,7 +363,7 @@ def _private(run: Run) -> bool:
 
 def _standard_errors(runs: Sequence[Run]) -> list[str]:
     """A line with the standard errors of estimates from a sample of clients."""
-    finals = [run.final for run in runs if run.diverged_at is None]
+    finals = [run.final for run in sound(runs)]
     loss, accuracy = (highest(finals, name) for name in ("train_loss_se", "test_accuracy_se"))
     if math.isnan(loss):
         return []
@@ -404,7 +404,7 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
             f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
             "is the usual remedy"
         )
-    ends = [run.final.round for run in group if run.diverged_at is None]
+    ends = [run.final.round for run in sound(group)]
     if finished and len(set(ends)) > 1:
         last = all(run.model_record is run.final for run in group)
         shown = "; figures are of then" if last else ""

@@ -24,6 +24,7 @@ from fedprox.protocol.protocol import measures_of
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
+from fedprox.report.records import sound
 from fedprox.results.record import Record
 from fedprox.results.run import Run
 from fedprox.streams import check_seed
@@ -145,8 +146,8 @@ def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
     worst = float("inf") if lower else -float("inf")
     for run in runs:
         value = run.model_record.value(measure)
-        sound = run.diverged_at is None and value == value
-        values.setdefault(run.label, []).append(value if sound else worst)
+        known = sound([run]) and value == value
+        values.setdefault(run.label, []).append(value if known else worst)
     sign = 1 if lower else -1
     return min(values, key=lambda label: sign * fmean(values[label]))
 
