@@ -31,7 +31,7 @@ from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.figure import styles
 from fedprox.report.page import section
-from fedprox.report.saved import _tensors, encode, load_model
+from fedprox.report.saved import _tensors, encode_params, load_model
 from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist
@@ -306,7 +306,9 @@ def report_of(file: str) -> Reader:
     return Reader(file, read, (run_directory()[file],), words, factor=factor)
 
 
-PARAMETERS = encode({"layers": [{0: np.ones((2, 3), np.float32)}, (np.zeros(2), None)], "b": [0.5]})
+PARAMETERS = encode_params(
+    {"layers": [{0: np.ones((2, 3), np.float32)}, (np.zeros(2), None)], "b": [0.5]}
+)
 
 SAFETENSORS = (
     *(b'"F16"', b'"I64"', b'"structure"', b'"__metadata__"', b'"data_offsets":[0,4]', b'"shape":'),

@@ -21,15 +21,15 @@ from typer.core import TyperCommand
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
 from fedprox.commands.runs import (
+    Changes,
     DataDir,
-    Devices,
-    File,
+    DeviceCount,
+    ExperimentFile,
     Force,
     Log,
     OptionalFile,
     Out,
     Resume,
-    Settings,
     file_and_folder,
     resume_command,
     say,
@@ -142,10 +142,10 @@ Bad input is reported in one line, with exit status 2."""
 @app.command(cls=_Command, epilog=MORE_ON_RUN)
 def run(
     file: OptionalFile = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
-    devices: Devices = None,
+    devices: DeviceCount = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
@@ -279,8 +279,8 @@ def report(
 
 @app.command(cls=_Command)
 def diagnose(
-    file: File,
-    settings: Settings = None,
+    file: ExperimentFile,
+    settings: Changes = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for diagnosis.json. [default: runs/NAME-OF-FILE-diagnosis]"),
@@ -323,7 +323,7 @@ def diagnose(
 
 
 @app.command("privacy", cls=_Command)
-def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
+def show_privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = None) -> None:
     """Compute the privacy of an experiment without training.
 
     It prints what the section [privacy] of the file means for each method: the noise for its
@@ -349,7 +349,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
 
 def _prepare(
     file: Path,
-    settings: Settings,
+    settings: Changes,
     data_dir: Path | None,
     devices: int | None = None,
     join: Callable[[], None] | None = None,

@@ -82,7 +82,7 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-REFRESH = 0.1
+BAR_REFRESH = 0.1
 """Seconds between updates of a bar."""
 
 _display: Progress | None = None
@@ -107,7 +107,7 @@ class Bar:
         self.done += count
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + REFRESH
+        self._next = time.monotonic() + BAR_REFRESH
         display = _displayed()
         if self._task is None:
             self._task = display.add_task(self._name, total=None)
@@ -158,7 +158,7 @@ ENDING = [
 ]
 """The signals that ask a process to end; Windows has no SIGHUP."""
 
-PATIENCE = 1.0
+LONGEST_WAIT = 1.0
 """Seconds that the main thread waits at most: the answer may need a lock that it holds."""
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -182,7 +182,7 @@ class _Handler:
         self.answered = threading.Semaphore(0)
 
     def __call__(self, *_: object) -> None:
-        self.answered.acquire(timeout=PATIENCE)
+        self.answered.acquire(timeout=LONGEST_WAIT)
 
 
 @contextmanager

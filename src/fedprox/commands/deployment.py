@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from fedprox.commands.runs import (
+    Changes,
     DataDir,
-    Devices,
+    DeviceCount,
     Force,
     Log,
     OptionalFile,
     Out,
     Resume,
-    Settings,
     file_and_folder,
     say,
     set_up_jax,
@@ -59,7 +59,7 @@ from fedprox.loop.train import Follow
 from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
-from fedprox.report.records import has, value_of
+from fedprox.report.records import has, number_of
 from fedprox.results.record import Record, figures
 from fedprox.results.run import Run
 from fedprox.terminal import Bar, answering
@@ -85,7 +85,7 @@ def deploy(
             "trial allow, as a node's policy does. Repeatable.",
         ),
     ] = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
     checkpoint_every: Annotated[
@@ -219,7 +219,7 @@ def _network_line(record: Record) -> str:
     clients, nodes = len(record.network or {}), record.nodes or 0
     used = f"{clients} client{'s' * (clients != 1)}"
     if has(record, "epsilon"):
-        used = f"epsilon {rounded_up(value_of(record, 'epsilon'))}"
+        used = f"epsilon {rounded_up(number_of(record, 'epsilon'))}"
     return (
         f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
         f"{nodes} node{'s' * (nodes != 1)}, {used}, "
@@ -238,7 +238,7 @@ def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
 def node(
     file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
     data_dir: DataDir = None,
-    devices: Devices = None,
+    devices: DeviceCount = None,
 ) -> None:
     """Hold clients for deployments: answer the requests of `fedprox deploy`.
 

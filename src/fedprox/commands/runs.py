@@ -26,8 +26,8 @@ from fedprox.report.table import notes_on, table, warnings_on
 from fedprox.results.run import Run
 from fedprox.terminal import answering, end_now, ended_by
 
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
-Settings = Annotated[
+ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -39,7 +39,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
 ]
-Devices = Annotated[
+DeviceCount = Annotated[
     int | None,
     typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
 ]

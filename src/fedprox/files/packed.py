@@ -209,7 +209,7 @@ def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) 
     return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)
 
 
-KINDS = (".csv", ".npz", ".parquet")
+TABLE_ENDINGS = (".csv", ".npz", ".parquet")
 """The ends of the names of files that are read."""
 
 
@@ -219,10 +219,10 @@ def read_columns(path: Path) -> dict[str, NDArray[Any]]:
     A CSV file names its columns in the first line; a column is of numbers if all of its values are.
     Parquet files need pyarrow.
     """
-    readers = dict(zip(KINDS, (_read_csv, _read_npz, _read_parquet), strict=True))
+    readers = dict(zip(TABLE_ENDINGS, (_read_csv, _read_npz, _read_parquet), strict=True))
     reader = readers.get(path.suffix.lower())
     if not reader:
-        raise InputError(f"{path}: its name must end in {', '.join(KINDS)}")
+        raise InputError(f"{path}: its name must end in {', '.join(TABLE_ENDINGS)}")
     try:
         columns = reader(path)
     except OSError as error:

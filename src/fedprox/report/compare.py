@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
-from fedprox.report.records import comparable, has, sound, value_of
+from fedprox.report.records import comparable, has, number_of, without_diverged
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 
@@ -105,11 +105,11 @@ def holm(p: Sequence[float]) -> list[float]:
 LEVEL = 0.05
 """The chance that comparisons without any effect have a significant difference by Holm's method."""
 
-FEWEST = 3
+FEWEST_SEEDS = 3
 """Seeds below which nothing is said to be significant."""
 
 
-class Reading(NamedTuple):
+class RunReading(NamedTuple):
     """A number of each run, NaN if it has none, and how it is shown.
 
     Attributes:
@@ -143,7 +143,7 @@ class Reading(NamedTuple):
         return value if math.isfinite(value) else math.inf if self.lower else -math.inf
 
 
-def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:
+def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> RunReading:
     """How a measure of runs is read: by its name, or the time or rounds until a target."""
     if isinstance(measure, Target):
         if all(has(run.final, "time") for run in runs):
@@ -155,7 +155,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
             value = reach(run, measure)
             return math.nan if value is None else value
 
-        return Reading(name, reached, lower=True, digits=1, missing="did not reach it")
+        return RunReading(name, reached, lower=True, digits=1, missing="did not reach it")
     known = comparable(runs[0].final)
     require(
         measure in known,
@@ -165,11 +165,11 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
     lower = known_of.lower_is_better if lower is None else lower
 
     def measured(run: Run) -> float:
-        return value_of(run.model_record, measure) if sound([run]) else math.nan
+        return number_of(run.model_record, measure) if without_diverged([run]) else math.nan
 
     if known_of.percent:
-        return Reading(known_of.title, measured, lower, 100, 2, "points")
-    return Reading(known_of.title, measured, lower)
+        return RunReading(known_of.title, measured, lower, 100, 2, "points")
+    return RunReading(known_of.title, measured, lower)
 
 
 class Difference(NamedTuple):
@@ -200,7 +200,7 @@ class Difference(NamedTuple):
     @property
     def significant(self) -> bool:
         """Whether the corrected p-value is at most 0.05, with three seeds or more."""
-        return self.seeds >= FEWEST and self.p <= LEVEL
+        return self.seeds >= FEWEST_SEEDS and self.p <= LEVEL
 
     def swapped(self) -> "Difference":
         """The same comparison, of the other method to this one."""
@@ -229,7 +229,7 @@ def in_words(levels: FactorLevels) -> str:
     return ", ".join(map(" ".join, levels))
 
 
-def differences_of(groups: Groups, reading: Reading, against: str | None) -> list[Difference]:
+def differences_of(groups: Groups, reading: RunReading, against: str | None) -> list[Difference]:
     """The differences of each method to `against`, or of all pairs of methods."""
     found = []
     for levels, methods in groups.items():
@@ -251,19 +251,19 @@ def differences_of(groups: Groups, reading: Reading, against: str | None) -> lis
     return [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def _values(runs: Sequence[Run], reading: Reading) -> NDArray[np.float64]:
+def _values(runs: Sequence[Run], reading: RunReading) -> NDArray[np.float64]:
     """The number of each seed, in the order of seeds, which all methods share."""
     return np.array([reading.finite(run) for run in sorted(runs, key=lambda run: run.seed)])
 
 
-def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
+def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: RunReading) -> list[str]:
     """The methods from the best mean to the worst; those with a run that diverged are last."""
     sign = 1 if reading.lower else -1
     means = {method: sign * _values(runs, reading).mean() for method, runs in methods.items()}
     return sorted(means, key=means.__getitem__)
 
 
-def winners_of(groups: Groups, reading: Reading) -> set[tuple[FactorLevels, str]]:
+def winners_of(groups: Groups, reading: RunReading) -> set[tuple[FactorLevels, str]]:
     """The best method at each combination of the other factors' levels.
 
     There is none where the best one has a run without a number, or it is not known what is better.
@@ -276,7 +276,7 @@ def winners_of(groups: Groups, reading: Reading) -> set[tuple[FactorLevels, str]
     return winners
 
 
-def conclusions_of(groups: Groups, reading: Reading, against: str | None) -> list[str]:
+def conclusions_of(groups: Groups, reading: RunReading, against: str | None) -> list[str]:
     """Who won, by how much and how surely: a sentence for each level of the other factors.
 
     The best method is compared to `against`, or to the second best.
@@ -300,7 +300,7 @@ def sentence_of(
     differences: Sequence[Difference],
     best: str,
     other: str,
-    reading: Reading,
+    reading: RunReading,
     levels: FactorLevels = (),
 ) -> str:
     """Who won at some levels, by how much and how surely."""
@@ -328,7 +328,7 @@ def sentence_of(
     how = f"{reading.name} {size} {'below' if lower else 'above'} {other}"
     if found.seeds == 1:
         return f"{best} leads{where}: {how} with one seed, which says nothing of other seeds."
-    if found.seeds < FEWEST:
+    if found.seeds < FEWEST_SEEDS:
         return f"{best} leads{where}: {how}; {seeds} are too few to say how surely."
     if found.significant:
         return f"{best} is best{where}: {how} over {seeds} ({p_text(found.p)})."

@@ -42,7 +42,7 @@ from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
 from fedprox.report.page import write_report
 from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
-from fedprox.report.saved import encode, model_file
+from fedprox.report.saved import encode_params, model_file
 from fedprox.report.table import common_target
 from fedprox.results.record import Record
 from fedprox.results.run import Run
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoint"
 """Name of the folder for checkpoints in a run directory."""
 
-DEPLOYMENT, NODES = "deployment.json", "nodes"
+DEPLOYMENT_FILE, NODES = "deployment.json", "nodes"
 """Names of the file with a deployment's identifier, and of the folder of a trial's nodes."""
 
 LOGS = ("tensorboard", "mlflow", "wandb")
@@ -238,7 +238,7 @@ class RunDirectory:
         for lines in self._clients:
             lines.finish()
         for run in runs:
-            write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
+            write_whole(self.path / model_file(run.label, run.seed), encode_params(run.params))
         if draw:
             write_figure(self.path, figure(runs))
         _write_json(self.path / "summary.json", [summarise(run, target) for run in runs], indent=2)
@@ -258,7 +258,7 @@ def _is_leftover(path: Path) -> bool:
 
     Loggers in Python write before `fedprox.save`, other processes before their first record.
     """
-    if path.name in (NODES, DEPLOYMENT) or _is_log(path):
+    if path.name in (NODES, DEPLOYMENT_FILE) or _is_log(path):
         return True
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())

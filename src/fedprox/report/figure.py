@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_one_of
 from fedprox.measures import COSTS, Measure, measure_of
 from fedprox.report.compare import Groups
-from fedprox.report.records import by_label, has, value_of
+from fedprox.report.records import by_label, has, number_of
 from fedprox.report.table import ReportTable, metrics_on_test_rows
 from fedprox.results.run import Run
 
@@ -81,7 +81,7 @@ def curves(groups: Mapping[str, Sequence[Run]], x: str, y: str) -> list[Line]:
         length = max(len(run.history) for run in group)
         histories = [run.history + [run.final] * (length - len(run.history)) for run in group]
         xs, ys = (
-            np.array([[value_of(record, name) for record in one] for one in histories])
+            np.array([[number_of(record, name) for record in one] for one in histories])
             for name in (x, y)
         )
         if x == "time":

@@ -37,7 +37,7 @@ STUDY = "study.json"
 STATUS_MOST, PAGE_EVERY = 1.0, 60.0
 """Seconds that a status waits at most after the one before, and a report at least."""
 
-SPARE = 50
+WAIT_FACTOR = 50
 """How many times as long as writing took the next status or report waits, within these bounds."""
 
 COSTS_OF_A_NODE = ("rounds", "seconds", "bytes_down", "bytes_up")
@@ -68,7 +68,7 @@ class StatusWriter:
         if began >= self._due or at_once:
             self.end()
             now = self._clock()
-            self._due = now + min(STATUS_MOST, SPARE * (now - began))
+            self._due = now + min(STATUS_MOST, WAIT_FACTOR * (now - began))
 
     def end(self) -> None:
         """Write the last status if it was not written, of what is stopped or fails."""
@@ -127,7 +127,7 @@ class Live(StatusWriter):
             with suppress(Exception):  # a page that fails ends no run
                 write_report([path], path / "report.html")
             took = self._clock() - now
-            self._page_due = now + max(PAGE_EVERY, SPARE * took)
+            self._page_due = now + max(PAGE_EVERY, WAIT_FACTOR * took)
 
     def _note_costs(self, record: Record) -> None:
         """Add what the rounds since the last record cost."""

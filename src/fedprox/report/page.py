@@ -29,14 +29,14 @@ from fedprox.report.figure import (
     ranked,
     styles,
 )
-from fedprox.report.records import by_label, highest, records, value_of
+from fedprox.report.records import by_label, highest, number_of, records
 from fedprox.report.table import (
     ReportTable,
     csv_of,
     facts,
     grid,
+    mean_and_spread,
     notes_on,
-    spread,
     table,
     warnings_on,
 )
@@ -329,7 +329,7 @@ def _conclusions(archive: Archive) -> list[str]:
         names = ("test_accuracy", "test_loss", "train_loss")
         measure = next((n for n in names if math.isfinite(highest(finals, n))), "train_loss")
         lower = None
-    if math.isnan(value_of(runs[0].history[0], measure)):
+    if math.isnan(number_of(runs[0].history[0], measure)):
         return []
     reading = reading_of(measure, runs, lower)
     differences = differences_of({(): lines}, reading, None)
@@ -402,7 +402,13 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         WORST,
     )
     rows = [
-        [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
+        [
+            label,
+            *(
+                mean_and_spread([100 * f(a) for a in by_seed], "{:.2f}", " %")
+                for f in SPREAD.values()
+            ),
+        ]
         for label, by_seed in accuracies.items()
     ]
     caption = "Test accuracy by client, all clients weighted equally"

@@ -138,12 +138,12 @@ def has(record: Record, name: str) -> bool:
     return getattr(record, name) is not None
 
 
-def value_of(record: Record, name: str) -> float:
+def number_of(record: Record, name: str) -> float:
     """A measure, a metric or a hyperparameter of a record; NaN if it has none.
 
     >>> hparams = {"epsilon": 0.1, "mu": 1.0}
     >>> record = Record("fedexp", "fedexp", hparams, 0.1, 0, 1, {"train_loss": 2.3})
-    >>> value_of(record, "train_loss"), value_of(record, "mu"), value_of(record, "epsilon")
+    >>> number_of(record, "train_loss"), number_of(record, "mu"), number_of(record, "epsilon")
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
@@ -151,14 +151,14 @@ def value_of(record: Record, name: str) -> float:
     return math.nan if value is None else float(value)
 
 
-def sound(runs: Iterable[Run]) -> list[Run]:
+def without_diverged(runs: Iterable[Run]) -> list[Run]:
     """The runs that have not diverged."""
     return [run for run in runs if run.diverged_at is None]
 
 
 def highest(history: Iterable[Record], name: str) -> float:
     """The highest finite value of a measure in some records; NaN if there is none."""
-    values = (value_of(record, name) for record in history)
+    values = (number_of(record, name) for record in history)
     return max(filter(math.isfinite, values), default=math.nan)
 
 

@@ -62,7 +62,7 @@ def named_arrays(params: Params) -> dict[str, Array]:
     return arrays
 
 
-def encode(params: Params) -> bytes:
+def encode_params(params: Params) -> bytes:
     """The content of a file with a model's parameters.
 
     A pytree with nodes other than dicts, lists and tuples is saved without its structure.
@@ -172,7 +172,7 @@ def save_model(path: str | Path, params: Params) -> None:
     """
     path = Path(path)
     require(path.parent.is_dir(), f"{path.parent}: no such folder")
-    write_whole(path, encode(params))
+    write_whole(path, encode_params(params))
 
 
 def load_model(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedprox.errors import require
 from fedprox.measures import DRAWN, measure_of
-from fedprox.report.records import by_label, has, highest, sound, value_of
+from fedprox.report.records import by_label, has, highest, number_of, without_diverged
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 
@@ -136,7 +136,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 
     If all runs have validation accuracy, it is used instead. None if there is no such per cent.
     """
-    compared = sound(runs)
+    compared = without_diverged(runs)
     measure = "test_accuracy"
     if compared and all(run.validated for run in compared):
         measure = "validation_accuracy"
@@ -236,7 +236,7 @@ def _columns(
         for name in DRAWN
         if measure_of(name).header and known(name)
     }
-    columns["best accuracy"] = lambda group: spread(
+    columns["best accuracy"] = lambda group: mean_and_spread(
         [100 * run.best_accuracy for run in group], "{:.2f}", " %"
     )
     for name in metrics_on_test_rows(runs):
@@ -255,14 +255,14 @@ def _columns(
 def _measured(name: str, group: Sequence[Run]) -> str:
     """A measure of the runs' models; that of a single run with its standard error if it has one."""
     finals = [run.model_record for run in group]
-    values = [value_of(record, name) for record in finals]
+    values = [number_of(record, name) for record in finals]
     scale, form, unit = 1, "{:.4f}", ""
     if measure_of(name).percent:
         scale, form, unit = 100, "{:.2f}", " %"
     elif not all(value < 1e4 for value in values):
         form = "{:.2e}"
-    text = spread([scale * value for value in values], form)
-    error = value_of(finals[0], f"{name}_se")
+    text = mean_and_spread([scale * value for value in values], form)
+    error = number_of(finals[0], f"{name}_se")
     if len(group) == 1 and text != "-" and math.isfinite(error):
         text += " ± " + form.format(scale * error)
     return text if text == "-" else text + unit
@@ -276,7 +276,7 @@ def _seconds(group: Sequence[Run]) -> str:
 
 def _spent(group: Sequence[Run]) -> str:
     """The largest epsilon of some runs."""
-    epsilons = [value_of(run.final, "epsilon") for run in group if has(run.final, "epsilon")]
+    epsilons = [number_of(run.final, "epsilon") for run in group if has(run.final, "epsilon")]
     largest = max((math.inf if math.isnan(e) else e for e in epsilons), default=math.nan)
     return "-" if math.isnan(largest) else f"{largest:.3g}"
 
@@ -295,13 +295,13 @@ def _until(
     costs = [reach(run, target) for run in group]
     if missed := [run.final for run, cost in zip(group, costs, strict=True) if cost is None]:
         return form_of_missed.format(max(getattr(record, name) or 0 for record in missed)) + "+"
-    return spread([cost for cost in costs if cost is not None], form)
+    return mean_and_spread([cost for cost in costs if cost is not None], form)
 
 
-def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+def mean_and_spread(values: Sequence[float], form: str, unit: str = "") -> str:
     """Mean +- standard deviation, in the given form; "-" where a value is not finite.
 
-    >>> spread([0.5, 1.5], "{:.1f}"), spread([50.0], "{:.0f}", " %")
+    >>> mean_and_spread([0.5, 1.5], "{:.1f}"), mean_and_spread([50.0], "{:.0f}", " %")
     ('1.0 ± 0.7', '50 %')
     """
     if not all(map(math.isfinite, values)):
@@ -340,7 +340,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
         f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
         'privacy.unit = "example", for one run\'s models; losses, accuracies and the choice among '
         "runs are measured on clients' data and are outside the guarantee"
-        for delta in sorted({value_of(run.final, "delta") for run in runs if _private(run)})
+        for delta in sorted({number_of(run.final, "delta") for run in runs if _private(run)})
     ]
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
@@ -363,7 +363,7 @@ def _private(run: Run) -> bool:
 
 def _standard_errors(runs: Sequence[Run]) -> list[str]:
     """A line with the standard errors of estimates from a sample of clients."""
-    finals = [run.final for run in sound(runs)]
+    finals = [run.final for run in without_diverged(runs)]
     loss, accuracy = (highest(finals, name) for name in ("train_loss_se", "test_accuracy_se"))
     if math.isnan(loss):
         return []
@@ -404,7 +404,7 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
             f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
             "is the usual remedy"
         )
-    ends = [run.final.round for run in sound(group)]
+    ends = [run.final.round for run in without_diverged(group)]
     if finished and len(set(ends)) > 1:
         last = all(run.model_record is run.final for run in group)
         shown = "; figures are of then" if last else ""

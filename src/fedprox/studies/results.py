@@ -20,7 +20,7 @@ from fedprox.report.compare import (
     Difference,
     FactorLevels,
     Groups,
-    Reading,
+    RunReading,
     conclusions_of,
     differences_of,
     in_words,
@@ -152,7 +152,7 @@ class StudyTable:
         return lines
 
 
-def cell_text(runs: Sequence[Run], reading: Reading, difference: Difference | None) -> str:
+def cell_text(runs: Sequence[Run], reading: RunReading, difference: Difference | None) -> str:
     """Mean ± standard deviation over seeds, or a paired difference, its interval and p-value."""
     if difference and math.isfinite(difference.difference):
         size, low, high = (
@@ -167,7 +167,7 @@ def cell_text(runs: Sequence[Run], reading: Reading, difference: Difference | No
     return reading.text(fmean(values)) + spread
 
 
-def caption_of(reading: Reading, seeds: int, against: str | None, comparisons: int) -> str:
+def caption_of(reading: RunReading, seeds: int, against: str | None, comparisons: int) -> str:
     """What a table shows."""
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"{reading.title[0].upper()}{reading.title[1:]}, {over}."
@@ -393,7 +393,7 @@ class Study:
             groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
         return groups
 
-    def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
+    def _reading(self, measure: str | Target | None, lower: bool | None) -> RunReading:
         if measure in (None, self.measure) and lower is None:
             lower = self.lower_is_better
         return reading_of(self.measure if measure is None else measure, self.runs, lower)

@@ -24,11 +24,11 @@ from fedprox.protocol.protocol import measures_of
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
-from fedprox.report.records import sound
+from fedprox.report.records import without_diverged
 from fedprox.results.record import Record
 from fedprox.results.run import Run
 from fedprox.streams import check_seed
-from fedprox.studies.grid import METHOD, Cell, Settings
+from fedprox.studies.grid import METHOD, Arguments, Cell
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
     worst = float("inf") if lower else -float("inf")
     for run in runs:
         value = run.model_record.value(measure)
-        known = sound([run]) and value == value
+        known = without_diverged([run]) and value == value
         values.setdefault(run.label, []).append(value if known else worst)
     sign = 1 if lower else -1
     return min(values, key=lambda label: sign * fmean(values[label]))
@@ -199,7 +199,7 @@ class Place(NamedTuple):
     guard: Guard = lambda _: nullcontext()
 
 
-def check_cell(cell: Cell, settings: Settings, seeds: Sequence[int]) -> None:
+def check_cell(cell: Cell, settings: Arguments, seeds: Sequence[int]) -> None:
     """Raise `InputError` if a cell cannot be trained."""
     settings = {name: value for name, value in settings.items() if name != "callbacks"}
     known = seeds[:1] if cell.data_per_seed else list(dict.fromkeys(seeds))

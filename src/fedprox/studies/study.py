@@ -18,14 +18,14 @@ from fedprox.studies.grid import METHOD, SETTINGS, Cell, cells_of, check_budgets
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
 from fedprox.studies.run import Place, Tuning, check_cell, check_seeds, train_cells
 
-Data = Federation | Callable[[int], Federation]
+StudyData = Federation | Callable[[int], Federation]
 """A data set, or a function of a seed that makes it anew for each seed."""
 
 
 def study(
     methods: Mapping[str, Algorithm | Mapping[str, Any]] | Sequence[Algorithm],
     *,
-    data: Data | Mapping[str, Data | Mapping[str, Any]],
+    data: StudyData | Mapping[str, StudyData | Mapping[str, Any]],
     vary: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     tuning: Tuning = Tuning(),  # noqa: B008 (frozen)
