@@ -1,4 +1,7 @@
-"""Packed files (.gz, .xz, .zip, .npz, .tar), read as streams of limited length."""
+"""Data files that are not trusted: streams of limited length, arrays, and tables of columns.
+
+No header is believed before what it announces is read.
+"""
 
 import csv
 import gzip
@@ -10,7 +13,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -209,24 +212,20 @@ def read_idx(path: Path, member: str | None = None, kind: type[Any] = np.uint8) 
     return np.frombuffer(content, stored).reshape(shape).astype(kind, copy=False)
 
 
-TABLE_ENDINGS = (".csv", ".npz", ".parquet")
-"""The ends of the names of files that are read."""
-
-
 def read_columns(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a .csv, .npz or .parquet table by name, of equal lengths.
 
     A CSV file names its columns in the first line; a column is of numbers if all of its values are.
     Parquet files need pyarrow.
     """
-    readers = dict(zip(TABLE_ENDINGS, (_read_csv, _read_npz, _read_parquet), strict=True))
-    reader = readers.get(path.suffix.lower())
-    if not reader:
-        raise InputError(f"{path}: its name must end in {', '.join(TABLE_ENDINGS)}")
-    try:
-        columns = reader(path)
-    except OSError as error:
-        raise InputError(f"{path}: {reason(error)}") from None
+    ending = path.suffix.lower()
+    require(ending in TABLES, f"{path}: its name must end in {', '.join(TABLES)}")
+    what, read = TABLES[ending]
+    with refusing(f"{path}: not {what} file"):
+        try:
+            columns = read(path)
+        except OSError as error:
+            raise InputError(f"{path}: {reason(error)}") from None
     shapes = {array.shape for array in columns.values()}
     require(
         len(shapes) == 1 and len(next(iter(shapes))) == 1 and next(iter(shapes))[0] > 0,
@@ -236,11 +235,8 @@ def read_columns(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-    except (ValueError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file: {reason(error)}") from None
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
     for number, row in enumerate(rows, start=2):
         require(
             len(row) == len(header),
@@ -254,29 +250,29 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
 def _column(values: tuple[str, ...]) -> NDArray[Any]:
     """A column of a CSV file: whole numbers, numbers or texts."""
     for kind in (np.int64, np.float64):
-        try:
+        with suppress(ValueError):
             return np.array(values).astype(kind)
-        except ValueError:
-            continue
     return np.array(values)
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(path) as packed:
-            names = [name.removesuffix(".npy") for name in packed.namelist()]
-    except zipfile.BadZipFile as error:
-        raise InputError(f"{path}: not an .npz file: {reason(error)}") from None
+    with zipfile.ZipFile(path) as packed:
+        names = [name.removesuffix(".npy") for name in packed.namelist()]
     return dict(zip(names, npz(path, *names), strict=True))
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import parquet
     except ImportError:
         raise InputError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
-    try:
-        table = parquet.read_table(path)
-    except ArrowInvalid as error:
-        raise InputError(f"{path}: not a Parquet file: {reason(error)}") from None
+    table = parquet.read_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}
+
+
+TABLES: dict[str, tuple[str, Callable[[Path], dict[str, NDArray[Any]]]]] = {
+    ".csv": ("a CSV", _read_csv),
+    ".npz": ("an .npz", _read_npz),
+    ".parquet": ("a Parquet", _read_parquet),
+}
+"""The files of tables by the ends of their names: what they are, and how they are read."""

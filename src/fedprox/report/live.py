@@ -168,6 +168,7 @@ GAUGES = {
     "bytes_down": "Bytes that nodes received up to this evaluation.",
     "bytes_up": "Bytes that nodes sent up to this evaluation.",
     "updated": "Time of this status.",
+    "node_seen": "Time at which a node was last heard of.",
 }
 """The numbers of a status that `metrics.prom` has, and what they are."""
 
@@ -186,22 +187,15 @@ def prometheus(shown: Mapping[str, Any]) -> str:
     fedprox_node_seen{node="a"} 7.0
     <BLANKLINE>
     """
-    of = f'{{method="{_escaped(shown["label"])}",seed="{shown["seed"]}"}}'
+    of = f'method="{_escaped(shown["label"])}",seed="{shown["seed"]}"'
+    samples = {name: {of: shown[name]} for name in GAUGES if shown.get(name) is not None}
+    seen = {f'node="{_escaped(name)}"': node["seen"] for name, node in shown["nodes"].items()}
     lines = []
-    for name, about in GAUGES.items():
-        if shown.get(name) is not None:
-            lines += _metric(name, about, [f"fedprox_{name}{of} {shown[name]}"])
-    seen = [
-        f'fedprox_node_seen{{node="{_escaped(name)}"}} {node["seen"]}'
-        for name, node in shown["nodes"].items()
-    ]
-    if seen:
-        lines += _metric("node_seen", "Time at which a node was last heard of.", seen)
+    for name, values in {**samples, "node_seen": seen}.items():
+        if values:
+            lines += [f"# HELP fedprox_{name} {GAUGES[name]}", f"# TYPE fedprox_{name} gauge"]
+            lines += [f"fedprox_{name}{{{labels}}} {value}" for labels, value in values.items()]
     return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, about: str, samples: list[str]) -> list[str]:
-    return [f"# HELP fedprox_{name} {about}", f"# TYPE fedprox_{name} gauge", *samples]
 
 
 def _escaped(label: str) -> str:
@@ -236,10 +230,8 @@ def status_lines(folder: Path, now: float) -> list[str]:
 def _of_run(known: Mapping[str, Any]) -> str:
     done = known["rounds_done"]
     round_ = known.get("round", done)
-    parts = [
-        f"{foreign(known['label'])}, seed {known['seed']}: round {round_} of {known['rounds']}"
-    ]
-    parts += [known["state"]] if known["state"] else []
+    run = f"{foreign(known['label'])}, seed {known['seed']}"
+    parts = [f"{run}: round {round_} of {known['rounds']}", *filter(None, [known["state"]])]
     if known.get("loss") is not None:
         parts.append(f"loss {known['loss']:.4g}")
     if known.get("test_accuracy") is not None:

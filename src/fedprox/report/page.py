@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,17 +134,8 @@ LONG_LIST = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
 
-class RunSection(NamedTuple):
-    """A run directory on the page."""
-
-    title: str
-    path: str
-    lead: str
-    settings: dict[str, list[tuple[str, str]]]
-    warnings: list[str]
-    conclusions: list[str]
-    results: ReportTable | None
-    groups: list[Group]
+Section = dict[str, Any]
+"""A run directory on the page, by the names that the template reads."""
 
 
 def write_report(
@@ -164,10 +155,10 @@ def write_report(
     shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
     live = any(not archive.finished and holder(archive.path) for archive in archives)
     sections = [section(archive, looks) for archive in archives]
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
+    title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} experiments"
     if summary:  # it says who won
         title = out.resolve().parent.name
-        sections = [each._replace(conclusions=[]) for each in sections]
+        sections = [{**each, "conclusions": []} for each in sections]
     page = render(title, sections, shared, live=live)
     write_whole(out, page.encode(errors="replace"))
 
@@ -184,7 +175,7 @@ def overlay(archives: Sequence[Archive]) -> Group:
     return _figures("All runs", lines, styles(lines), _against_rounds(lines), told)
 
 
-def section(archive: Archive, looks: dict[str, Style]) -> RunSection:
+def section(archive: Archive, looks: dict[str, Style]) -> Section:
     """The page's section for a run directory."""
     lines, groups = by_label(archive.shown), []
     if lines:
@@ -195,22 +186,22 @@ def section(archive: Archive, looks: dict[str, Style]) -> RunSection:
             _figures("Against rounds", lines, looks, _against_rounds(lines), told),
             _figures("Against cost", lines, looks, costs),
         ]
-    return RunSection(
-        title=archive.path.resolve().name,
-        path=str(archive.path),
-        lead=_lead(archive),
-        settings=_settings(archive.experiment),
-        warnings=list(_warnings(archive)),
-        conclusions=_conclusions(archive) if lines else [],
-        results=_results(archive) if lines else None,
-        groups=groups
+    return {
+        "title": archive.path.resolve().name,
+        "path": str(archive.path),
+        "lead": _lead(archive),
+        "settings": _settings(archive.experiment),
+        "warnings": list(_warnings(archive)),
+        "conclusions": _conclusions(archive) if lines else [],
+        "results": _results(archive) if lines else None,
+        "groups": groups
         + _left_behind(archive, looks)
         + (diagnosis_groups(archive.diagnosis) if archive.diagnosis else []),
-    )
+    }
 
 
 def render(
-    title: str, sections: Sequence[RunSection], shared: Group | None = None, *, live: bool = False
+    title: str, sections: Sequence[Section], shared: Group | None = None, *, live: bool = False
 ) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
