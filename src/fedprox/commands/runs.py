@@ -1,4 +1,4 @@
-"""Training into a run directory, from the command line: its folder, its results, resuming."""
+"""What commands share: options, and training into a run directory, also one that is resumed."""
 
 import shlex
 import signal

@@ -1,4 +1,7 @@
-"""Comparing methods: a measure of each run, paired differences, and who won in a sentence."""
+"""Comparing methods: a measure of each run, paired differences, and who won in a sentence.
+
+Student's test, its intervals and Holm's correction are of differences, one for each seed.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

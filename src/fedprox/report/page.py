@@ -1,4 +1,7 @@
-"""The HTML report: one page that opens offline, with figures to hover, zoom and switch."""
+"""The HTML report: one page that opens offline, with figures to hover, zoom and switch.
+
+A diagnosis is part of it, and has a page in the terminal.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,6 +1,7 @@
 """Records by the names of their measures: values, lines of `metrics.jsonl`, and rows of tables.
 
-No other file of the report knows how a record holds what some experiments alone have.
+A row or a line of a figure has the runs of one label and one experiment, one for each seed. No
+other file of the report knows how a record holds what some experiments alone have.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""Saving a model's parameters, and loading them from a file or from a run directory."""
+"""Files of parameters: models as run directories hold them, and weights in PyTorch's layout.
+
+Arrays are stored under their dotted paths ("dense.bias"). The file's metadata describe, as JSON,
+how dicts, lists and tuples hold them: the paths alone do not distinguish the key 0 from "0".
+"""
 
 import hashlib
 import json

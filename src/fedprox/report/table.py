@@ -1,4 +1,4 @@
-"""The table of a comparison."""
+"""Tables, their files, the table of a comparison, and what is said below it."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Training the cells of a study, each from its checkpoints or from its complete run directory."""
+"""Tuning and training the cells of a study, from their checkpoints or run directories."""
 
 import hashlib
 import json
