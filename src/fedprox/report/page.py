@@ -137,7 +137,7 @@ LONG_LIST = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
 
-Section = dict[str, Any]
+PageSection = dict[str, Any]
 """A run directory on the page, by the names that the template reads."""
 
 
@@ -178,7 +178,7 @@ def overlay(archives: Sequence[Archive]) -> Group:
     return _figures("All runs", lines, styles(lines), _against_rounds(lines), told)
 
 
-def section(archive: Archive, looks: dict[str, Style]) -> Section:
+def section(archive: Archive, looks: dict[str, Style]) -> PageSection:
     """The page's section for a run directory."""
     lines, groups = by_label(archive.shown), []
     if lines:
@@ -204,7 +204,7 @@ def section(archive: Archive, looks: dict[str, Style]) -> Section:
 
 
 def render(
-    title: str, sections: Sequence[Section], shared: Group | None = None, *, live: bool = False
+    title: str, sections: Sequence[PageSection], shared: Group | None = None, *, live: bool = False
 ) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
