@@ -13,7 +13,7 @@ from experiments.engine.run import Step, reproduce
 from experiments.engine.table import duration
 from experiments.printed import PRINTED, Printed
 from fedprox.cli import main
-from fedprox.commands.shared import DataDir, standard_console
+from fedprox.commands.runs import DataDir, standard_console
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.cpu import use_cpu_devices

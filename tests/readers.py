@@ -26,15 +26,12 @@ from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
 from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment, resolved
-from fedprox.files.numeric import read_idx
-from fedprox.files.packed import tar_members
+from fedprox.files.packed import read_idx, tar_members
 from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
-from fedprox.report.charts import styles
+from fedprox.report.figure import styles
 from fedprox.report.page import section
-from fedprox.report.parameters import encode
-from fedprox.report.saved import load_model
-from fedprox.report.weights import _tensors
+from fedprox.report.saved import _tensors, encode_params, load_model
 from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist
@@ -309,7 +306,9 @@ def report_of(file: str) -> Reader:
     return Reader(file, read, (run_directory()[file],), words, factor=factor)
 
 
-PARAMETERS = encode({"layers": [{0: np.ones((2, 3), np.float32)}, (np.zeros(2), None)], "b": [0.5]})
+PARAMETERS = encode_params(
+    {"layers": [{0: np.ones((2, 3), np.float32)}, (np.zeros(2), None)], "b": [0.5]}
+)
 
 SAFETENSORS = (
     *(b'"F16"', b'"I64"', b'"structure"', b'"__metadata__"', b'"data_offsets":[0,4]', b'"shape":'),

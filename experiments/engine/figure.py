@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from experiments.engine.item import AXES, MEASURES, Item, Panel
 from experiments.engine.series import LOSS, VALIDATED, VARIANCE, Measured, Series, pick
-from fedprox.report.lines import is_logarithmic
+from fedprox.report.figure import is_logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

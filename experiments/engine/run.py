@@ -35,8 +35,7 @@ from experiments.engine.table import duration, table
 from fedprox.errors import InputError, require
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.federation import Federation
-from fedprox.files.lock import locked
-from fedprox.files.whole import write_whole
+from fedprox.files.whole import locked, write_whole
 from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, remove_folder, stopping_on_signals
 from fedprox.report.archive import read_archive

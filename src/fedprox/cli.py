@@ -20,19 +20,22 @@ from typer.core import TyperCommand
 
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
-from fedprox.commands.runs import file_and_folder, resume_command, set_up_jax, train_into
-from fedprox.commands.shared import (
+from fedprox.commands.runs import (
+    Changes,
     DataDir,
-    Devices,
-    File,
+    DeviceCount,
+    ExperimentFile,
     Force,
     Log,
     OptionalFile,
     Out,
     Resume,
-    Settings,
+    file_and_folder,
+    resume_command,
     say,
+    set_up_jax,
     standard_console,
+    train_into,
 )
 from fedprox.datasets.catalogue import CATALOGUE
 from fedprox.datasets.sources import cache_folder, fetch
@@ -69,15 +72,12 @@ from fedprox.report.data import (
     statistics_table,
     work_seconds,
 )
-from fedprox.report.diagnosis import diagnosis_page
 from fedprox.report.directory import CHECKPOINTS, RunDirectory, write_figure
 from fedprox.report.live import ask_to_stop, status_lines
-from fedprox.report.page import write_report
-from fedprox.report.privacy import Plan, examples_page, privacy_page
+from fedprox.report.page import diagnosis_page, write_report
+from fedprox.report.privacy import privacy_page
 from fedprox.studies.run import Place
-from fedprox.terminal.bar import Bar
-from fedprox.terminal.output import safe_streams
-from fedprox.terminal.signals import answering, end_now
+from fedprox.terminal import Bar, answering, end_now, safe_streams
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """ClickException, which has no public name that all versions of typer share: older ones import it
@@ -142,10 +142,10 @@ Bad input is reported in one line, with exit status 2."""
 @app.command(cls=_Command, epilog=MORE_ON_RUN)
 def run(
     file: OptionalFile = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
-    devices: Devices = None,
+    devices: DeviceCount = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(metavar="N", help="Rounds between checkpoints.")
     ] = None,
@@ -177,14 +177,14 @@ def run(
     `fedprox keys` lists the keys of the file, `fedprox examples` has files to start from.
     """
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
+    of_processes = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     if "study" in (table := read_table(file, settings or ())):
-        unused = {"--log": log, "--coordinator": coordinator, "--processes": processes}
-        for option, value in (unused | {"--process": process}).items():
+        for option, value in {"--log": log, **of_processes}.items():
             require(value is None, f"{option}: not with a section [study]")
         place = Place(folder, force, checkpoint_every, stopping_on_signals)
         _run_study(read_study(str(file), table), place, data_dir, devices)
         return
-    resumed = resume is not None
+    resumed = bool(resume)
     loggers = loggers_of(log or (), folder, resume=resumed)
     join = None
     if coordinator is not None:
@@ -279,8 +279,8 @@ def report(
 
 @app.command(cls=_Command)
 def diagnose(
-    file: File,
-    settings: Settings = None,
+    file: ExperimentFile,
+    settings: Changes = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for diagnosis.json. [default: runs/NAME-OF-FILE-diagnosis]"),
@@ -323,7 +323,7 @@ def diagnose(
 
 
 @app.command("privacy", cls=_Command)
-def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None) -> None:
+def show_privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = None) -> None:
     """Compute the privacy of an experiment without training.
 
     It prints what the section [privacy] of the file means for each method: the noise for its
@@ -334,26 +334,22 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     Bad input is reported in one line, with exit status 2.
     """
     console, experiment, resolved = _prepare(file, settings, data_dir)
-    if resolved.privacy is None:
+    if not resolved.privacy:
         raise InputError(f"{file}: the section [privacy] is missing")
     sizes = resolved.federation.train.sizes
     check_delta(resolved.privacy, sizes)
     for line in delta_warnings(resolved.privacy, sizes):
         warnings.warn(line, stacklevel=users_level())
-    plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
-        if resolved.privacy.unit == "example":
-            settings_ = settings_of(experiment, resolved)
-            protocol = Protocol(**settings_, seeds=tuple(experiment.seeds))
-            page = examples_page(checked_methods(protocol, resolved.methods))
-        else:
-            page = privacy_page(plan, [method for method in resolved.methods if not method.pooled])
+        protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(experiment.seeds))
+        methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
+        page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
     console.print(page)
 
 
 def _prepare(
     file: Path,
-    settings: Settings,
+    settings: Changes,
     data_dir: Path | None,
     devices: int | None = None,
     join: Callable[[], None] | None = None,
@@ -402,11 +398,10 @@ def fetch_data(
     shown = set()
     for file in entry.files:
         path = file.at_hand(data_dir)
-        if path is None and file.use and not everything:
+        if file.use and not (path or everything):
             print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
-        cached = path is not None and path.is_relative_to(cache_folder())
-        if path is None or cached:
+        if not path or path.is_relative_to(cache_folder()):
             path = fetch(file.source, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
@@ -438,33 +433,24 @@ def describe_data(
 
     An experiment file has its [data] described, and the devices of its [population].
     """
-    if name.endswith(".toml"):
-        _describe_experiment(Path(name), settings, data_dir, out)
-        return
-    console = standard_console()
-    table: dict[str, Any] = {}
-    for setting in settings or ():
-        apply_setting(table, setting)
-    require("name" not in table, f"--set name={table.get('name')}: the name is {name!r} already")
-    with Bar("loading the data"):
-        federation, table = load_data({"name": name, **table}, data_dir)
-        options = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
-        drawn = data_figure(federation, f"{name}: {options}")
-    console.print(f"{name}: {printable(options)}\n", highlight=False)
-    console.print(statistics_table(federation, name, table.get("partition", "")))
-    _write_figures(console, out or Path("runs") / f"{name}-data", {"data": drawn})
-
-
-def _describe_experiment(
-    file: Path, settings: Settings, data_dir: Path | None, out: Path | None
-) -> None:
-    """Describe the data and the devices of an experiment file, for its first method and seed."""
-    console, experiment, resolved = _prepare(file, settings, data_dir)
-    table, federation = resolved.table["data"], resolved.federation
-    drawn = {"data": data_figure(federation, f"{file}: data")}
-    name = str(table.get("name", ""))
-    console.print(statistics_table(federation, name, table.get("partition", "")))
-    if resolved.population is not None:
+    file = Path(name)
+    if described := file.suffix == ".toml":
+        console, experiment, resolved = _prepare(file, settings, data_dir)
+        federation, table, title = resolved.federation, resolved.table["data"], "data"
+    else:
+        console, table = standard_console(), {}
+        for setting in settings or ():
+            apply_setting(table, setting)
+        already = f"the name is {name!r} already"
+        require("name" not in table, f"--set name={table.get('name')}: {already}")
+        with Bar("loading the data"):
+            federation, table = load_data({"name": name, **table}, data_dir)
+        title = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
+        console.print(f"{name}: {printable(title)}\n", highlight=False)
+    drawn = {"data": data_figure(federation, f"{name}: {title}")}
+    of_paper = str(table.get("name", "")), table.get("partition", "")
+    console.print(statistics_table(federation, *of_paper))
+    if described and resolved.population:  # for the first method and seed
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model, resolved.methods[0]),
             *(resolved.solver, experiment.seeds[0], [resolved.compression or Part()]),
@@ -473,15 +459,11 @@ def _describe_experiment(
         drawn["population"] = population_figure(seconds, hours, title)
         words = population_words(seconds, hours, resolved.population.dropout)
         console.print(f"\n{words}", highlight=False)
-    _write_figures(console, out or Path("runs") / f"{file.stem}-data", drawn)
-
-
-def _write_figures(console: Console, folder: Path, drawn: dict[str, Any]) -> None:
-    """Write figures by their names into a folder, and print where they are."""
+    folder = out or Path("runs") / f"{file.stem if described else name}-data"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, each in drawn.items():
-        write_figure(folder, each, name)
-    files = ", ".join(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
+    for each, figure in drawn.items():
+        write_figure(folder, figure, each)
+    files = ", ".join(f"{each}.{kind}" for each in drawn for kind in ("png", "svg"))
     console.print(f"\n{printable(folder)}: {files}", highlight=False, soft_wrap=True)
 
 
@@ -500,7 +482,7 @@ def show_examples(
         folder = Path(__file__).parents[2] / "examples"
     known = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if name is None:
-        require(out is None, "--out: name an example")
+        require(not out, "--out: name an example")
         for stem, path in known.items():
             lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
             about = " ".join(line.removeprefix("# ") for line in lines)
@@ -508,7 +490,7 @@ def show_examples(
         return
     require(name in known, f"{name!r} is not an example; {choices(name, known)}")
     content = known[name].read_text(encoding="utf-8")
-    if out is None:
+    if not out:
         print(content, end="")
         return
     require(not out.exists(), f"--out: {out} exists already; name a new file")

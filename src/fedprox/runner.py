@@ -7,8 +7,7 @@ from fedprox.errors import require
 from fedprox.experiment import parse, read_study, read_table, resolve, run_study_file, train
 from fedprox.loop.callbacks import Callback, check_callbacks
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.report.directory import RunDirectory
-from fedprox.report.results import write_results
+from fedprox.report.directory import RunDirectory, write_results
 from fedprox.results.run import Run
 from fedprox.studies.run import Place
 
@@ -76,5 +75,6 @@ def run(
         checkpoints = Checkpoints(directory.checkpoints)
         callbacks = [Callback(on_record=directory.record), *callbacks]
         runs = train(experiment, resolved, callbacks, checkpoints=checkpoints, progress=progress)
-        write_results(directory, runs, resolved.target, resolved.federation, resolved.model)
+        clients = resolved.federation, resolved.model
+        write_results(directory, runs, resolved.target, clients)
     return runs

@@ -45,7 +45,7 @@ from fedprox.algorithms.adaptive import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.protocol.method import label, sweep_points
 from fedprox.protocol.protocol import initial_params
-from fedprox.report.notes import warnings_on
+from fedprox.report.table import warnings_on
 from tests.catalogue import VARIANTS
 from tests.methods import gradient
 from tests.quadratics import (

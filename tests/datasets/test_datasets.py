@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedprox import Examples, Federation, InputError, Prepared, Rows, datasets
 from fedprox.datasets import partition, sources
-from fedprox.files.numeric import read_idx
+from fedprox.files.packed import read_idx
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from fedprox.deployment.node_file import load_node, read_node_file, read_superli
 from fedprox.deployment.trial import check_allowed
 from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.experiment import parse, read_experiment, resolve
-from fedprox.files.lock import holder, locked
+from fedprox.files.whole import holder, locked
 from tests.deployment.federations import FEDPROX, deployed, in_memory, nodes_of, table_of
 from tests.test_cli import status
 

@@ -16,7 +16,7 @@ import safetensors.numpy
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from fedprox.deployment.policy import REPORTS
-from fedprox.report.directory import model_file
+from fedprox.report.saved import model_file
 from tests.deployment.federations import apart, simulated, table_of
 from tests.deployment.machines import Machines, machines
 from tests.deployment.test_processes_together import nodes_of, written

@@ -8,7 +8,7 @@ import pytest
 
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
-from fedprox.report.directory import DEPLOYMENT, LOGS, NODES, RESULTS, RunDirectory
+from fedprox.report.directory import DEPLOYMENT_FILE, LOGS, NODES, RESULTS, RunDirectory
 from fedprox.report.live import FILES
 from fedprox.results.record import COLUMNS
 
@@ -54,7 +54,7 @@ def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
         for path in directory.iterdir()
     }
     # during a run, by other commands
-    assert page - found == {"diagnosis.json", DEPLOYMENT, NODES, *LOGS, *FILES}
+    assert page - found == {"diagnosis.json", DEPLOYMENT_FILE, NODES, *LOGS, *FILES}
     assert found <= page
     results = {re.sub(r"model-.*", "model-LABEL-SEED.safetensors", each) for each in RESULTS}
     assert results <= page

@@ -36,7 +36,7 @@ from fedprox import Target
 from fedprox.cli import main
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve, train
-from fedprox.files.lock import locked
+from fedprox.files.whole import locked
 from tests.experiments.made_up import SCALE, TINY, series, tiny
 from tests.test_cli import SMALL
 

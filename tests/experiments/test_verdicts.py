@@ -12,7 +12,7 @@ from experiments.engine.series import BEST, Series
 from experiments.engine.summaries import FINAL
 from experiments.engine.table import judged_in, table
 from experiments.engine.verdicts import LEVEL, verdicts
-from fedprox.report.paired import Evidence, evidence_of
+from fedprox.report.compare import Evidence, evidence_of
 from tests.experiments.made_up import SCALE, series
 
 

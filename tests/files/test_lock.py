@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedprox import InputError
-from fedprox.files import lock
-from fedprox.files.lock import locked
+from fedprox.files import whole as lock
+from fedprox.files.whole import locked
 from fedprox.report.directory import RunDirectory
 from tests.test_cli import LOSSES, record, status
 
@@ -22,7 +22,7 @@ HERE = f"process {os.getpid()} on {socket.gethostname()}"
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedprox.files.lock import locked
+from fedprox.files.whole import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -11,7 +11,7 @@ import pytest
 
 from fedprox import InputError
 from fedprox.files.packed import reading
-from fedprox.terminal.bar import Bar
+from fedprox.terminal import Bar
 
 
 def test_streams_are_read_unpacked(tmp_path: Path) -> None:

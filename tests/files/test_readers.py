@@ -28,8 +28,7 @@ from fedprox.datasets.posts import read_posts
 from fedprox.datasets.sent140 import CSV, read_csv
 from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment
-from fedprox.files.numeric import read_idx
-from fedprox.files.packed import reading
+from fedprox.files.packed import read_idx, reading
 from fedprox.files.toml import parse_toml
 from tests.datasets.test_cifar import batch, old
 from tests.datasets.test_datasets import idx, idx_of

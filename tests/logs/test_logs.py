@@ -14,7 +14,7 @@ import fedprox as fp
 from fedprox import InputError
 from fedprox.errors import installing
 from fedprox.logs import LOGGERS
-from fedprox.logs.each_run import numbers_of
+from fedprox.logs.tools import numbers_of
 from fedprox.report.directory import LOGS
 from tests import commands
 from tests.logs.readers import LIBRARIES, READERS, Logged

@@ -13,7 +13,7 @@ import fedprox as fp
 from fedprox import InputError
 from fedprox.loop import checkpoint, snapshot
 from fedprox.loop.train import Stopwatch
-from fedprox.report.notes import notes_on
+from fedprox.report.table import notes_on
 from tests.quadratics import quadratic_model, ragged_quadratics
 
 START = np.array([1.0, -1.0, 0.5])

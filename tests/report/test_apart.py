@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedprox as fp
-from fedprox.report.rows import by_label
+from fedprox.report.records import by_label
 from tests.byhand import ROWS, START
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.report.test_report import make_run

@@ -131,7 +131,7 @@ def test_a_run_that_stops_or_fails_leaves_the_status_of_its_last_record(
 ) -> None:
     (tmp_path / "small.toml").write_text(LOSSES)
     monkeypatch.setattr(live, "STATUS_MOST", 1e9)
-    monkeypatch.setattr(live, "SPARE", 1e12)  # only the first status is written at once
+    monkeypatch.setattr(live, "WAIT_FACTOR", 1e12)  # only the first status is written at once
     note = RunDirectory.record
 
     def stopped(self: RunDirectory, record: Record) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedprox.report.paired import evidence_of, holm, interval
+from fedprox.report.compare import evidence_of, holm, interval
 
 P_VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8)
 

@@ -27,14 +27,12 @@ from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
 from fedprox.measures import Measure, measure_of
 from fedprox.model import cross_entropy, top_1
-from fedprox.report import charts
 from fedprox.report.archive import read_archive
-from fedprox.report.charts import chart, ranked, styles
-from fedprox.report.directory import model_file, summarise, write_clients, write_figure
-from fedprox.report.figure import figure
-from fedprox.report.lines import Line
+from fedprox.report.directory import summarise, write_clients, write_figure
+from fedprox.report.figure import Chart, Line, chart, figure, ranked, styles
 from fedprox.report.page import overlay, section, write_report
 from fedprox.report.records import metrics_line, read_record
+from fedprox.report.saved import model_file
 from fedprox.results.record import Record
 from fedprox.results.run import Run
 from tests import browser as driving
@@ -429,7 +427,7 @@ def test_the_seed_that_was_running_is_left_out_of_the_lines(tmp_path: Path) -> N
     archive = read_archive(write_run(tmp_path / "run", done, finished=False))
     assert [run.seed for run in archive.shown] == [0, 1]
     shown = section(archive, styles(["fedavg"]))
-    assert any("seed that was running is left out" in line for line in shown.warnings)
+    assert any("seed that was running is left out" in line for line in shown["warnings"])
     whole_table = read_archive(write_run(tmp_path / "whole", done))
     assert [run.seed for run in whole_table.shown] == [0, 1, 2]
     # of a method of which it is the only one it is all that there is
@@ -442,7 +440,7 @@ def test_a_note_says_whether_evaluations_read_a_sample(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [make_run()])
     for extra in ("", "evaluation.rows = 5\n"):
         (made / "experiment.toml").write_text(extra + tomli_w.dumps(EXPERIMENT))
-        note = section(read_archive(made), styles(["fedavg"])).groups[0].note
+        note = section(read_archive(made), styles(["fedavg"]))["groups"][0].note
         assert note == ("Evaluations read a sample of the clients' rows." if extra else "")
 
 
@@ -466,11 +464,11 @@ def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) ->
 # What is drawn
 
 
-def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> charts.Chart:  # noqa: B008
+def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> Chart:  # noqa: B008
     return chart("t", "n", lines, styles(line.label for line in lines), measure_of("round"), y)
 
 
-def lines_of(shown: charts.Chart) -> list[dict[str, Any]]:
+def lines_of(shown: Chart) -> list[dict[str, Any]]:
     return list(shown.data["lines"])
 
 
@@ -488,16 +486,16 @@ def test_a_line_is_the_mean_and_its_band_one_deviation() -> None:
 def test_bands_are_those_of_the_table(folder: Path) -> None:
     archive = read_archive(folder)
     shown = section(archive, styles(run.label for run in archive.runs))
-    assert shown.results is not None
-    assert "mean ± standard deviation over 2 seeds" in shown.results.caption
-    (accuracy,) = (c for c in shown.groups[0].charts if c.title == "Test accuracy")
+    assert shown["results"] is not None
+    assert "mean ± standard deviation over 2 seeds" in shown["results"].caption
+    (accuracy,) = (c for c in shown["groups"][0].charts if c.title == "Test accuracy")
     mean, low, high = (lines_of(accuracy)[0][key][-1] for key in ("y", "low", "high"))
     deviation = (high - low) / 2
     assert deviation > 0
-    assert shown.results.rows[0][2] == f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
+    assert shown["results"].rows[0][2] == f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
     told = "Lines are means over 2 seeds, bands ± one standard deviation, as in the table."
-    assert [group.note for group in shown.groups[:2]] == [told, told]
-    assert told in shown.groups[2].note
+    assert [group.note for group in shown["groups"][:2]] == [told, told]
+    assert told in shown["groups"][2].note
 
 
 def test_a_band_on_a_logarithmic_axis_is_cut_off_at_the_least_value() -> None:
@@ -595,9 +593,10 @@ def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> 
     archive = read_archive(made)
     shown = section(archive, styles(r.label for r in archive.runs))
     assert any(
-        "bad: training loss rose from 1 to a number that" in warning for warning in shown.warnings
+        "bad: training loss rose from 1 to a number that" in warning
+        for warning in shown["warnings"]
     )
-    (behind,) = (group for group in shown.groups if group.title == "Who is left behind")
+    (behind,) = (group for group in shown["groups"] if group.title == "Who is left behind")
     assert behind.tables[0].rows == [
         ["fedavg", "50.00 %", "50.00 %", "25.00 %", "75.00 %", "25.00 %", "25.00 %"]
     ]
@@ -613,7 +612,7 @@ def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: P
     ]
     for name, runs in (("plain", [make_run()]), ("fair", [run])):
         archive = read_archive(write_run(tmp_path / name, runs))
-        (against, _) = section(archive, styles(["fedavg"])).groups
+        (against, _) = section(archive, styles(["fedavg"]))["groups"]
         drawn = {chart.title: lines_of(chart) for chart in against.charts}
         assert set(titles) & drawn.keys() == (set(titles) if name == "fair" else set())
     for i, title in enumerate(titles):
@@ -627,7 +626,7 @@ def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> Non
     run = make_run()
     run.history = [record(round=t, **values, metrics=metrics) for t in range(2)]
     archive = read_archive(write_run(tmp_path / "run", [run]))
-    against, _ = section(archive, styles(["fedavg"])).groups
+    against, _ = section(archive, styles(["fedavg"]))["groups"]
     drawn = {chart.title: lines_of(chart)[0]["y"] for chart in against.charts}
     assert {"Test loss", "Validation loss", "Test f1", "Validation f1"} <= drawn.keys()
     assert drawn["Validation f1"] == [0.3, 0.3]
@@ -639,14 +638,14 @@ def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
     archive = read_archive(made)
     shown = section(archive, styles(r.label for r in archive.runs))
-    (mu,) = (c for c in shown.groups[0].charts if c.title == "Mu in force")
+    (mu,) = (c for c in shown["groups"][0].charts if c.title == "Mu in force")
     assert lines_of(mu)[0]["y"] == [0.0, 0.1, 0.0]
 
 
 def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
     history = [record(), record(round=1, unsolved=1)]
     made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
-    (warning,) = section(read_archive(made), styles(["fedavg"])).warnings
+    (warning,) = section(read_archive(made), styles(["fedavg"]))["warnings"]
     assert warning.startswith("fedavg: 1 of 2 measured local solves")
 
 
@@ -679,7 +678,7 @@ def test_directories_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_lead_says_who_trains_and_how_long(folder: Path) -> None:
-    lead = section(read_archive(folder), styles(["fedavg", "fedprox mu=1", NASTY])).lead
+    lead = section(read_archive(folder), styles(["fedavg", "fedprox mu=1", NASTY]))["lead"]
     assert lead == "synthetic · 4 clients · 2 a round · 4 rounds · 50 % stragglers · 2 seeds"
 
 
@@ -687,16 +686,16 @@ def test_a_diagnosis_alone_makes_a_page(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", [], finished=False)
     write_json(made / "diagnosis.json", DIAGNOSIS)
     shown = section(read_archive(made), {})
-    assert [group.title for group in shown.groups] == [
+    assert [group.title for group in shown["groups"]] == [
         "Diagnosis: the federation",
         "Diagnosis: which mu",
     ]
-    assert shown.groups[1].tables[0].rows == [
+    assert shown["groups"][1].tables[0].rows == [
         ["mu = 0", "diverged", ""],
         ["mu = 0.1 (suggested)", "1.0000 ± 0.2500", "0.1250"],
     ]
-    assert shown.groups[1].note == "Suggested: mu = 0.1."
-    assert not shown.warnings
+    assert shown["groups"][1].note == "Suggested: mu = 0.1."
+    assert not shown["warnings"]
 
 
 # The page
@@ -744,7 +743,7 @@ def test_the_page_is_small(page: Path) -> None:
 def test_a_report_says_who_won_by_paired_differences(tmp_path: Path) -> None:
     def won(name: str, *runs: Run, finished: bool = True) -> list[str]:
         archive = read_archive(write_run(tmp_path / name, runs, finished=finished))
-        return section(archive, styles(run.label for run in runs)).conclusions
+        return section(archive, styles(run.label for run in runs))["conclusions"]
 
     def seeds(label: str, method: str, better: float) -> list[Run]:
         made = [make_run(label, s, (3, 2 + s / 4 - better + s * s / 50)) for s in range(3)]
@@ -775,7 +774,7 @@ def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> Non
             dataclasses.replace(each, measures={**each.measures, **unknown}) for each in run.history
         ]
     shown = section(read_archive(write_run(tmp_path / "run", runs)), styles("ab"))
-    assert shown.conclusions == [
+    assert shown["conclusions"] == [
         "b leads: training loss 1.0000 [1.0000, 1.0000] below a; 2 seeds are too few to say how "
         "surely."
     ]
@@ -784,15 +783,15 @@ def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> Non
 def test_tables_are_saved_as_csv_and_latex(folder: Path) -> None:
     archive = read_archive(folder)
     shown = section(archive, styles(run.label for run in archive.runs))
-    assert shown.results is not None
-    header, *rows = shown.results.files["csv"].splitlines()
+    assert shown["results"] is not None
+    header, *rows = shown["results"].files["csv"].splitlines()
     assert header.startswith("label,method,mu,learning_rate,seed,round,train_loss,")
     assert len(rows) == len(archive.runs)
-    tex = shown.results.files["tex"]
+    tex = shown["results"].files["tex"]
     assert r"\begin{tabular}{lrrrrrr}" in tex
     assert r"fedavg & " in tex
     assert r"$\pm$" in tex
-    facts = shown.groups[-2].tables[0].files["csv"]
+    facts = shown["groups"][-2].tables[0].files["csv"]
     assert facts == "what,value,note\r\nclients,4,<i>few</i>\r\n"
 
 

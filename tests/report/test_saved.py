@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.report.directory import RunDirectory
-from fedprox.report.parameters import decode, encode
+from fedprox.report.saved import decode, encode_params
 
 
 def structure(tree: Any) -> Any:
@@ -128,7 +128,7 @@ def nested(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(params=st.recursive(arrays | st.none(), nested, max_leaves=8))
 def test_any_structure_comes_back(params: Any) -> None:
-    _, found = decode(encode(params))
+    _, found = decode(encode_params(params))
     assert structure(found) == structure(params)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True):
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.report.lines import curves
+from fedprox.report.figure import curves
 from fedprox.results.record import Record
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.report.weights import MOST_LINES
+from fedprox.report.saved import MOST_LINES
 
 
 class Net(nnx.Module):

@@ -27,9 +27,9 @@ from fedprox import (
 )
 from fedprox.experiment import parse, resolve, train
 from fedprox.report.directory import summarise
-from fedprox.report.lines import curves
-from fedprox.report.notes import warnings_on
-from fedprox.report.rows import by_label
+from fedprox.report.figure import curves
+from fedprox.report.records import by_label
+from fedprox.report.table import warnings_on
 from fedprox.results.record import Record
 from fedprox.results.target import target_of
 

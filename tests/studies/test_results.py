@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import fedprox as fp
-from fedprox.report.exports import LATEX, latex
-from fedprox.studies.tuning import best_label
+from fedprox.report.table import LATEX, latex
+from fedprox.studies.run import best_label
 from tests.studies.made_up import outcome, run, study
 
 FIVE = {"FedAvg": [0.50, 0.52, 0.49, 0.51, 0.53], "FedProx": [0.54, 0.55, 0.52, 0.53, 0.57]}

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from fedprox.terminal import bar
-from fedprox.terminal.bar import Bar
+from fedprox import terminal as bar
+from fedprox.terminal import Bar
 
 
 @contextmanager
@@ -32,9 +32,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_two_bars_stand_below_each_other_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as other:
         with Bar("loading the data"), Bar("train.gz", 200) as file:
-            time.sleep(bar.REFRESH)
+            time.sleep(bar.BAR_REFRESH)
             file.update(50)
-            time.sleep(5 * bar.REFRESH)
+            time.sleep(5 * bar.BAR_REFRESH)
         assert bar._display is None
         text = os.read(other, 1 << 16).decode(errors="replace")
     assert "25%" in text

@@ -18,7 +18,7 @@ from fedprox.errors import printable
 from fedprox.loop import progress
 from fedprox.loop.progress import Progress, showing
 from fedprox.report.table import table
-from fedprox.terminal.output import safe_stream
+from fedprox.terminal import safe_stream
 from tests.report.test_report import make_run
 
 ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]

@@ -65,7 +65,7 @@ def hang_in(where: str, marker: Path) -> None:
         "planning": "fedprox.engine.planning.round_work.round_work",
         "compiling": "jax.stages.Lowered.compile",
         "a checkpoint": "fedprox.loop.checkpoint.Checkpoints._save",
-        "writing": "fedprox.report.results.write_clients",
+        "writing": "fedprox.report.directory.write_clients",
     }
     if where == "the second method":
         patch.setattr(Compiler, "_compile", compile_one)

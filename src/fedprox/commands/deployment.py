@@ -13,18 +13,20 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from fedprox.commands.runs import file_and_folder, set_up_jax, train_into
-from fedprox.commands.shared import (
+from fedprox.commands.runs import (
+    Changes,
     DataDir,
-    Devices,
+    DeviceCount,
     Force,
     Log,
     OptionalFile,
     Out,
     Resume,
-    Settings,
+    file_and_folder,
     say,
+    set_up_jax,
     standard_console,
+    train_into,
 )
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
@@ -47,7 +49,7 @@ from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.errors import printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
-from fedprox.files.lock import locked
+from fedprox.files.whole import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
 from fedprox.loop.callbacks import Callback
@@ -57,11 +59,10 @@ from fedprox.loop.train import Follow
 from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
-from fedprox.report.records import has, value_of
+from fedprox.report.records import has, number_of
 from fedprox.results.record import Record, figures
 from fedprox.results.run import Run
-from fedprox.terminal.bar import Bar
-from fedprox.terminal.signals import answering
+from fedprox.terminal import Bar, answering
 
 MOST_CLIENTS = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""
@@ -84,7 +85,7 @@ def deploy(
             "trial allow, as a node's policy does. Repeatable.",
         ),
     ] = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
     checkpoint_every: Annotated[
@@ -218,7 +219,7 @@ def _network_line(record: Record) -> str:
     clients, nodes = len(record.network or {}), record.nodes or 0
     used = f"{clients} client{'s' * (clients != 1)}"
     if has(record, "epsilon"):
-        used = f"epsilon {rounded_up(value_of(record, 'epsilon'))}"
+        used = f"epsilon {rounded_up(number_of(record, 'epsilon'))}"
     return (
         f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
         f"{nodes} node{'s' * (nodes != 1)}, {used}, "
@@ -237,7 +238,7 @@ def _show_joined(console: Console, wanted: int, names: Sequence[str]) -> None:
 def node(
     file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
     data_dir: DataDir = None,
-    devices: Devices = None,
+    devices: DeviceCount = None,
 ) -> None:
     """Hold clients for deployments: answer the requests of `fedprox deploy`.
 

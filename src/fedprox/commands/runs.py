@@ -1,4 +1,4 @@
-"""Training into a run directory, from the command line: its folder, its results, resuming."""
+"""What commands share: options, and training into a run directory, also one that is resumed."""
 
 import shlex
 import signal
@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import jax
+import typer
 from rich.console import Console
 
 from fedprox.datasets.sources import cache_folder
@@ -19,13 +20,58 @@ from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.jax_internals import require_backend
 from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
-from fedprox.report.directory import RunDirectory
+from fedprox.report.directory import RunDirectory, write_results
 from fedprox.report.live import Live, clean_up
-from fedprox.report.notes import notes_on, warnings_on
-from fedprox.report.results import write_results
-from fedprox.report.table import table
+from fedprox.report.table import notes_on, table, warnings_on
 from fedprox.results.run import Run
-from fedprox.terminal.signals import answering, end_now, ended_by
+from fedprox.terminal import answering, end_now, ended_by
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
+]
+DeviceCount = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
+]
+OptionalFile = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+Out = Annotated[Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace another experiment's results in the run directory."),
+]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write the records also for tensorboard, mlflow or wandb, below the run directory. "
+        "Repeatable.",
+    ),
+]
+
+
+def standard_console() -> Console:
+    """A console on stdout, 120 columns wide unless it is a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
+
+
+def say(message: str) -> None:
+    """Print a message in one line to stderr."""
+    print(f"fedprox: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+
 
 MACHINE_OPTIONS = (
     "--data-dir",
@@ -47,7 +93,7 @@ def set_up_jax(
     """Choose the devices for rounds of so many clients, and `join` the other processes."""
     use_cpu_devices(clients_per_round, devices)
     use_compilation_cache(cache_folder() / "xla")
-    if join is not None:
+    if join:
         join()
     require_backend()
 
@@ -61,12 +107,12 @@ def file_and_folder(
     force: bool,
 ) -> tuple[Path, Path]:
     """The experiment file and the run directory of `fedprox run` or `fedprox deploy`."""
-    if resume is None:
-        if file is None:
+    if not resume:
+        if not file:
             raise InputError("FILE.toml is missing; or give --resume DIR")
         return file, out or Path("runs") / file.stem
     require(
-        file is None and out is None and not force,
+        not (file or out or force),
         f"--resume {resume}: the experiment is there; leave out FILE, --out, --force",
     )
     known = resume / "experiment.toml"
@@ -96,8 +142,8 @@ def train_into(
         clean_up(directory.path)
         # no clients.json if other processes, or nodes, have the clients' rows
         here = jax.process_count() == 1 and resolved.table["data"]["name"] != DEPLOYED
-        measured = (resolved.federation, resolved.model) if here else ()
-        write_results(directory, runs, resolved.target, *measured)
+        clients = (resolved.federation, resolved.model) if here else None
+        write_results(directory, runs, resolved.target, clients)
     console.print(table(runs, resolved.target))
     for line in (*notes_on(runs), *warnings_on(runs)):
         console.print(line)
@@ -137,9 +183,9 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
             key == "rounds" or value == changed[key],
             f"--set {key}: with --resume only rounds can change{further}",
         )
-    epsilon = None if now.privacy is None else now.privacy.epsilon
+    epsilon = now.privacy and now.privacy.epsilon
     require(
-        epsilon is None or now.rounds == before.rounds,
+        not epsilon or now.rounds == before.rounds,
         f"--set rounds={now.rounds}: the noise is that of privacy.epsilon = {epsilon} for the "
         f"{before.rounds} rounds of {file.parent}, and other rounds would have needed other noise "
         "from the start; run it anew",
@@ -154,7 +200,7 @@ def _print_start(console: Console, directory: RunDirectory) -> None:
         console.print(line, soft_wrap=True)
     if not directory.resumes:
         return
-    if directory.extended is not None:
+    if directory.extended:
         rounds = directory.experiment["rounds"]
         console.print(f"{path}: continues from round {directory.extended} to {rounds}")
     elif not directory.checkpoints.is_dir():

@@ -15,7 +15,7 @@ from fedprox.datasets.sources import EMNIST, find, present
 from fedprox.errors import require
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.numeric import npz, read_idx
+from fedprox.files.packed import npz, read_idx
 from fedprox.streams import Purpose, generator
 
 LOWER_CASE = 36

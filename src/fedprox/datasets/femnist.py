@@ -25,10 +25,9 @@ from fedprox.datasets.sources import FEMNIST_SQLITE, data_folder, find, present
 from fedprox.errors import InputError, require, require_whole
 from fedprox.features import Prepared
 from fedprox.federation import Federation, Rows, offsets_of
-from fedprox.files.numeric import npz
-from fedprox.files.packed import refusing, unpacked_limit
+from fedprox.files.packed import npz, refusing, unpacked_limit
 from fedprox.streams import Purpose, generator
-from fedprox.terminal.bar import Bar
+from fedprox.terminal import Bar
 
 Writer = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """A writer's images and labels."""

@@ -16,7 +16,7 @@ from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared
 from fedprox.federation import MOST_CLASSES, Federation
 from fedprox.files.packed import refusing
-from fedprox.terminal.bar import Bar
+from fedprox.terminal import Bar
 
 Array = NDArray[Any]
 

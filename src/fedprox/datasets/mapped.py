@@ -36,7 +36,7 @@ from fedprox.federation import (
     pair_of,
 )
 from fedprox.files.mapping import map_file, release_pages
-from fedprox.files.numeric import require_words
+from fedprox.files.packed import require_words
 
 Array = NDArray[Any]
 

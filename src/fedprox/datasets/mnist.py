@@ -24,7 +24,7 @@ from fedprox.datasets.sources import MNIST, QMNIST, find
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
 from fedprox.federation import Federation
-from fedprox.files.numeric import read_idx
+from fedprox.files.packed import read_idx
 
 PARTITIONS: Options = {
     "power-law": {"clients": 1000, "train_share": 0.8},

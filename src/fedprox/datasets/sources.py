@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fedprox.errors import InputError, require
-from fedprox.terminal.bar import Bar
+from fedprox.terminal import Bar
 
 
 class Source(NamedTuple):

@@ -61,7 +61,7 @@ from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.faults import Faults
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
-from fedprox.report.directory import DEPLOYMENT
+from fedprox.report.directory import DEPLOYMENT_FILE
 from fedprox.results.selection import VALIDATION_LOSS
 
 T = TypeVar("T")
@@ -109,12 +109,12 @@ class Ledger:
                 "repeated": [[rounds.start, rounds.stop] for rounds in self.repeated],
                 "clients": self.clients,
             }
-            write_whole(self.folder / DEPLOYMENT, json.dumps(content).encode())
+            write_whole(self.folder / DEPLOYMENT_FILE, json.dumps(content).encode())
 
 
 def read_ledger(folder: Path) -> Ledger:
     """The ledger of the run in a run directory."""
-    path = folder / DEPLOYMENT
+    path = folder / DEPLOYMENT_FILE
     try:
         content = json.loads(path.read_bytes())
         clients = {

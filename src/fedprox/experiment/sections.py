@@ -23,7 +23,7 @@ from fedprox.report.saved import load_model
 from fedprox.results.selection import Selection
 from fedprox.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
-from fedprox.studies.tuning import Tuning
+from fedprox.studies.run import Tuning
 
 LoraSection = schema_of(lora, positional=2)
 

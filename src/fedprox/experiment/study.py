@@ -22,11 +22,10 @@ from fedprox.experiment.resolved import (
 from fedprox.experiment.sections import Experiment, StudySection
 from fedprox.federation import Federation
 from fedprox.results.target import Target
-from fedprox.studies.grid import DATA, METHOD, RESERVED, Cell, Settings
+from fedprox.studies.grid import DATA, METHOD, RESERVED, Arguments, Cell
 from fedprox.studies.results import Study
-from fedprox.studies.run import Place
+from fedprox.studies.run import Place, Tuning
 from fedprox.studies.study import run_study
-from fedprox.studies.tuning import Tuning
 
 KEPT = 2
 """Federations that are kept in memory: the cells of one data set follow each other."""
@@ -161,7 +160,7 @@ def _cell(
     solver, _ = solver_of(experiment.solver)
     method, _ = method_of(experiment.method[0], experiment.solver, solver, METHOD)
 
-    def settings(seed: int) -> Settings:
+    def settings(seed: int) -> Arguments:
         data = experiment.data | ({"seed": seed} if section.data_per_seed else {})
 
         def loaded() -> tuple[Federation, Table]:

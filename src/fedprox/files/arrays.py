@@ -25,7 +25,7 @@ from fedprox.files.whole import flush_folder, writing_whole
 CHUNK = 2**20
 """Bytes that are read at a time to check a file, and the most of an array's line of JSON."""
 
-MOST_DIMENSIONS, MOST_BYTES = 32, 2**62
+MOST_DIMENSIONS, MOST_ARRAY_BYTES = 32, 2**62
 """Bounds of arrays, as NumPy has them, also of those without elements."""
 
 
@@ -117,13 +117,13 @@ def _described(file: BinaryIO, end: int) -> tuple[list[str], np.dtype[Any], tupl
         and re.fullmatch(r"bool|(u?int|b?float|complex)\d+\w*", name)
         and isinstance(shape, list)
         and len(shape) <= MOST_DIMENSIONS
-        and all(type(n) is int and 0 <= n < MOST_BYTES for n in shape)
+        and all(type(n) is int and 0 <= n < MOST_ARRAY_BYTES for n in shape)
     )
     if not known:
         raise ValueError("not the line of an array")
     dtype = np.dtype(name)
     size = math.prod(max(n, 1) for n in shape) * dtype.itemsize
-    if size > (MOST_BYTES if 0 in shape else end - file.tell()):
+    if size > (MOST_ARRAY_BYTES if 0 in shape else end - file.tell()):
         raise ValueError("larger than what follows")
     return keys, dtype, tuple(shape)
 

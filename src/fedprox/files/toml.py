@@ -7,12 +7,12 @@ from typing import Any
 
 from fedprox.errors import InputError
 
-PARTS = 16
+MOST_PARTS = 16
 """Most parts of a dotted key. The memory of tomllib grows with the square of their number."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(
-    rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{PARTS}}}", re.MULTILINE
+    rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}", re.MULTILINE
 )
 """A long key in a place where keys can be; paths in values have dots too."""
 
@@ -26,7 +26,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     long_key = _LONG_KEY.search(text)
     if long_key:
         line = text.count("\n", 0, long_key.start()) + 1
-        raise ValueError(f"a key of more than {PARTS} parts (at line {line})")
+        raise ValueError(f"a key of more than {MOST_PARTS} parts (at line {line})")
     try:
         return tomllib.loads(text)
     except RecursionError:

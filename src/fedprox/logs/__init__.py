@@ -4,15 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedprox.errors import require_one_of
-from fedprox.logs.mlflow import mlflow
-from fedprox.logs.tensorboard import tensorboard
-from fedprox.logs.wandb import wandb
+from fedprox.logs.tools import mlflow, tensorboard, wandb
 from fedprox.loop.callbacks import Callback
 
 LOGGERS: dict[str, Callable[..., Callback]] = {
-    "tensorboard": tensorboard,
-    "mlflow": mlflow,
-    "wandb": wandb,
+    logger.__name__: logger for logger in (tensorboard, mlflow, wandb)
 }
 """The loggers by their names on the command line."""
 

@@ -47,7 +47,7 @@ from fedprox.loop.snapshot import (
 from fedprox.protocol.method import Method
 from fedprox.results.record import Record
 from fedprox.results.run import Run
-from fedprox.terminal.signals import answering
+from fedprox.terminal import answering
 
 FIRST = "0-0.state"
 """The file with the comparison's settings, written before the first checkpoint."""

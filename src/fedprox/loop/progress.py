@@ -22,7 +22,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from fedprox.errors import printable
-from fedprox.terminal.output import safe_stream
+from fedprox.terminal import safe_stream
 
 Phase = Literal["planning", "compiling", "waiting", "training"]
 """What a method does: it waits for the nodes of a deployment to join."""

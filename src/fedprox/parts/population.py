@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, PositiveFloat, Within, check_fields, require, require_number
 from fedprox.federation import offsets_of
-from fedprox.files.columns import read_columns
+from fedprox.files.packed import read_columns
 from fedprox.parts.clock import Hours, Pace
 from fedprox.solver import as_values
 from fedprox.streams import Purpose, generator

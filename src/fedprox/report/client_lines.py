@@ -17,7 +17,7 @@ LINES = "clients.jsonl"
 BEFORE = "clients-before.jsonl"
 """Name of the file with the lines from before, while a run that was resumed goes on."""
 
-COLUMNS = b'"clients": '
+CLIENTS_KEY = b'"clients": '
 """What follows the run and the round in a line."""
 
 
@@ -58,13 +58,13 @@ class ClientLines:
         self._old.seek(0)
         at = 0
         for line in self._old:
-            head, _, columns = line.removesuffix(b"\n").partition(b", " + COLUMNS)
-            self._places[head, checksum_of(b"{" + COLUMNS + columns)] = at
+            head, _, columns = line.removesuffix(b"\n").partition(b", " + CLIENTS_KEY)
+            self._places[head, checksum_of(b"{" + CLIENTS_KEY + columns)] = at
             at += len(line)
 
     def add(self, record: Record) -> None:
         """Add the line of a record; that from before if the record has no measures of clients."""
-        if record.by_client is not None:
+        if record.by_client:
             append(self._file, self.path, client_line(record, record.by_client))
             self._flush()
             return

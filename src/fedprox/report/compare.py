@@ -1,4 +1,7 @@
-"""Comparing methods: a measure of each run, paired differences, and who won in a sentence."""
+"""Comparing methods: a measure of each run, paired differences, and who won in a sentence.
+
+Student's test, its intervals and Holm's correction are of differences, one for each seed.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +13,106 @@ from numpy.typing import NDArray
 
 from fedprox.errors import InputError, require, shown
 from fedprox.measures import measure_of
-from fedprox.report.paired import evidence_of, holm, interval
-from fedprox.report.records import comparable, has, value_of
+from fedprox.report.records import comparable, has, number_of, without_diverged
 from fedprox.results.run import Run
 from fedprox.results.target import Target
+
+
+class Evidence(NamedTuple):
+    """What the differences of a comparison say.
+
+    Attributes:
+        sign: Positive for the comparison, negative against it, 0 for neither.
+        p: Two-sided p-value of that sign; NaN with one seed, which has none.
+    """
+
+    sign: float
+    p: float
+
+
+def evidence_of(differences: NDArray[np.float64], alike: float | None = None) -> Evidence:
+    """Student's t-test of paired differences, one for each seed.
+
+    If a difference is not finite, since a side diverged, the exact sign test takes its place. With
+    `alike`, what is tested is whether the absolute mean is below it.
+
+    >>> evidence_of(np.array([1.0, 1.1, 0.9]))
+    Evidence(sign=1.0, p=0.003...)
+    """
+    count = len(differences)
+    if np.isfinite(differences).all():
+        deviation = float(differences.std(ddof=1)) if count > 1 else 0.0
+        return evidence_of_summary(float(differences.mean()), deviation, count, alike)
+    signs = np.sign(differences if alike is None else alike - np.abs(differences))
+    signs = np.where(np.isnan(signs), 0.0 if alike is None else -1.0, signs)
+    if (signs == signs[0]).all() and signs[0] != 0:
+        return Evidence(float(signs[0]), 0.5 ** (count - 1) if count > 1 else math.nan)
+    return Evidence(0.0, 1.0 if count > 1 else math.nan)
+
+
+def evidence_of_summary(
+    mean: float, deviation: float, count: int, alike: float | None = None
+) -> Evidence:
+    """Student's t-test of so many paired differences, from their mean and standard deviation."""
+    from scipy.special import stdtr  # here, since it is slow to import
+
+    margin = mean if alike is None else alike - abs(mean)
+    error = deviation / math.sqrt(count)
+    if count == 1:
+        p = math.nan
+    elif error == 0:
+        p = 0.0 if margin else 1.0
+    else:
+        p = 2 * float(stdtr(count - 1, -abs(margin) / error))
+    return Evidence(float(np.sign(margin)), p)
+
+
+def interval(differences: NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """Student's confidence interval of the mean difference.
+
+    NaN with one seed, and where a difference is not finite.
+
+    >>> low, high = interval(np.array([1.0, 2.0, 3.0]))
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    from scipy.special import stdtrit
+
+    count = len(differences)
+    if count == 1 or not np.isfinite(differences).all():
+        return math.nan, math.nan
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + level) / 2)) * error
+    mean = float(differences.mean())
+    return mean - half, mean + half
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """P-values with Holm's correction for all that are given; NaN is no test and stays.
+
+    If those of at most `level` are called significant, the chance of a false one is at most
+    `level`.
+
+    >>> holm([0.03, 0.01, 0.02]), holm([0.04, math.nan])
+    ([0.04, 0.03, 0.04], [0.04, nan])
+    """
+    corrected = list(p)
+    tests = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
+    largest = 0.0
+    for rank, (value, place) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - rank) * value))
+        corrected[place] = largest
+    return corrected
+
 
 LEVEL = 0.05
 """The chance that comparisons without any effect have a significant difference by Holm's method."""
 
-FEWEST = 3
+FEWEST_SEEDS = 3
 """Seeds below which nothing is said to be significant."""
 
 
-class Reading(NamedTuple):
+class RunReading(NamedTuple):
     """A number of each run, NaN if it has none, and how it is shown.
 
     Attributes:
@@ -56,7 +146,7 @@ class Reading(NamedTuple):
         return value if math.isfinite(value) else math.inf if self.lower else -math.inf
 
 
-def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> Reading:
+def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = None) -> RunReading:
     """How a measure of runs is read: by its name, or the time or rounds until a target."""
     if isinstance(measure, Target):
         if all(has(run.final, "time") for run in runs):
@@ -68,7 +158,7 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
             value = reach(run, measure)
             return math.nan if value is None else value
 
-        return Reading(name, reached, lower=True, digits=1, missing="did not reach it")
+        return RunReading(name, reached, lower=True, digits=1, missing="did not reach it")
     known = comparable(runs[0].final)
     require(
         measure in known,
@@ -78,11 +168,11 @@ def reading_of(measure: str | Target, runs: Sequence[Run], lower: bool | None = 
     lower = known_of.lower_is_better if lower is None else lower
 
     def measured(run: Run) -> float:
-        return value_of(run.model_record, measure) if run.diverged_at is None else math.nan
+        return number_of(run.model_record, measure) if without_diverged([run]) else math.nan
 
     if known_of.percent:
-        return Reading(known_of.title, measured, lower, 100, 2, "points")
-    return Reading(known_of.title, measured, lower)
+        return RunReading(known_of.title, measured, lower, 100, 2, "points")
+    return RunReading(known_of.title, measured, lower)
 
 
 class Difference(NamedTuple):
@@ -113,7 +203,7 @@ class Difference(NamedTuple):
     @property
     def significant(self) -> bool:
         """Whether the corrected p-value is at most 0.05, with three seeds or more."""
-        return self.seeds >= FEWEST and self.p <= LEVEL
+        return self.seeds >= FEWEST_SEEDS and self.p <= LEVEL
 
     def swapped(self) -> "Difference":
         """The same comparison, of the other method to this one."""
@@ -142,7 +232,7 @@ def in_words(levels: FactorLevels) -> str:
     return ", ".join(map(" ".join, levels))
 
 
-def differences_of(groups: Groups, reading: Reading, against: str | None) -> list[Difference]:
+def differences_of(groups: Groups, reading: RunReading, against: str | None) -> list[Difference]:
     """The differences of each method to `against`, or of all pairs of methods."""
     found = []
     for levels, methods in groups.items():
@@ -164,19 +254,19 @@ def differences_of(groups: Groups, reading: Reading, against: str | None) -> lis
     return [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def _values(runs: Sequence[Run], reading: Reading) -> NDArray[np.float64]:
+def _values(runs: Sequence[Run], reading: RunReading) -> NDArray[np.float64]:
     """The number of each seed, in the order of seeds, which all methods share."""
     return np.array([reading.finite(run) for run in sorted(runs, key=lambda run: run.seed)])
 
 
-def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: Reading) -> list[str]:
+def ranked_methods(methods: Mapping[str, Sequence[Run]], reading: RunReading) -> list[str]:
     """The methods from the best mean to the worst; those with a run that diverged are last."""
     sign = 1 if reading.lower else -1
     means = {method: sign * _values(runs, reading).mean() for method, runs in methods.items()}
     return sorted(means, key=means.__getitem__)
 
 
-def winners_of(groups: Groups, reading: Reading) -> set[tuple[FactorLevels, str]]:
+def winners_of(groups: Groups, reading: RunReading) -> set[tuple[FactorLevels, str]]:
     """The best method at each combination of the other factors' levels.
 
     There is none where the best one has a run without a number, or it is not known what is better.
@@ -189,7 +279,7 @@ def winners_of(groups: Groups, reading: Reading) -> set[tuple[FactorLevels, str]
     return winners
 
 
-def conclusions_of(groups: Groups, reading: Reading, against: str | None) -> list[str]:
+def conclusions_of(groups: Groups, reading: RunReading, against: str | None) -> list[str]:
     """Who won, by how much and how surely: a sentence for each level of the other factors.
 
     The best method is compared to `against`, or to the second best.
@@ -213,7 +303,7 @@ def sentence_of(
     differences: Sequence[Difference],
     best: str,
     other: str,
-    reading: Reading,
+    reading: RunReading,
     levels: FactorLevels = (),
 ) -> str:
     """Who won at some levels, by how much and how surely."""
@@ -241,7 +331,7 @@ def sentence_of(
     how = f"{reading.name} {size} {'below' if lower else 'above'} {other}"
     if found.seeds == 1:
         return f"{best} leads{where}: {how} with one seed, which says nothing of other seeds."
-    if found.seeds < FEWEST:
+    if found.seeds < FEWEST_SEEDS:
         return f"{best} leads{where}: {how}; {seeds} are too few to say how surely."
     if found.significant:
         return f"{best} is best{where}: {how} over {seeds} ({p_text(found.p)})."

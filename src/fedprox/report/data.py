@@ -59,7 +59,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     sizes: dict[str, list[int]] = defaultdict(list)
     for file in entry.files:
         path, source = file.at_hand(data_dir), file.source
-        if path is None:
+        if not path:
             place = f"to be downloaded from {urlsplit(source.folders[0]).netloc}"
             sizes[place].append(source.size)
         else:
@@ -87,7 +87,7 @@ Which = Literal["all", "train", "labels"]
 """What is counted: training and test rows, training rows, or the labels of training rows."""
 
 
-def sizes(federation: Federation, which: Which) -> NDArray[np.int64]:
+def counted_rows(federation: Federation, which: Which) -> NDArray[np.int64]:
     """Rows, or labels, of each client, shape (clients,)."""
     if which == "labels":
         return federation.train.labels
@@ -120,7 +120,7 @@ def statistics(federation: Federation, which: Which) -> Statistics:
     >>> train.samples, train.mean, train.deviation, train.classes.tolist(), train.most.tolist()
     (6, 3.0, 1.0, [2, 2], [2, 2])
     """
-    n = sizes(federation, which)
+    n = counted_rows(federation, which)
     classes = np.bincount(labels(federation, which)[0], minlength=len(federation))
     most = classes_for(federation, 0.8, which)
     return Statistics(len(n), int(n.sum()), float(n.mean()), float(n.std()), classes, most)
@@ -196,7 +196,7 @@ def data_figure(federation: Federation, title: str) -> "Figure":
     drawn = Figure(figsize=(16, 4.4), layout="constrained")
     drawn.suptitle(title, fontsize=11, parse_math=False)  # it holds a user's path
     left, middle, right = drawn.subplots(1, 3)
-    n = sizes(federation, "all")
+    n = counted_rows(federation, "all")
     order = np.argsort(-n, kind="stable")
     _draw_ranked(left, n, float(n.mean()))
     left.set_title(f"rows of a client, {n.mean():,.1f} in the mean", fontsize=10)
@@ -309,7 +309,7 @@ def population_words(seconds: NDArray[np.float64], hours: Hours | None, dropout:
     """
     middle, least, most = np.median(seconds), seconds.min(), seconds.max()
     on = "always on"
-    if hours is not None:
+    if hours:
         on = f"on for {100 * share_on(hours)[1].mean():.0f} % of the time"
     lost = f"; {100 * dropout:g} % of them are lost" if dropout else ""
     return (
@@ -328,7 +328,7 @@ def population_figure(seconds: NDArray[np.float64], hours: Hours | None, title: 
     _draw_ranked(left, seconds, float(np.median(seconds)))
     left.set_title(f"seconds of a client's round, {np.median(seconds):.3g} in the median")
     left.set_xlabel("client, slowest first")
-    if hours is None:
+    if not hours:
         _write_in_place(right, "all clients are always on")
         return drawn
     times, share = share_on(hours)

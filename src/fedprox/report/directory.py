@@ -1,6 +1,5 @@
 """The run directory: experiment, metrics, summary, models and figure of a comparison."""
 
-import hashlib
 import importlib.metadata
 import io
 import json
@@ -12,7 +11,8 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,18 +21,28 @@ import tomli_w
 
 from fedprox import __version__
 from fedprox.diagnostics.clients import client_measures
-from fedprox.errors import require
+from fedprox.errors import require, shown
 from fedprox.federation import Federation
-from fedprox.files.lock import NAME as LOCK
-from fedprox.files.lock import locked
 from fedprox.files.toml import read_toml
-from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link, write_whole
+from fedprox.files.whole import (
+    LOCK,
+    append,
+    flush_folder,
+    locked,
+    naming,
+    open_no_link,
+    refuse_link,
+    write_whole,
+)
 from fedprox.loop.checkpoint import FIRST
-from fedprox.model import Model
+from fedprox.model import Model, check_params
+from fedprox.model.check import check_model
+from fedprox.report.archive import target_of_runs
 from fedprox.report.client_lines import LINES, ClientLines, remove_lines
 from fedprox.report.figure import figure
-from fedprox.report.parameters import encode
+from fedprox.report.page import write_report
 from fedprox.report.records import AT_THE_END, hparam_keys, json_number, metrics_line
+from fedprox.report.saved import encode_params, model_file
 from fedprox.report.table import common_target
 from fedprox.results.record import Record
 from fedprox.results.run import Run
@@ -44,7 +54,7 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoint"
 """Name of the folder for checkpoints in a run directory."""
 
-DEPLOYMENT, NODES = "deployment.json", "nodes"
+DEPLOYMENT_FILE, NODES = "deployment.json", "nodes"
 """Names of the file with a deployment's identifier, and of the folder of a trial's nodes."""
 
 LOGS = ("tensorboard", "mlflow", "wandb")
@@ -52,9 +62,6 @@ LOGS = ("tensorboard", "mlflow", "wandb")
 
 LOG_ID = "fedprox-id"
 """Name of the file that marks such a folder as written by a logger."""
-
-LONGEST = 150
-"""Most bytes of a label in a file name; file systems allow 255 for the whole name."""
 
 PACKAGES = ("flax", "jax", "jaxlib", "numpy", "optax")
 
@@ -73,7 +80,8 @@ class RunDirectory:
     Attributes:
         resumes: Whether the run resumes.
         replaced: Description of the results that are replaced; empty if there are none.
-        extended: Rounds of the results that are extended; None if none are.
+        extended: Rounds of the results that are extended; 0 if none are.
+        begun: Whether this process has written records.
     """
 
     def __init__(
@@ -87,12 +95,11 @@ class RunDirectory:
         lock: bool = True,
     ) -> None:
         self.path, self.experiment = path, experiment
-        self.replaced = ""
-        self.extended: int | None = None
+        self.replaced, self.extended, self.begun = "", 0, False
         self._replace, self.resumes = replace, extend
         self._client_records, self._lock = client_records, lock
-        self._metrics: BinaryIO | None = None
-        self._clients: ClientLines | None = None
+        self._metrics: BinaryIO
+        self._clients: list[ClientLines] = []
         self._open = ExitStack()
         self._check()
 
@@ -111,7 +118,8 @@ class RunDirectory:
         now = tomllib.loads(tomli_w.dumps(self.experiment))
         different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
         if different == ["rounds"] and self.resumes:
-            self.extended = self._rounds_to_extend(before["rounds"], now["rounds"])
+            self.extended = before["rounds"]
+            self._require_extension(f"--set rounds={now['rounds']}: {self.path}", now["rounds"])
         elif different and self._replace:
             require(ours, f"--force: {known} was not written by fedprox; name another folder")
             self.replaced = f"of an experiment that differs in {', '.join(different)}"
@@ -122,24 +130,20 @@ class RunDirectory:
                 + ("remove it" if self._replace is None else "replace them with --force"),
             )
 
-    def _rounds_to_extend(self, done: int, rounds: int) -> int:
-        """The rounds done, after checking that they can be extended to `rounds`."""
+    def _require_extension(self, where: str, rounds: int) -> None:
+        """Raise `InputError` unless the results can be extended to `rounds`."""
         require(
-            rounds > done,
-            f"--set rounds={rounds}: {self.path} is a run of {done} rounds; with --resume there "
-            "can only be more",
+            rounds > self.extended,
+            f"{where} is a run of {self.extended} rounds; with --resume there can only be more",
         )
         require(
             self.complete,
-            f"--set rounds={rounds}: {self.path} is not finished; finish it first, with "
-            f"fedprox run --resume {self.path}",
+            f"{where} is not finished; finish it first, with fedprox run --resume {self.path}",
         )
         require(
             self.checkpoints.is_dir(),
-            f"--set rounds={rounds}: {self.path} has no folder {CHECKPOINTS} to continue from; run "
-            "it anew",
+            f"{where} has no folder {CHECKPOINTS} to continue from; run it anew",
         )
-        return done
 
     @property
     def checkpoints(self) -> Path:
@@ -154,12 +158,7 @@ class RunDirectory:
     @property
     def done(self) -> bool:
         """Whether there is nothing to resume: the run is complete, with all of its rounds."""
-        return self.resumes and self.complete and self.extended is None
-
-    @property
-    def begun(self) -> bool:
-        """Whether this process has written records."""
-        return self._metrics is not None
+        return self.resumes and self.complete and not self.extended
 
     def changed_versions(self) -> list[str]:
         """Versions that differ from those with which the existing results were made."""
@@ -187,11 +186,11 @@ class RunDirectory:
 
     def record(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`, and its clients to `clients.jsonl` if asked for."""
-        if self._metrics is None:
-            self._metrics = self._begin()
+        if not self.begun:
+            self._begin()
         line = json.dumps(metrics_line(record), allow_nan=False).encode() + b"\n"
-        if self._clients is not None:
-            self._clients.add(record)
+        for lines in self._clients:
+            lines.add(record)
         append(self._metrics, self.path / "metrics.jsonl", line)
 
     def diagnosis(self, document: dict[str, Any]) -> None:
@@ -205,16 +204,16 @@ class RunDirectory:
         table = {**self.experiment, "versions": versions()}
         write_whole(self.path / "experiment.toml", tomli_w.dumps(table).encode())
 
-    def _begin(self) -> BinaryIO:
+    def _begin(self) -> None:
         # an earlier run's results must not mix with this run's; the summary, which marks them as
         # complete, is removed first
-        for pattern in (*RESULTS, *(["diagnosis.json"] if self.replaced else [])):
+        for pattern in (*RESULTS, *["diagnosis.json"] * bool(self.replaced)):
             for path in self.path.glob(pattern):
                 path.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if self._client_records:
             lines = ClientLines(self.path, resumed=self.resumes)
-            self._clients = self._open.enter_context(closing(lines))
+            self._clients = [self._open.enter_context(closing(lines))]
         else:
             remove_lines(self.path)
         if self.replaced:  # loggers continue their runs of the same experiment by themselves
@@ -224,7 +223,8 @@ class RunDirectory:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         opened = open_no_link(self.path / "metrics.jsonl", flags)
         flush_folder(self.path)
-        return self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
+        self._metrics = self._open.enter_context(os.fdopen(opened, "wb", buffering=0))
+        self.begun = True
 
     def finish(self, runs: Sequence[Run], target: Target | None, *, draw: bool = True) -> None:
         """Write models and, with `draw`, the figure, then the summary.
@@ -232,13 +232,13 @@ class RunDirectory:
         See `fedprox.table` for the target.
         """
         target = target or common_target(runs)
-        if self._metrics is not None:
+        if self.begun:
             with naming(self.path / "metrics.jsonl"):
                 os.fsync(self._metrics.fileno())
-        if self._clients is not None:
-            self._clients.finish()
+        for lines in self._clients:
+            lines.finish()
         for run in runs:
-            write_whole(self.path / model_file(run.label, run.seed), encode(run.params))
+            write_whole(self.path / model_file(run.label, run.seed), encode_params(run.params))
         if draw:
             write_figure(self.path, figure(runs))
         _write_json(self.path / "summary.json", [summarise(run, target) for run in runs], indent=2)
@@ -258,7 +258,7 @@ def _is_leftover(path: Path) -> bool:
 
     Loggers in Python write before `fedprox.save`, other processes before their first record.
     """
-    if path.name in (NODES, DEPLOYMENT) or _is_log(path):
+    if path.name in (NODES, DEPLOYMENT_FILE) or _is_log(path):
         return True
     if path.name == CHECKPOINTS and path.is_dir():
         return all(_is_leftover(inside) or inside.name == FIRST for inside in path.iterdir())
@@ -278,24 +278,6 @@ RESULTS = (
 """Files that a finished run writes, other than its metrics."""
 
 
-def model_file(label: str, seed: int) -> str:
-    """The file name of a run's model.
-
-    >>> model_file("fedprox mu=1", 0)
-    'model-fedprox-mu=1-0.safetensors'
-    """
-    return f"model-{file_name(label, seed)}.safetensors"
-
-
-def file_name(label: str, seed: int) -> str:
-    """A run as part of a file name: its label, if long cut and followed by a digest, and seed."""
-    name = re.sub(r"[^\w.=+-]+", "-", label)
-    if len(name.encode()) > LONGEST:
-        digest = hashlib.sha256(label.encode()).hexdigest()[:16]
-        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
-    return f"{name}-{seed}"
-
-
 def write_figure(
     folder: Path, drawn: "Figure", name: str = "figure", kinds: Sequence[str] = ("png", "svg")
 ) -> None:
@@ -310,16 +292,8 @@ def write_figure(
         write_whole(folder / f"{name}.{kind}", picture.getvalue())
 
 
-def write_clients(
-    path: Path,
-    federation: Federation,
-    model: Model,
-    runs: Sequence[Run],
-    most: int | None = None,
-) -> None:
+def write_clients(path: Path, federation: Federation, model: Model, runs: Sequence[Run]) -> None:
     """Write `clients.json`: each client's name, rows, and measures of each run's model on it."""
-    if most is not None:
-        federation = federation.sample_clients(most)
     table = []
     for run in runs:
         columns: dict[str, Any] = {
@@ -333,6 +307,10 @@ def write_clients(
             columns[name] = [json_number(value) for value in values.tolist()]
         table.append(columns)
     _write_json(path / "clients.json", table)
+
+
+UNTIL_TARGET = {"rounds": Run.rounds_to, "models": Run.models_to, "time": Run.time_to}
+"""What a run has cost when it reaches its target, by the first word of a key in `summary.json`."""
 
 
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
@@ -349,7 +327,7 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "diverged_at": run.diverged_at,
         **{f"final_{key}": final[key] for key in (*AT_THE_END, *run.final.metrics) if key in final},
         **{key: final[key] for key in ("bits_up", "epsilon", "delta") if key in final},
-        **({} if (z := run.noise_multiplier) is None else {"noise_multiplier": z}),
+        **_known(run, "noise_multiplier"),
         "best_test_accuracy": run.best_accuracy,
         "best_train_loss": min(
             (r.train_loss for r in run.history if r.measured is not False), default=math.nan
@@ -357,22 +335,23 @@ def summarise(run: Run, target: Target | None) -> dict[str, Any]:
         "target_accuracy": None,
         "target_loss": None,
         **({target.key: target.setting} if target else {}),
-        "rounds_to_target": run.rounds_to(target) if target else None,
-        "models_to_target": run.models_to(target) if target else None,
-        "time_to_target": run.time_to(target) if target else None,
+        **{
+            f"{name}_to_target": target and reach(run, target)
+            for name, reach in UNTIL_TARGET.items()
+        },
         "client_steps": run.client_steps,
         "communication": final["communication"],
         "empty_rounds": run.empty_rounds,
         "unsolved": sum(record.unsolved for record in run.history),
-        **({} if run.faulty is None else {"faulty": run.faulty}),
-        "lane_idle": run.lane_idle,
-        "memory": run.memory,
-        "sweep_points": run.sweep_points,
-        "compile_seconds": run.compile_seconds,
-        "run_seconds": run.run_seconds,
-        "callback_seconds": run.callback_seconds,
+        **_known(run, "faulty", "lane_idle", "memory", "sweep_points"),
+        **_known(run, "compile_seconds", "run_seconds", "callback_seconds"),
     }
     return {key: json_number(value) for key, value in shown.items()}
+
+
+def _known(run: Run, *names: str) -> dict[str, Any]:
+    """The attributes of a run with some names, but for those that are None."""
+    return {name: value for name in names if (value := getattr(run, name)) is not None}
 
 
 def versions() -> dict[str, str]:
@@ -384,14 +363,96 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
     }
-    revision = _git_revision()
-    return known | ({"git": revision} if revision else {})
-
-
-def _git_revision() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+        known["git"] = done.stdout.strip()
+    return {name: version for name, version in known.items() if version}
+
+
+def write_results(
+    directory: RunDirectory,
+    runs: Sequence[Run],
+    target: Target | None,
+    clients: tuple[Federation, Model] | None = None,
+) -> None:
+    """Write all files of a run directory but `experiment.toml` and `metrics.jsonl`.
+
+    With the clients' data and the model, what the models measure on each client is among them.
+    """
+    if clients:
+        federation, model = clients
+        if most := directory.experiment.get("evaluation", {}).get("clients"):
+            federation = federation.sample_clients(most)
+        write_clients(directory.path, federation, model, runs)
+    directory.finish(runs, target)
+    write_report([directory.path], directory.path / "report.html")
+
+
+def save(
+    runs: Sequence[Run],
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: Model | None = None,
+) -> None:
+    """Write the runs of a comparison into a run directory, as `fedprox run` does.
+
+    Its `experiment.toml` describes the arguments of `simulate`: the settings, the methods with
+    their hyperparameters, the name of the model's class or function, and the numbers of clients and
+    rows. The file of such a comparison cannot be run; that of a comparison from `fedprox.run` can.
+
+    Args:
+        runs: What `simulate` or `run` returned, or some of these runs.
+        folder: The folder. It must be new, empty, or hold results of the same experiment, which
+            are replaced.
+        federation: The clients and their data. With `federation` and `model`, the run directory
+            gets `clients.json`, the final models' test accuracy on each client, and the report
+            shows it. Runs do not hold the federation, so that its memory can be freed.
+        model: The model; needed together with `federation`.
+
+    Raises:
+        InputError: There are no runs, or they are of several comparisons; only one of `federation`
+            and `model` is given, or they do not fit the runs; or the folder holds other files, or
+            another process is writing to it.
+
+    Example:
+        >>> import tempfile
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> model = fp.models.logistic(federation)
+        >>> solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=3)
+        >>> runs = fp.simulate(
+        ...     federation, model, fp.fedavg(), solver=solver, cohort=fp.Cohort(2), rounds=1
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fp.save(runs, folder, federation=federation, model=model)
+        ...     fp.load_model(folder)["dense"]["weight"].shape
+        (10, 60)
+    """
+    are_runs = isinstance(runs, Sequence) and all(isinstance(run, Run) for run in runs)
+    require(are_runs and len(runs), f"runs = {shown(runs)}; it must be a list of fedprox.Run")
+    experiment = runs[0].experiment
+    require(experiment, "runs: made by neither fedprox.simulate nor fedprox.run, so not known how")
+    names = [(run.label, run.seed) for run in runs]
+    require(
+        all(run.experiment == experiment for run in runs) and len(set(names)) == len(names),
+        "runs: of several calls of fedprox.simulate; save each call's in a folder of its own",
+    )
+    clients = None if federation is None or model is None else (federation, model)
+    require(
+        clients or (federation, model) == (None, None),
+        "federation and model: one of them is missing; give both, or neither",
+    )
+    if clients:
+        check_model(clients[1], clients[0])
+        for run in runs:
+            check_params(f"model: not that of {run.label!r}", run.params, clients[1].shapes)
+    target = target_of_runs(experiment, runs)
+    with RunDirectory(Path(folder), dict(experiment)) as directory:
+        # in the order of training, in which the points of a sweep run together
+        for _, sweep in groupby(runs, key=lambda run: (run.method, run.seed)):
+            records = [record for run in sweep for record in run.history]
+            for record in sorted(records, key=lambda record: record.round):
+                directory.record(record)
+        write_results(directory, runs, target, clients)

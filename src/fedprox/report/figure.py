@@ -1,18 +1,25 @@
-"""Figures of lines: of a comparison, and of a study."""
+"""Figures of lines: the lines, as the report's page draws them, and as Matplotlib does.
 
+A line is a measure against another one: for each label, with a value for each seed. What is drawn
+is the mean over its seeds, with a band of one sample standard deviation on either side, as in the
+table.
+"""
+
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import count
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.errors import require, require_one_of
 from fedprox.measures import COSTS, Measure, measure_of
 from fedprox.report.compare import Groups
-from fedprox.report.lines import FEW_DECADES, Line, band, curves, explained, is_logarithmic, limits
-from fedprox.report.records import has
-from fedprox.report.rows import by_label
-from fedprox.report.table import metrics_on_test_rows
+from fedprox.report.records import by_label, has, number_of
+from fedprox.report.table import ReportTable, metrics_on_test_rows
 from fedprox.results.run import Run
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
 PANELS = ("train_loss", "validation_accuracy", "test_accuracy", "gradient_variance")
 
-DASHES = ("solid", "dashed", "dotted")
+LINE_STYLES = ("solid", "dashed", "dotted")
 
 WRAPPED = 56
 """The most characters of a line of a label."""
@@ -31,6 +38,194 @@ PER_ROW = 4
 
 INCHES = 0.085
 """Width of a character in the legend."""
+
+LOGARITHMIC_FROM = 20
+"""Ratio of greatest to least value above which an axis is logarithmic."""
+
+FEW_DECADES = 1000
+"""That ratio from which a logarithmic axis has labels only at powers of ten, not at 2 and 5."""
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
+"""Colours that colour-blind readers can tell apart on white paper (after Okabe and Ito)."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+MOST_POINTS = 201
+"""Points of a distribution's curve: steps of half a per cent of the clients."""
+
+
+Style = dict[str, str]
+"""The appearance of a label's lines in all figures: their colour and dash."""
+
+SHARE = Measure("", "share of the clients", percent=True)
+
+
+class Line(NamedTuple):
+    """One label's curve: x of shape (points,), and values of shape (seeds, points)."""
+
+    label: str
+    x: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+
+def curves(groups: Mapping[str, Sequence[Run]], x: str, y: str) -> list[Line]:
+    """A line for each label for which y is known.
+
+    The last record of a run that stopped early, at its target or by divergence, is repeated. x is
+    the mean over the longest runs. Against the time, which differs between seeds, values are
+    interpolated, up to the end of the first run.
+    """
+    lines = []
+    for label, group in groups.items():
+        length = max(len(run.history) for run in group)
+        histories = [run.history + [run.final] * (length - len(run.history)) for run in group]
+        xs, ys = (
+            np.array([[number_of(record, name) for record in one] for one in histories])
+            for name in (x, y)
+        )
+        if x == "time":
+            along = np.linspace(0.0, xs[:, -1].min(), length)
+            ys = np.array([np.interp(along, *of_run) for of_run in zip(xs, ys, strict=True)])
+        else:
+            along = xs[[len(run.history) == length for run in group]].mean(axis=0)
+        if np.isfinite(ys).any():
+            lines.append(Line(label, along, ys))
+    return lines
+
+
+def band(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Mean over seeds, and one sample standard deviation below and above it, as in the table.
+
+    They have shape (points,), and are NaN where a seed's value is not finite.
+
+    >>> [edge.tolist() for edge in band(np.array([[1.0, 2.0], [3.0, 2.0], [2.0, np.inf]]))]
+    [[2.0, nan], [1.0, nan], [3.0, nan]]
+    """
+    known = np.where(np.isfinite(values), values, np.nan)
+    mean = known.mean(axis=0)
+    deviation = known.std(axis=0, ddof=1) if len(known) > 1 else np.zeros_like(mean)
+    return mean, mean - deviation, mean + deviation
+
+
+def explained(groups: Iterable[Sized]) -> str:
+    """A sentence that explains lines of runs, one for each seed; empty if every line has one.
+
+    >>> explained([range(5), range(5)])
+    'Lines are means over 5 seeds, bands ± one standard deviation, as in the table.'
+    """
+    seeds = {len(group) for group in groups}
+    if seeds <= {1}:
+        return ""
+    of = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return f"Lines are means over {of} seeds, bands ± one standard deviation, as in the table."
+
+
+def is_logarithmic(low: float, high: float) -> bool:
+    """Whether an axis from `low` to `high` is logarithmic.
+
+    >>> is_logarithmic(0.1, 1), is_logarithmic(0.1, 10), is_logarithmic(0, 1)
+    (False, True, False)
+    """
+    return 0 < low * LOGARITHMIC_FROM < high
+
+
+def limits(lines: Sequence[Line]) -> tuple[float, float]:
+    """The least and the greatest finite value of some lines; NaN without any."""
+    values = np.concatenate([line.values.ravel() for line in lines])
+    known = values[np.isfinite(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)
+
+
+class Chart(NamedTuple):
+    """A figure of the page: a heading, a sentence, and what `figures.js` reads."""
+
+    title: str
+    note: str
+    data: dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Figures and tables under one heading, with sentences and a note below it.
+
+    Lines are switched on and off by their labels, `keys`, with their styles.
+    """
+
+    title: str
+    keys: dict[str, Style]
+    charts: list[Chart]
+    tables: Sequence[ReportTable] = ()
+    note: str = ""
+    conclusions: Sequence[str] = ()
+
+
+def styles(labels: Iterable[str]) -> dict[str, Style]:
+    """A style for each label in order of first appearance: all colours first, then dashes.
+
+    >>> looks = styles(["fedavg", "fedprox mu=1", "fedavg"])
+    >>> [style["dash"] for style in looks.values()]
+    ['solid', 'solid']
+    """
+    looks = itertools.cycle({"colour": c, "dash": d} for d in DASHES for c in COLOURS)
+    return dict(zip(dict.fromkeys(labels), looks, strict=False))
+
+
+def chart(
+    title: str,
+    note: str,
+    lines: Sequence[Line],
+    looks: Mapping[str, Style],
+    x: Measure,
+    y: Measure,
+    mark: float | None = None,
+) -> Chart:
+    """A figure of lines, with a line upright at `mark`.
+
+    The vertical axis is logarithmic if its numbers span more than a factor of 20. Bands then end at
+    the least of them: such an axis cannot show 0.
+    """
+    least, most = limits(lines)
+    log = not y.percent and is_logarithmic(least, most)
+    drawn = []
+    for line in lines:
+        mean, low, high = band(line.values)
+        edges = {"low": np.maximum(low, least) if log else low, "high": high}
+        if len(line.values) == 1:
+            edges = dict.fromkeys(edges, mean[:0])
+        curve = {"x": line.x, "y": mean, **edges}
+        numbers_of = {name: numbers(values) for name, values in curve.items()}
+        drawn.append({"label": line.label, **numbers_of, **looks[line.label]})
+    data = {
+        "x": {"title": x.axis, "percent": x.percent, "log": False},
+        "y": {
+            "title": f"{y.axis} (log scale)" if log else y.axis,
+            "percent": y.percent,
+            "log": log,
+        },
+        "lines": drawn,
+        "mark": mark,
+    }
+    return Chart(title[:1].upper() + title[1:], note, data)
+
+
+def numbers(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers to five digits, None where not finite.
+
+    >>> numbers(np.array([0.1234567, 200.0, math.inf]))
+    [0.12346, 200.0, None]
+    """
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def ranked(label: str, measured: Sequence[Sequence[float] | NDArray[np.float64]]) -> Line:
+    """A number of each client against the share of clients from least to greatest, for each seed.
+
+    >>> line = ranked("fedavg", [np.array([0.9, 0.1, 0.5])])
+    >>> line.x.tolist(), line.values.tolist()
+    ([0.0, 0.5, 1.0], [[0.1, 0.5, 0.9]])
+    """
+    share = np.linspace(0, 1, min(max(np.size(each) for each in measured), MOST_POINTS))
+    return Line(label, share, np.array([np.quantile(each, share) for each in measured]))
 
 
 def figure(runs: Sequence[Run]) -> "Figure":
@@ -64,36 +259,30 @@ def figure(runs: Sequence[Run]) -> "Figure":
         >>> [panel.get_title() for panel in figure(runs).axes][:2]
         ['training loss', 'test accuracy']
     """
-    # here, since matplotlib is slow to import
-    from fedprox.report.notebook_figure import NotebookFigure
-
     require(runs, "runs: none given; at least one is needed")
     groups = by_label(runs)
-    styles = ({"color": f"C{i % 10}", "linestyle": DASHES[i // 10 % 3]} for i in count())
+    styles = ({"color": f"C{i % 10}", "linestyle": LINE_STYLES[i // 10 % 3]} for i in count())
     looks = dict(zip(groups, styles, strict=False))
-    names = (*PANELS, *metrics_on_test_rows(runs))
     x = axis_of(runs)
-    panels = {name: lines for name in names if (lines := curves(groups, x, name))}
-    drawn = NotebookFigure(figsize=(4 * max(len(panels), 1), 3.8), layout="constrained")
-    axes = drawn.subplots(1, max(len(panels), 1), squeeze=False)[0]
-    handles: dict[str, Any] = {}
-    for axis, (name, lines) in zip(axes, panels.items(), strict=False):
-        handles |= _draw_panel(axis, measure_of(name).title, lines, looks, x, measure_of(name))
+    panels = [
+        (measure_of(name).title, lines, measure_of(name))
+        for name in (*PANELS, *metrics_on_test_rows(runs))
+        if (lines := curves(groups, x, name))
+    ]
+    names = {line.label for _, lines, _ in panels for line in lines}
+    labels = {n: fill(n, WRAPPED, subsequent_indent="  ") for n in groups if n in names}
+    rows = sum(label.count("\n") + 1 for label in labels.values())
+    width = max(len(panels), 1)
+    size = 4 * width, 3.8 + 0.19 * -(-rows // width) + 0.2
+    drawn = _panels(panels, looks, x, (1, width), size, explained(groups.values()), labels, width)
+    for axis in drawn.axes[: len(panels)]:
         axis.yaxis.label.set_fontsize(8)
-    labels = [fill(label, WRAPPED, subsequent_indent="  ") for label in handles]
-    rows = sum(label.count("\n") + 1 for label in labels)
-    drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-rows // len(axes)) + 0.2)
-    _explain_lines(drawn, explained(groups.values()), handles, labels, len(axes))
     return drawn
 
 
 def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
     """A panel for each group, with the mean of each method over seeds and a band."""
-    # here, since matplotlib is slow to import
-    from fedprox.report.notebook_figure import NotebookFigure
-
-    if x is not None:
-        require_one_of("along", x, COSTS)
+    require_one_of("along", x or "round", COSTS)
     seeds = [runs for methods in groups.values() for runs in methods.values()]
     x = x or axis_of([run for runs in seeds for run in runs])
     # a row of panels for each level of the first factors, if their number fits
@@ -101,20 +290,17 @@ def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
     width = last if last <= PER_ROW else PER_ROW - 1
     height = math.ceil(len(groups) / width)
     inches = max(4.0 * width, 6.0)
-    drawn = NotebookFigure(figsize=(inches, 3.2 * height + 0.6), layout="constrained")
-    axes = drawn.subplots(height, width, squeeze=False).ravel()
+    panels = [
+        (", ".join(level for _, level in levels), curves(methods, x, measure), measure_of(measure))
+        for levels, methods in groups.items()
+    ]
     names = dict.fromkeys(name for methods in groups.values() for name in methods)
     looks = {name: {"color": f"C{i % 10}"} for i, name in enumerate(names)}
-    handles: dict[str, Any] = {}
-    for axis, (levels, methods) in zip(axes, groups.items(), strict=False):
-        title, lines = ", ".join(level for _, level in levels), curves(methods, x, measure)
-        handles |= _draw_panel(axis, title, lines, looks, x, measure_of(measure))
-    for unused in axes[len(groups) :]:
-        unused.remove()
-    longest = max(map(len, handles), default=1)
-    columns = max(1, int(inches / (0.6 + INCHES * longest)))
-    _explain_lines(drawn, explained(seeds), handles, list(handles), columns)
-    return drawn
+    shown = [line.label for _, lines, _ in panels for line in lines]
+    labels = {name: name for name in dict.fromkeys(shown)}
+    columns = max(1, int(inches / (0.6 + INCHES * max(map(len, labels), default=1))))
+    size, caption = (inches, 3.2 * height + 0.6), explained(seeds)
+    return _panels(panels, looks, x, (height, width), size, caption, labels, columns)
 
 
 def axis_of(runs: Sequence[Run]) -> str:
@@ -122,40 +308,43 @@ def axis_of(runs: Sequence[Run]) -> str:
     return "time" if all(has(run.final, "time") for run in runs) else "round"
 
 
-def _draw_panel(
-    axis: "Axes",
-    title: str,
-    lines: Sequence[Line],
+def _panels(
+    panels: Sequence[tuple[str, Sequence[Line], Measure]],
     looks: Mapping[str, Mapping[str, Any]],
     x: str,
-    y: Measure,
-) -> dict[str, Any]:
-    """Draw a line for each label, with a band over seeds, and return the lines by label."""
-    handles = {}
-    for line in lines:
-        mean, low, high = band(line.values)
-        (handles[line.label],) = axis.plot(line.x, mean, linewidth=1.5, **looks[line.label])
-        if len(line.values) > 1:
-            colour = looks[line.label]["color"]
-            axis.fill_between(line.x, low, high, color=colour, alpha=0.2, linewidth=0)
-    axis.set_title(title, fontsize=10, parse_math=False)  # it may hold a user's name
-    axis.set_xlabel("time in seconds" if x == "time" else measure_of(x).axis)
-    axis.set_ylabel(y.axis)
-    axis.grid(alpha=0.3)
-    if lines and not y.percent and is_logarithmic(*limits(lines)):
-        make_logarithmic(axis, *limits(lines))
-    return handles
+    grid: tuple[int, int],
+    size: tuple[float, float],
+    caption: str,
+    labels: Mapping[str, str],
+    columns: int,
+) -> "Figure":
+    """Panels of lines with bands over seeds, a caption above them and a legend below them."""
+    # here, since matplotlib is slow to import
+    from fedprox.report.notebook_figure import NotebookFigure
 
-
-def _explain_lines(
-    drawn: "Figure", caption: str, lines: Mapping[str, Any], labels: Sequence[str], columns: int
-) -> None:
-    """Add the legend of some lines below a figure's panels, and a caption above them."""
+    drawn = NotebookFigure(figsize=size, layout="constrained")
+    axes = drawn.subplots(*grid, squeeze=False).ravel()
+    handles: dict[str, Any] = {}
+    for axis, (title, lines, y) in zip(axes, panels, strict=False):
+        for line in lines:
+            mean, low, high = band(line.values)
+            look = looks[line.label]
+            (handles[line.label],) = axis.plot(line.x, mean, linewidth=1.5, **look)
+            if len(line.values) > 1:
+                axis.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+        axis.set_title(title, fontsize=10, parse_math=False)  # it may hold a user's name
+        axis.set_xlabel("time in seconds" if x == "time" else measure_of(x).axis)
+        axis.set_ylabel(y.axis)
+        axis.grid(alpha=0.3)
+        if lines and not y.percent and is_logarithmic(*limits(lines)):
+            make_logarithmic(axis, *limits(lines))
+    for unused in axes[max(len(panels), 1) :]:
+        unused.remove()
     if caption:
         drawn.suptitle(caption, fontsize=9)
     legend = drawn.legend(
-        list(lines.values()),
-        labels,
+        list(handles.values()),
+        [labels[name] for name in handles],
         loc="outside lower center",
         ncols=columns,
         fontsize=8,
@@ -163,6 +352,7 @@ def _explain_lines(
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a user's label may contain dollar signs
+    return drawn
 
 
 def make_logarithmic(axis: "Axes", lowest: float, highest: float) -> None:

@@ -19,8 +19,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from fedprox.errors import InputError, foreign, printable, require
-from fedprox.files.lock import holder
-from fedprox.files.whole import write_whole
+from fedprox.files.whole import holder, write_whole
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.progress import Progress, status
 from fedprox.report.directory import RunDirectory
@@ -38,7 +37,7 @@ STUDY = "study.json"
 STATUS_MOST, PAGE_EVERY = 1.0, 60.0
 """Seconds that a status waits at most after the one before, and a report at least."""
 
-SPARE = 50
+WAIT_FACTOR = 50
 """How many times as long as writing took the next status or report waits, within these bounds."""
 
 COSTS_OF_A_NODE = ("rounds", "seconds", "bytes_down", "bytes_up")
@@ -69,7 +68,7 @@ class StatusWriter:
         if began >= self._due or at_once:
             self.end()
             now = self._clock()
-            self._due = now + min(STATUS_MOST, SPARE * (now - began))
+            self._due = now + min(STATUS_MOST, WAIT_FACTOR * (now - began))
 
     def end(self) -> None:
         """Write the last status if it was not written, of what is stopped or fails."""
@@ -128,7 +127,7 @@ class Live(StatusWriter):
             with suppress(Exception):  # a page that fails ends no run
                 write_report([path], path / "report.html")
             took = self._clock() - now
-            self._page_due = now + max(PAGE_EVERY, SPARE * took)
+            self._page_due = now + max(PAGE_EVERY, WAIT_FACTOR * took)
 
     def _note_costs(self, record: Record) -> None:
         """Add what the rounds since the last record cost."""
@@ -169,6 +168,7 @@ GAUGES = {
     "bytes_down": "Bytes that nodes received up to this evaluation.",
     "bytes_up": "Bytes that nodes sent up to this evaluation.",
     "updated": "Time of this status.",
+    "node_seen": "Time at which a node was last heard of.",
 }
 """The numbers of a status that `metrics.prom` has, and what they are."""
 
@@ -187,22 +187,15 @@ def prometheus(shown: Mapping[str, Any]) -> str:
     fedprox_node_seen{node="a"} 7.0
     <BLANKLINE>
     """
-    of = f'{{method="{_escaped(shown["label"])}",seed="{shown["seed"]}"}}'
+    of = f'method="{_escaped(shown["label"])}",seed="{shown["seed"]}"'
+    samples = {name: {of: shown[name]} for name in GAUGES if shown.get(name) is not None}
+    seen = {f'node="{_escaped(name)}"': node["seen"] for name, node in shown["nodes"].items()}
     lines = []
-    for name, about in GAUGES.items():
-        if shown.get(name) is not None:
-            lines += _metric(name, about, [f"fedprox_{name}{of} {shown[name]}"])
-    seen = [
-        f'fedprox_node_seen{{node="{_escaped(name)}"}} {node["seen"]}'
-        for name, node in shown["nodes"].items()
-    ]
-    if seen:
-        lines += _metric("node_seen", "Time at which a node was last heard of.", seen)
+    for name, values in {**samples, "node_seen": seen}.items():
+        if values:
+            lines += [f"# HELP fedprox_{name} {GAUGES[name]}", f"# TYPE fedprox_{name} gauge"]
+            lines += [f"fedprox_{name}{{{labels}}} {value}" for labels, value in values.items()]
     return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, about: str, samples: list[str]) -> list[str]:
-    return [f"# HELP fedprox_{name} {about}", f"# TYPE fedprox_{name} gauge", *samples]
 
 
 def _escaped(label: str) -> str:
@@ -215,7 +208,7 @@ def status_lines(folder: Path, now: float) -> list[str]:
     begun = complete or any((folder / name).is_file() for name in ("experiment.toml", STATUS))
     require(begun, f"{folder}: no run directory or study, or not begun yet")
     writer = holder(folder)
-    if writer is None and complete:
+    if complete and not writer:
         return [f"{folder}: complete"]
     state = f"running, {writer}" if writer else "not running, and not complete"
     try:
@@ -237,10 +230,8 @@ def status_lines(folder: Path, now: float) -> list[str]:
 def _of_run(known: Mapping[str, Any]) -> str:
     done = known["rounds_done"]
     round_ = known.get("round", done)
-    parts = [
-        f"{foreign(known['label'])}, seed {known['seed']}: round {round_} of {known['rounds']}"
-    ]
-    parts += [known["state"]] if known["state"] else []
+    run = f"{foreign(known['label'])}, seed {known['seed']}"
+    parts = [f"{run}: round {round_} of {known['rounds']}", *filter(None, [known["state"]])]
     if known.get("loss") is not None:
         parts.append(f"loss {known['loss']:.4g}")
     if known.get("test_accuracy") is not None:
@@ -266,7 +257,7 @@ def _ago(seconds: float) -> str:
 def ask_to_stop(folder: Path) -> str:
     """Ask the process that trains in a run directory to stop, and return who it is."""
     writer = holder(folder) if (folder / STATUS).is_file() else None
-    if writer is None:
+    if not writer:
         raise InputError(f"{folder}: no run is under way here")
     write_whole(folder / STOP, b"")
     return writer

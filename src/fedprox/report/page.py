@@ -1,30 +1,134 @@
-"""The HTML report: one page that opens offline, with figures to hover, zoom and switch."""
+"""The HTML report: one page that opens offline, with figures to hover, zoom and switch.
+
+A diagnosis is part of it, and has a page in the terminal.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Group as Page
+from rich.text import Text
 
+from fedprox.diagnostics.diagnosis import Diagnosis
 from fedprox.errors import require
-from fedprox.files.lock import holder
-from fedprox.files.whole import write_whole
-from fedprox.measures import COSTS, DRAWN, MEASURES, fairness, measure_of
-from fedprox.report.archive import Archive, read_archive
-from fedprox.report.charts import SHARE, Group, Style, chart, ranked, styles
+from fedprox.files.whole import holder, write_whole
+from fedprox.measures import COSTS, DRAWN, MEASURES, Measure, fairness, measure_of
+from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
 from fedprox.report.compare import differences_of, ranked_methods, reading_of, sentence_of
-from fedprox.report.diagnosis import diagnosis_groups
-from fedprox.report.exports import ReportTable, csv_of
-from fedprox.report.lines import curves, explained
-from fedprox.report.notes import notes_on, warnings_on
-from fedprox.report.records import highest, records, value_of
-from fedprox.report.rows import by_label
-from fedprox.report.table import spread, table
+from fedprox.report.figure import (
+    SHARE,
+    Group,
+    Line,
+    Style,
+    chart,
+    curves,
+    explained,
+    ranked,
+    styles,
+)
+from fedprox.report.records import by_label, highest, number_of, records
+from fedprox.report.table import (
+    ReportTable,
+    csv_of,
+    facts,
+    grid,
+    mean_and_spread,
+    notes_on,
+    table,
+    warnings_on,
+)
 from fedprox.results.run import Run
+
+
+def diagnosis_page(diagnosis: Diagnosis) -> Page:
+    """The findings, the short sweep and the suggestion."""
+    *findings, (what, value, note) = diagnosis.facts()
+    last, planned = diagnosis.rounds[-1], diagnosis.planned_rounds
+    headers = ["mu", f"loss near round {last}", f"expected above the best at round {planned}"]
+    sweep = grid(headers, left=1)
+    for tried in diagnosis.sweep:
+        style = "bold" if tried.mu == diagnosis.suggested_mu else ""
+        cells = sweep_cells(tried.late_loss, tried.spread, tried.expected_gap)
+        sweep.add_row(f"{tried.mu:g}", *cells, style=style)
+    suggestion = Text.assemble((f"{what}: {value}", "bold"), f", {note}")
+    return Page(facts(findings, "bold"), Text(), sweep, Text(), suggestion)
+
+
+def sweep_cells(
+    late_loss: float | None, spread: float | None, expected_gap: float | None
+) -> tuple[str, str]:
+    """The cells of a table for one mu of the sweep; None is a number that is not finite.
+
+    >>> sweep_cells(0.5, 0.01, 0.02), sweep_cells(0.5, None, 0.02)
+    (('0.5000 ± 0.0100', '0.0200'), ('0.5000', '0.0200'))
+    >>> sweep_cells(1e9, 0.0, None), sweep_cells(None, None, None)
+    (('1e+09', 'above the initial model'), ('diverged', ''))
+    """
+    late, around, gap = (
+        math.nan if number is None else number for number in (late_loss, spread, expected_gap)
+    )
+    if not math.isfinite(late):
+        return "diverged", ""
+    if not math.isfinite(gap):
+        return f"{late:.3g}", "above the initial model"
+    return f"{late:.4f}" + f" ± {around:.4f}" * (not math.isnan(around)), f"{gap:.4f}"
+
+
+def diagnosis_groups(diagnosis: DiagnosisFile) -> list[Group]:
+    """The findings as figures and tables of the report."""
+    rows = [[fact.what, fact.value, fact.note] for fact in diagnosis.facts]
+    found = ReportTable("The federation", ["what", "value", "note"], rows, "words")
+    looks, charts = styles([""]), []
+    classes = "Effective number of classes: exp of the entropy of a client's labels."
+    for title, note, values, what in (
+        ("Client sizes", "Training rows of each client.", diagnosis.sizes, "training rows"),
+        ("Classes of a client", classes, diagnosis.classes, "classes"),
+    ):
+        if values:
+            line = ranked("", [values])
+            charts.append(chart(title, note, [line], looks, SHARE, Measure("", what)))
+    for name in ("dissimilarity", "gradient_variance"):
+        line = _line("", diagnosis.path.round, getattr(diagnosis.path, name))
+        if np.isfinite(line.values).any():
+            y = MEASURES[name]
+            title = f"{y.title} along the path"
+            charts.append(chart(title, y.note, [line], looks, measure_of("round"), y))
+    federation = Group("Diagnosis: the federation", {}, charts, [found])
+    return [federation, *([_sweep(diagnosis)] if diagnosis.sweep else [])]
+
+
+def _line(label: str, rounds: Sequence[int], values: Sequence[float | None]) -> Line:
+    return Line(label, np.array(rounds, float), np.array([values], float))
+
+
+def _sweep(diagnosis: DiagnosisFile) -> Group:
+    """The values of mu that were tried, and the suggested one."""
+
+    def label(point: SweepPoint) -> str:
+        suggested = point.mu == diagnosis.suggested_mu
+        return f"mu = {point.mu:g}" + (" (suggested)" if suggested else "")
+
+    sweep = diagnosis.sweep
+    looks = styles(map(label, sweep))
+    lines = [_line(label(p), p.round, p.train_loss) for p in sweep]
+    x, y = measure_of("round"), MEASURES["train_loss"]
+    drawn = chart("Training loss for each mu", "Mean over seeds.", lines, looks, x, y)
+    rows = [[label(p), *sweep_cells(p.late_loss, p.spread, p.expected_gap)] for p in sweep]
+    header = ["mu", "loss, last quarter", "expected above the best at the end"]
+    tried = ReportTable("The values of mu tried", header, rows)
+    note = "No value of mu is suggested."
+    if diagnosis.suggested_mu is not None:
+        note = f"Suggested: mu = {diagnosis.suggested_mu:g}."
+    if diagnosis.theory_mu is not None:
+        note += f" Theory requires a mu above {diagnosis.theory_mu:.3g}."
+    return Group("Diagnosis: which mu", looks, [drawn], [tried], note)
+
 
 WORST = 0.1
 """Fraction of the clients that counts as left behind."""
@@ -33,17 +137,8 @@ LONG_LIST = 20
 """Length above which a list, such as each client's speed, is shortened."""
 
 
-class RunSection(NamedTuple):
-    """A run directory on the page."""
-
-    title: str
-    path: str
-    lead: str
-    settings: dict[str, list[tuple[str, str]]]
-    warnings: list[str]
-    conclusions: list[str]
-    results: ReportTable | None
-    groups: list[Group]
+PageSection = dict[str, Any]
+"""A run directory on the page, by the names that the template reads."""
 
 
 def write_report(
@@ -63,10 +158,10 @@ def write_report(
     shared = summary or (overlay(archives) if together and len(archives) > 1 else None)
     live = any(not archive.finished and holder(archive.path) for archive in archives)
     sections = [section(archive, looks) for archive in archives]
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    if summary is not None:  # it says who won
+    title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} experiments"
+    if summary:  # it says who won
         title = out.resolve().parent.name
-        sections = [each._replace(conclusions=[]) for each in sections]
+        sections = [{**each, "conclusions": []} for each in sections]
     page = render(title, sections, shared, live=live)
     write_whole(out, page.encode(errors="replace"))
 
@@ -83,7 +178,7 @@ def overlay(archives: Sequence[Archive]) -> Group:
     return _figures("All runs", lines, styles(lines), _against_rounds(lines), told)
 
 
-def section(archive: Archive, looks: dict[str, Style]) -> RunSection:
+def section(archive: Archive, looks: dict[str, Style]) -> PageSection:
     """The page's section for a run directory."""
     lines, groups = by_label(archive.shown), []
     if lines:
@@ -94,22 +189,22 @@ def section(archive: Archive, looks: dict[str, Style]) -> RunSection:
             _figures("Against rounds", lines, looks, _against_rounds(lines), told),
             _figures("Against cost", lines, looks, costs),
         ]
-    return RunSection(
-        title=archive.path.resolve().name,
-        path=str(archive.path),
-        lead=_lead(archive),
-        settings=_settings(archive.experiment),
-        warnings=list(_warnings(archive)),
-        conclusions=_conclusions(archive) if lines else [],
-        results=_results(archive) if lines else None,
-        groups=groups
+    return {
+        "title": archive.path.resolve().name,
+        "path": str(archive.path),
+        "lead": _lead(archive),
+        "settings": _settings(archive.experiment),
+        "warnings": list(_warnings(archive)),
+        "conclusions": _conclusions(archive) if lines else [],
+        "results": _results(archive) if lines else None,
+        "groups": groups
         + _left_behind(archive, looks)
         + (diagnosis_groups(archive.diagnosis) if archive.diagnosis else []),
-    )
+    }
 
 
 def render(
-    title: str, sections: Sequence[RunSection], shared: Group | None = None, *, live: bool = False
+    title: str, sections: Sequence[PageSection], shared: Group | None = None, *, live: bool = False
 ) -> str:
     """The page as HTML; browsers load a live one again every minute."""
     import jinja2  # here, since only a report needs it
@@ -220,7 +315,7 @@ def _conclusions(archive: Archive) -> list[str]:
     if not archive.finished or len(lines) < 2 or len(seeds) > 1:
         return []
     target = archive.target
-    if target is not None:
+    if target:
         # validation rows have chosen rounds and perhaps hyperparameters
         measure, lower = target.measure.replace("validation_", "test_"), target.lower_is_better
     else:
@@ -228,7 +323,7 @@ def _conclusions(archive: Archive) -> list[str]:
         names = ("test_accuracy", "test_loss", "train_loss")
         measure = next((n for n in names if math.isfinite(highest(finals, n))), "train_loss")
         lower = None
-    if math.isnan(value_of(runs[0].history[0], measure)):
+    if math.isnan(number_of(runs[0].history[0], measure)):
         return []
     reading = reading_of(measure, runs, lower)
     differences = differences_of({(): lines}, reading, None)
@@ -301,7 +396,13 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         WORST,
     )
     rows = [
-        [label, *(spread([100 * f(a) for a in by_seed], "{:.2f}", " %") for f in SPREAD.values())]
+        [
+            label,
+            *(
+                mean_and_spread([100 * f(a) for a in by_seed], "{:.2f}", " %")
+                for f in SPREAD.values()
+            ),
+        ]
         for label, by_seed in accuracies.items()
     ]
     caption = "Test accuracy by client, all clients weighted equally"

@@ -1,14 +1,12 @@
 """The privacy of an experiment as a page in the terminal, before anything is trained."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedprox.algorithms import Algorithm
 from fedprox.engine.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
@@ -18,115 +16,97 @@ from fedprox.parts.privacy.accounting import (
     statement,
 )
 from fedprox.parts.privacy.setting import Privacy, mechanism_of, releases
-from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.method import Method
+from fedprox.protocol.protocol import Protocol
 from fedprox.report.table import TextTable, facts, grid
 
-LARGER = 2, 4
-"""Factors of the cohorts that the page compares."""
-
-FEWER = 2, 4
-"""Divisors of the rounds that the page compares."""
+LARGER, FEWER = (2, 4), (2, 4)
+"""Factors of the cohorts, and divisors of the rounds, that the page compares."""
 
 RELEASES = {1: "one noised sum a round", 2: "two noised sums a round"}
 
 
-class Plan(NamedTuple):
-    """What the privacy of an experiment depends on."""
-
-    privacy: Privacy
-    cohort: Cohort
-    clients: int
-    rounds: int
-
-    def mechanism(self, releases: int) -> Mechanism:
-        """The mechanism of a method with so many noised sums a round."""
-        count, sampling = self.cohort.clients_per_round, self.cohort.sampling
-        return mechanism_of(self.privacy, self.clients, count, sampling, self.rounds, releases)
-
-
-def privacy_page(plan: Plan, methods: Sequence[Algorithm]) -> Group:
+def privacy_page(privacy: Privacy, methods: Sequence[Method]) -> Group:
     """The noise, its epsilon and the guarantee of each method, without training."""
-    parts: list[RenderableType] = []
-    for count in sorted({releases(method) for method in methods}):
-        names = dict.fromkeys(m.name for m in methods if releases(m) == count)
-        mechanism = plan.mechanism(count)
-        parts += [
-            Text(f"{', '.join(names)}: {RELEASES[count]}", style="bold"),
-            _facts(plan, mechanism),
-            Text(),
-            Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}"),
-            _by_rounds(plan, mechanism),
-            Text(),
-        ]
-        if mechanism.noise_multiplier:
-            kept = "epsilon" if plan.privacy.epsilon is not None else "noise in the mean"
-            parts += [
-                Text(f"Larger cohorts and fewer rounds, with the same {kept}"),
-                _alternatives(plan, mechanism),
-                Text(),
-            ]
-        parts += [*map(Text, statement(mechanism, plan.rounds)), Text()]
+    if privacy.unit == "example":
+        sections = [_of_examples(privacy, method) for method in methods]
+    else:
+        alike: dict[int, list[Method]] = {}
+        for method in methods:
+            alike.setdefault(releases(method.algorithm), []).append(method)
+        sections = [_of_clients(privacy, alike[count], count) for count in sorted(alike)]
+    parts = [part for section in sections for part in (*section, Text())]
     return Group(*parts[:-1])
 
 
-def examples_page(methods: Sequence[Method]) -> Group:
-    """As `privacy_page`, with privacy of examples."""
-    parts: list[RenderableType] = []
-    for method in methods:
-        privacy, noise = _given(method)
-        tenths = _tenths(method.protocol.rounds)
-        seeds = [Spent(method, seed) for seed in method.protocol.seeds]
-        spent = [_worst(seeds, t) for t in tenths]
-        parts.append(Text(f"{method.name}: a noised sum in each local step", style="bold"))
-        worst = spent[-1][0]
-        if worst is None:
-            parts += [Text("No client takes a step."), Text()]
-            continue
-        deviation = noise * privacy.clip / worst[0].clients_per_round if noise else 0.0
-        of_noise = [
+def _of_clients(
+    privacy: Privacy, methods: Sequence[Method], releases: int
+) -> Iterator[RenderableType]:
+    """The section of methods with as many noised sums a round."""
+    protocol = methods[0].protocol
+    rounds = protocol.rounds
+    mechanism = _mechanism(protocol, releases, privacy, protocol.cohort.clients_per_round, rounds)
+    names = ", ".join(dict.fromkeys(method.algorithm.name for method in methods))
+    yield Text(f"{names}: {RELEASES[releases]}", style="bold")
+    yield _facts(privacy, mechanism, rounds)
+    yield Text()
+    yield Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}")
+    yield _by_rounds(protocol, privacy, mechanism)
+    yield Text()
+    if mechanism.noise_multiplier:
+        kept = "epsilon" if privacy.epsilon else "noise in the mean"
+        yield Text(f"Larger cohorts and fewer rounds, with the same {kept}")
+        yield _alternatives(protocol, privacy, releases)
+        yield Text()
+    yield from map(Text, statement(mechanism, rounds))
+
+
+def _of_examples(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
+    """The section of a method with privacy of examples."""
+    tenths, noise = _tenths(method.protocol.rounds), noise_of(method) or 0.0
+    seeds = [Spent(method, seed) for seed in method.protocol.seeds]
+    spent = [_worst(seeds, t) for t in tenths]
+    yield Text(f"{method.name}: a noised sum in each local step", style="bold")
+    worst, _ = spent[-1]
+    if not worst:
+        yield Text("No client takes a step.")
+        return
+    yield facts(
+        [
             ("noise multiplier", f"{noise:.5g}", _target(privacy)),
-            ("noise in a gradient", f"{deviation:.5g}", "of the worst client"),
+            (
+                "noise in a gradient",
+                _deviation(privacy, noise, worst[0].clients_per_round),
+                "of the worst client",
+            ),
         ]
-        shown = grid(("rounds", "epsilon", "steps", "rows"))
-        for t, (steps, epsilon) in zip(tenths, spent, strict=True):
-            of = ("0", "") if steps is None else (f"{steps[1]:,}", f"{steps[0].clients:,}")
-            shown.add_row(f"{t:,}", rounded_up(epsilon), *of)
-        parts += [
-            facts(of_noise),
-            Text(),
-            Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}"),
-            shown,
-            Text(),
-            *map(Text, guarantee(method)),
-            Text(),
-        ]
-    return Group(*parts[:-1])
+    )
+    shown = grid(("rounds", "epsilon", "steps", "rows"))
+    for t, (steps, epsilon) in zip(tenths, spent, strict=True):
+        of = (f"{steps[1]:,}", f"{steps[0].clients:,}") if steps else ("0", "")
+        shown.add_row(f"{t:,}", rounded_up(epsilon), *of)
+    yield Text()
+    yield Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}")
+    yield shown
+    yield Text()
+    yield from map(Text, statement(worst[0], method.protocol.rounds, taken=worst[1]))
 
 
 def guarantee(method: Method) -> list[str]:
     """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
     rounds = method.protocol.rounds
-    if method.mechanism is not None:
+    if method.mechanism:
         return statement(method.mechanism, rounds)
     worst, _ = _worst([Spent(method, seed) for seed in method.protocol.seeds], rounds)
-    return [] if worst is None else statement(worst[0], rounds, taken=worst[1])
-
-
-def _given(method: Method) -> tuple[Privacy, float]:
-    """The privacy of a method that has it, and its noise."""
-    privacy, noise = method.protocol.privacy, noise_of(method)
-    assert privacy is not None
-    assert noise is not None
-    return privacy, noise
+    return statement(worst[0], rounds, taken=worst[1]) if worst else []
 
 
 def _target(privacy: Privacy) -> str:
     """Where the noise comes from."""
-    return "given" if privacy.epsilon is None else f"for epsilon = {privacy.epsilon:g}"
+    return f"for epsilon = {privacy.epsilon:g}" if privacy.epsilon else "given"
 
 
-def _worst(seeds: Sequence[Spent], rounds: int) -> tuple[Releases | None, float]:
+def _worst(seeds: Iterable[Spent], rounds: int) -> tuple[Releases | None, float]:
     """As `Spent.worst`, of several seeds."""
     return max((each.worst(rounds) for each in seeds), key=lambda one: one[1])
 
@@ -136,101 +116,86 @@ def _tenths(rounds: int) -> list[int]:
     return sorted({math.ceil(rounds * i / 10) for i in range(1, 11)})
 
 
-def _facts(plan: Plan, mechanism: Mechanism) -> TextTable:
+def _mechanism(
+    protocol: Protocol, releases: int, privacy: Privacy, clients_per_round: int, rounds: int
+) -> Mechanism:
+    """The mechanism of the protocol's runs with other privacy, cohorts and rounds."""
+    clients, sampling = len(protocol.federation), protocol.cohort.sampling
+    return mechanism_of(privacy, clients, clients_per_round, sampling, rounds, releases)
+
+
+def _deviation(privacy: Privacy, noise: float, count: int) -> str:
+    """The standard deviation of the noise in each coordinate of a mean, as text."""
+    return f"{noise * privacy.clip / count if noise else 0.0:.5g}"
+
+
+def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int) -> TextTable:
     """The noise, the largest cohort, and what its limit costs."""
-    privacy, noise = plan.privacy, mechanism.noise_multiplier
+    noise, mean = mechanism.noise_multiplier, mechanism.clients_per_round
     rows = [("noise multiplier", f"{noise:.5g}", _target(privacy))]
-    first = ""
-    if privacy.adaptive_clip is not None:
-        messages, first = privacy.update_noise(noise), "at first"
-        rows.append(("of the messages", f"{messages:.5g}", "the rest hides who was clipped"))
-    rows.append(("noise in the mean", f"{_in_mean(plan, mechanism):.5g}", first))
+    if privacy.adaptive_clip:
+        of_messages = f"{privacy.update_noise(noise):.5g}"
+        rows.append(("of the messages", of_messages, "the rest hides who was clipped"))
+    first = "at first" if privacy.adaptive_clip else ""
+    rows.append(("noise in the mean", _deviation(privacy, noise, mean), first))
     if mechanism.cut:
-        mean = f"mean {mechanism.clients_per_round:,}"
-        rows.append(("largest cohort", f"{mechanism.capacity:,}", mean))
+        rows.append(("largest cohort", f"{mechanism.capacity:,}", f"mean {mean:,}"))
     if mechanism.cut and noise:
         free = mechanism._replace(capacity=None)
-        cost = [epsilon_of(each, plan.rounds) for each in (mechanism, free)]
+        cost = [epsilon_of(each, rounds) for each in (mechanism, free)]
         shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
         rows.append(("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown))
     return facts(rows)
 
 
-def _in_mean(plan: Plan, mechanism: Mechanism) -> float:
-    """The standard deviation of the noise in each coordinate of the mean."""
-    noise = mechanism.noise_multiplier
-    return noise * plan.privacy.clip / mechanism.clients_per_round if noise else 0.0
-
-
-def _by_rounds(plan: Plan, mechanism: Mechanism) -> TextTable:
+def _by_rounds(protocol: Protocol, privacy: Privacy, mechanism: Mechanism) -> TextTable:
     """Epsilon after each tenth of the rounds, with each accountant."""
-    tenths, unlimited = _tenths(plan.rounds), mechanism._replace(capacity=None)
-    shown = grid(["rounds"])
-    columns = []
-    for name, each in _accountants(plan, mechanism):
+    tenths, unlimited = _tenths(protocol.rounds), mechanism._replace(capacity=None)
+    shown, columns = grid(["rounds"]), []
+    for name, each in _accountants(protocol, privacy, mechanism).items():
         this = each == (mechanism if mechanism.cut else unlimited)
         shown.add_column(name, justify="right", style="bold" if this else "")
-        known = [] if each is None else [rounded_up(epsilon_of(each, tenth)) for tenth in tenths]
-        columns.append(list(known) or ["not accounted"] * len(tenths))
+        known = [rounded_up(epsilon_of(each, t)) for t in tenths] if each else []
+        columns.append(known or ["not accounted"] * len(tenths))
     for rounds, *cells in zip(tenths, *columns, strict=True):
         shown.add_row(f"{rounds:,}", *cells)
     return shown
 
 
-def _accountants(plan: Plan, mechanism: Mechanism) -> Iterator[tuple[str, Mechanism | None]]:
+def _accountants(
+    protocol: Protocol, privacy: Privacy, mechanism: Mechanism
+) -> dict[str, Mechanism | None]:
     """The accountants in words, and the mechanism as each accounts for it; None if it cannot."""
     if mechanism.replaces:
-        yield "rdp", mechanism._replace(accountant="rdp")
-        yield "pld", None
-        return
+        return {"rdp": mechanism._replace(accountant="rdp"), "pld": None}
     if mechanism.everybody:
-        yield "pld", mechanism._replace(accountant="pld")
-        yield "rdp", mechanism._replace(accountant="rdp")
-        return
+        return {name: mechanism._replace(accountant=name) for name in ("pld", "rdp")}
     noise = mechanism.noise_multiplier
-    given = replace(plan.privacy, accountant="pld", epsilon=None, noise_multiplier=noise)
-    limited = plan._replace(privacy=given).mechanism(mechanism.releases)
-    if limited.cut:
-        yield f"pld, at most {limited.capacity:,} clients", limited
-    yield "pld, no limit", mechanism._replace(accountant="pld", capacity=None)
-    yield "rdp, no limit", mechanism._replace(accountant="rdp", capacity=None)
+    given = replace(privacy, accountant="pld", epsilon=None, noise_multiplier=noise)
+    count = protocol.cohort.clients_per_round
+    limited = _mechanism(protocol, mechanism.releases, given, count, protocol.rounds)
+    return {
+        **({f"pld, at most {limited.capacity:,} clients": limited} if limited.cut else {}),
+        "pld, no limit": mechanism._replace(accountant="pld", capacity=None),
+        "rdp, no limit": mechanism._replace(accountant="rdp", capacity=None),
+    }
 
 
-def _alternatives(plan: Plan, mechanism: Mechanism) -> TextTable:
-    """What larger cohorts and fewer rounds give."""
-    headers = "clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"
-    shown = grid(headers)
-    for other in _plans(plan):
-        changed = other.mechanism(mechanism.releases)
-        epsilon = epsilon_of(changed, other.rounds)
-        cells = (
-            f"{other.cohort.clients_per_round:,}",
-            f"{other.rounds:,}",
-            f"{changed.noise_multiplier:.5g}",
-            f"{_in_mean(other, changed):.5g}",
-            rounded_up(epsilon),
-        )
-        shown.add_row(*cells, style="bold" if other == plan else "")
-    return shown
-
-
-def _plans(plan: Plan) -> Iterator[Plan]:
-    """The plan, with larger cohorts, and with fewer rounds."""
-    yield plan
-    privacy, mean = plan.privacy, plan.cohort.clients_per_round
+def _alternatives(protocol: Protocol, privacy: Privacy, releases: int) -> TextTable:
+    """What larger cohorts and fewer rounds give, below what is planned."""
+    mean, rounds = protocol.cohort.clients_per_round, protocol.rounds
+    plans = [(privacy, mean, rounds)]
     for factor in LARGER:
-        if factor * mean > plan.clients:
-            continue
-        scaled: dict[str, Any] = {
-            name: factor * value
-            for name, value in (
-                ("capacity", privacy.capacity),
-                ("noise_multiplier", privacy.noise_multiplier),
-            )
-            if value is not None
-        }
-        cohort = replace(plan.cohort, clients_per_round=factor * mean)
-        yield plan._replace(privacy=replace(privacy, **scaled), cohort=cohort)
-    for divisor in FEWER:
-        if plan.rounds >= divisor:
-            yield plan._replace(rounds=plan.rounds // divisor)
+        if factor * mean <= len(protocol.federation):
+            names = ("capacity", "noise_multiplier")
+            scaled = {name: factor * value for name in names if (value := getattr(privacy, name))}
+            plans.append((replace(privacy, **scaled), factor * mean, rounds))
+    plans += [(privacy, mean, rounds // divisor) for divisor in FEWER if rounds >= divisor]
+    shown = grid(("clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"))
+    for each, count, t in plans:
+        changed = _mechanism(protocol, releases, each, count, t)
+        epsilon, noise = epsilon_of(changed, t), changed.noise_multiplier
+        cells = f"{count:,}", f"{t:,}", f"{noise:.5g}", _deviation(each, noise, count)
+        style = "bold" if (count, t) == (mean, rounds) else ""
+        shown.add_row(*cells, rounded_up(epsilon), style=style)
+    return shown

@@ -1,11 +1,12 @@
-"""The table of a comparison."""
+"""Tables, their files, the table of a comparison, and what is said below it."""
 
+import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,10 +14,89 @@ from rich.text import Text
 
 from fedprox.errors import require
 from fedprox.measures import DRAWN, measure_of
-from fedprox.report.records import has, highest, value_of
-from fedprox.report.rows import by_label
+from fedprox.report.records import by_label, has, highest, number_of, without_diverged
 from fedprox.results.run import Run
 from fedprox.results.target import Target
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "·": r"$\cdot$",
+    "∞": r"$\infty$",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{special: f"\\{special}" for special in "&%$#_{}"},
+}
+"""How LaTeX writes characters that it would read as commands, or that a font may lack."""
+
+
+def latex(text: str) -> str:
+    r"""A text for LaTeX.
+
+    >>> print(latex("90 % of FedAvg_1 ± 0.1"))
+    90 \% of FedAvg\_1 $\pm$ 0.1
+    """
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def latex_table(caption: str, columns: str, header: Sequence[str], rows: Iterable[str]) -> str:
+    r"""A `table` environment with the rules of the package booktabs; header and rows are LaTeX."""
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(caption)}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        *header,
+        r"\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_of(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as comma-separated values."""
+    return csv_text(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""Rows as comma-separated values.
+
+    >>> csv_text(["a", "b"], [[1, "x,y"]])
+    'a,b\r\n1,"x,y"\r\n'
+    """
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines)
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+class ReportTable(NamedTuple):
+    """A table of the report, and its files where these are not made of its cells."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: list[list[str]]
+    holds: Literal["numbers", "words"] = "numbers"
+    csv: str = ""
+    tex: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the buttons of the table save, by the file's ending."""
+        columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
+        header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
+        return {
+            "csv": self.csv or csv_text(self.headers, self.rows),
+            "tex": self.tex or latex_table(self.caption, columns, [rf"{header} \\"], rows),
+        }
+
 
 WIDEST = 10_000
 """Width of a table as text, in characters, so that no cell is folded."""
@@ -56,7 +136,7 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 
     If all runs have validation accuracy, it is used instead. None if there is no such per cent.
     """
-    compared = [run for run in runs if run.diverged_at is None]
+    compared = without_diverged(runs)
     measure = "test_accuracy"
     if compared and all(run.validated for run in compared):
         measure = "validation_accuracy"
@@ -156,7 +236,7 @@ def _columns(
         for name in DRAWN
         if measure_of(name).header and known(name)
     }
-    columns["best accuracy"] = lambda group: spread(
+    columns["best accuracy"] = lambda group: mean_and_spread(
         [100 * run.best_accuracy for run in group], "{:.2f}", " %"
     )
     for name in metrics_on_test_rows(runs):
@@ -175,14 +255,14 @@ def _columns(
 def _measured(name: str, group: Sequence[Run]) -> str:
     """A measure of the runs' models; that of a single run with its standard error if it has one."""
     finals = [run.model_record for run in group]
-    values = [value_of(record, name) for record in finals]
+    values = [number_of(record, name) for record in finals]
     scale, form, unit = 1, "{:.4f}", ""
     if measure_of(name).percent:
         scale, form, unit = 100, "{:.2f}", " %"
     elif not all(value < 1e4 for value in values):
         form = "{:.2e}"
-    text = spread([scale * value for value in values], form)
-    error = value_of(finals[0], f"{name}_se")
+    text = mean_and_spread([scale * value for value in values], form)
+    error = number_of(finals[0], f"{name}_se")
     if len(group) == 1 and text != "-" and math.isfinite(error):
         text += " ± " + form.format(scale * error)
     return text if text == "-" else text + unit
@@ -196,7 +276,7 @@ def _seconds(group: Sequence[Run]) -> str:
 
 def _spent(group: Sequence[Run]) -> str:
     """The largest epsilon of some runs."""
-    epsilons = [value_of(run.final, "epsilon") for run in group if has(run.final, "epsilon")]
+    epsilons = [number_of(run.final, "epsilon") for run in group if has(run.final, "epsilon")]
     largest = max((math.inf if math.isnan(e) else e for e in epsilons), default=math.nan)
     return "-" if math.isnan(largest) else f"{largest:.3g}"
 
@@ -210,18 +290,18 @@ def _until(
     group: Sequence[Run],
 ) -> str:
     """A cost until the target; the whole one with a "+" where a run does not reach it."""
-    if target is None:
+    if not target:
         return ""
     costs = [reach(run, target) for run in group]
     if missed := [run.final for run, cost in zip(group, costs, strict=True) if cost is None]:
         return form_of_missed.format(max(getattr(record, name) or 0 for record in missed)) + "+"
-    return spread([cost for cost in costs if cost is not None], form)
+    return mean_and_spread([cost for cost in costs if cost is not None], form)
 
 
-def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+def mean_and_spread(values: Sequence[float], form: str, unit: str = "") -> str:
     """Mean +- standard deviation, in the given form; "-" where a value is not finite.
 
-    >>> spread([0.5, 1.5], "{:.1f}"), spread([50.0], "{:.0f}", " %")
+    >>> mean_and_spread([0.5, 1.5], "{:.1f}"), mean_and_spread([50.0], "{:.0f}", " %")
     ('1.0 ± 0.7', '50 %')
     """
     if not all(map(math.isfinite, values)):
@@ -230,3 +310,120 @@ def spread(values: Sequence[float], form: str, unit: str = "") -> str:
     if len(values) > 1:
         text += " ± " + form.format(stdev(values))
     return text + unit
+
+
+EVALUATED = {
+    "cohort": "the mean of the round's clients",
+    "clients": "the mean of every client's last model",
+}
+"""The models that may be evaluated in place of the one that is sent out, by name."""
+
+RISEN = 3
+"""How many times its initial value a training loss ends at in a run that is warned of. Where few
+clients take part, it may rise a little without a mistake."""
+
+
+LONG = 1.0
+"""Seconds of callbacks from which on they are said, if they are a tenth of the others too."""
+
+
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """How to read the numbers: which models they are of, what is estimated, what epsilon means."""
+    evaluated = dict.fromkeys(run.evaluated for run in runs)
+    lines = [f'evaluated, as "{n}": {EVALUATED[n]}' for n in evaluated if n in EVALUATED]
+    if any(run.validated for run in runs):
+        lines.append(
+            "best accuracy is the test accuracy at the round of the highest validation accuracy: "
+            "test rows choose nothing"
+        )
+    lines += [
+        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
+        'privacy.unit = "example", for one run\'s models; losses, accuracies and the choice among '
+        "runs are measured on clients' data and are outside the guarantee"
+        for delta in sorted({number_of(run.final, "delta") for run in runs if _private(run)})
+    ]
+    if (points := max(run.sweep_points for run in runs)) > 1:
+        lines.append(
+            f'seconds "for {points}" are those of {points} hyperparameter values together, which '
+            "are trained at once"
+        )
+    called = sum(run.callback_seconds / run.sweep_points for run in runs)
+    others = sum(run.run_seconds / run.sweep_points for run in runs)
+    if called >= max(LONG, others / 10):
+        lines.append(f"seconds leave out {called:.1f} s of callbacks and loggers")
+    if any(run.model_record is not run.final for run in runs):
+        lines.append("figures are of each run's best model; summary.json names its round")
+    return lines + _standard_errors(runs)
+
+
+def _private(run: Run) -> bool:
+    """Whether a run has privacy."""
+    return has(run.final, "delta")
+
+
+def _standard_errors(runs: Sequence[Run]) -> list[str]:
+    """A line with the standard errors of estimates from a sample of clients."""
+    finals = [run.final for run in without_diverged(runs)]
+    loss, accuracy = (highest(finals, name) for name in ("train_loss_se", "test_accuracy_se"))
+    if math.isnan(loss):
+        return []
+    of = f"{loss:.2g} of training loss"
+    if math.isfinite(accuracy):
+        of += f" and {100 * accuracy:.2g} % of test accuracy"
+    single = all(len(group) == 1 for group in by_label(runs).values())
+    shown = ", shown after ±," if single else ""
+    return [
+        f"train loss and test accuracy are estimates from a sample of clients: standard errors"
+        f"{shown} of at most {of}; the sample is the same for all, so methods differ by less"
+    ]
+
+
+def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
+    """What went otherwise than planned, a line for each method and kind.
+
+    In a comparison that ran to its end (`finished`), a run that is shorter ended early.
+    """
+    return [
+        f"{label}: {line}"
+        for label, group in by_label(runs).items()
+        for line in _warnings(group, finished)
+    ]
+
+
+def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
+    """What went otherwise than planned in the runs of a method."""
+    records = [record for run in group for record in run.history]
+    known = [[r.train_loss for r in run.history if r.measured is not False] for run in group]
+    losses = [(each[0], each[-1]) for each in known if each]
+    if risen := [pair for pair in losses if not pair[1] <= RISEN * abs(pair[0])]:
+        first, last = max(risen, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
+        seeds = f" in {len(risen)} of {len(group)} seeds" * (len(group) > 1)
+        to = f"{last:.4g}" if math.isfinite(last) else "a number that is not finite"
+        noise = " or less noise" * any(map(_private, group))
+        yield (
+            f"training loss rose from {first:.4g} to {to}{seeds}; a smaller learning rate{noise} "
+            "is the usual remedy"
+        )
+    ends = [run.final.round for run in without_diverged(group)]
+    if finished and len(set(ends)) > 1:
+        last = all(run.model_record is run.final for run in group)
+        shown = "; figures are of then" if last else ""
+        yield f"its seeds stopped after {', '.join(map(str, ends))} rounds{shown}"
+    if empty := sum(run.empty_rounds for run in group):
+        rounds = sum(run.final.round for run in group)
+        private = any(map(_private, group))
+        effect = "added nothing but noise" if private else "left the model as it was"
+        yield f"no client took part in {empty} of {rounds} rounds, which {effect}"
+    measured = [record for run in group for record in run.history[1:]]
+    if missed := sum(record.unsolved for record in measured):
+        solves = sum(record.solves for record in measured)
+        yield (
+            f"{missed} of {solves} measured local solves reached the solver's limit before its "
+            "gamma"
+        )
+    if updates := sum(run.faulty or 0 for run in group):
+        clients = len({name for record in records for name in record.faulty_clients or ()})
+        of = f"{clients} client{'s' * (clients != 1)}"
+        yield f"{updates} faulty updates, of {of}; metrics.jsonl names them"
+    if most := max(record.unmeasured or 0 for record in records):
+        yield f"evaluations leave out up to {most} clients whose loss or gradient is not finite"

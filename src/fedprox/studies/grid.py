@@ -16,7 +16,7 @@ from fedprox.protocol.protocol import PARTS
 from fedprox.solver import Solver
 from fedprox.user_code import call
 
-Settings = dict[str, Any]
+Arguments = dict[str, Any]
 """Arguments of `simulate`."""
 
 DATA, METHOD = "data", "method"
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
     levels: dict[str, str]
     method: Algorithm
     solver: Solver
-    settings: Callable[[int], Settings]
+    settings: Callable[[int], Arguments]
     data_per_seed: bool = False
 
     @property
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(
-    methods: object, data: object, vary: Mapping[str, Any], common: Settings
+    methods: object, data: object, vary: Mapping[str, Any], common: Arguments
 ) -> list[Cell]:
     """The cells of a study, data sets outermost and methods innermost; see `fedprox.study`."""
     require(isinstance(vary, Mapping), f"vary = {shown(vary)}; it must be a dict of factors")
@@ -89,7 +89,7 @@ def cells_of(
     ]
 
 
-def _levels(factor: str, levels: object) -> dict[str, Settings]:
+def _levels(factor: str, levels: object) -> dict[str, Arguments]:
     """The settings of each level of a factor."""
     where = {DATA: "data", METHOD: "methods"}.get(factor, f"vary[{factor!r}]")
     require(
@@ -105,7 +105,7 @@ def _levels(factor: str, levels: object) -> dict[str, Settings]:
     return {name: _settings(f"{where}[{name!r}]", value) for name, value in levels.items()}
 
 
-def _settings(where: str, value: object) -> Settings:
+def _settings(where: str, value: object) -> Arguments:
     """The arguments of `simulate` that a level stands for."""
     if isinstance(value, Mapping):
         known = [*SETTINGS, METHOD]
@@ -133,7 +133,7 @@ def _settings(where: str, value: object) -> Settings:
     return settings
 
 
-def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Settings) -> Cell:
+def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Arguments) -> Cell:
     """The cell of a combination of levels; later factors replace the settings of earlier ones."""
     merged = dict(common)
     for factor, level in levels.items():
@@ -151,7 +151,7 @@ def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Settings)
         raise InputError(f"{name}: solver = {shown(solver)}; it must be a fedprox.Solver")
     made = not isinstance(merged["federation"], Federation)
 
-    def settings(seed: int) -> Settings:
+    def settings(seed: int) -> Arguments:
         found = dict(merged)
         if made:
             found["federation"] = merged["federation"](seed)

@@ -1,44 +1,183 @@
 """The results of a study: a data frame, tables, a figure, paired differences, sentences."""
 
-from collections.abc import Sequence
+import html
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+from rich.text import Text
 
 from fedprox.errors import InputError, require, shown
-from fedprox.files.lock import NAME as LOCK
-from fedprox.files.whole import write_whole
+from fedprox.files.whole import LOCK, write_whole
 from fedprox.measures import measure_of
 from fedprox.report.archive import read_archive, read_json
-from fedprox.report.charts import Group, chart, styles
 from fedprox.report.compare import (
     Difference,
     FactorLevels,
     Groups,
-    Reading,
+    RunReading,
     conclusions_of,
     differences_of,
     in_words,
+    p_text,
     reading_of,
     winners_of,
 )
 from fedprox.report.directory import write_figure
-from fedprox.report.exports import ReportTable, csv_of
-from fedprox.report.figure import axis_of, study_figure
-from fedprox.report.lines import curves
+from fedprox.report.figure import Group, axis_of, chart, curves, study_figure, styles
 from fedprox.report.live import FILES, STUDY
 from fedprox.report.page import write_report
 from fedprox.report.records import records
+from fedprox.report.table import ReportTable, csv_of, grid, latex, latex_table
 from fedprox.results.run import Run
 from fedprox.results.target import Target
 from fedprox.studies.grid import METHOD
 from fedprox.studies.run import Outcome, relabelled
-from fedprox.studies.table import StudyTable, caption_of, cell_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """The table of a study.
+
+    `print` shows it as text, where the best of a column has a star, and notebooks show it as HTML.
+
+    Attributes:
+        caption: What it shows, and how.
+        row_factors: The factors whose levels name the rows.
+        column_factors: The factors whose levels name the columns.
+        rows: The names of the rows, a level of each row factor.
+        columns: The names of the columns, a level of each column factor.
+        cells: The cells, row after row, as text.
+        best: The (row, column) of each cell that is the best of its column.
+    """
+
+    caption: str
+    row_factors: Sequence[str]
+    column_factors: Sequence[str]
+    rows: Sequence[tuple[str, ...]]
+    columns: Sequence[tuple[str, ...]]
+    cells: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def headers(self) -> list[str]:
+        """The header of each column, in one line, those of the names of rows first."""
+        return [*self.row_factors, *(" · ".join(names) or "mean" for names in self.columns)]
+
+    def lines(self, best: str = "{}", escape: Callable[[str], str] = str) -> list[list[str]]:
+        """The rows with their names, in which the best cells have a form of their own."""
+        lines = []
+        for i, (names, cells) in enumerate(zip(self.rows, self.cells, strict=True)):
+            forms = [best if (i, j) in self.best else "{}" for j in range(len(cells))]
+            texts = [form.format(escape(cell)) for form, cell in zip(forms, cells, strict=True)]
+            lines.append([*map(escape, names), *texts])
+        return lines
+
+    def text(self) -> str:
+        """The table as text."""
+        shown = grid([*map(Text, self.headers)], left=len(self.row_factors))
+        for line in self.lines("{} *" if self.best else "{}"):
+            shown.add_row(*map(Text, line))
+        star = " * is the best of its column." * bool(self.best)
+        return f"{shown}\n\n{self.caption}{star}"
+
+    __str__ = __repr__ = text
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+
+        def escaped(text: str) -> str:
+            return text.replace("|", "\\|")
+
+        rules = [*("---" for _ in self.row_factors), *("---:" for _ in self.columns)]
+        lines = [[*map(escaped, self.headers)], rules, *self.lines("**{}**", escaped)]
+        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", self.caption]) + "\n"
+
+    def html(self) -> str:
+        """The table as HTML."""
+        head = "".join(f"<th>{html.escape(header)}</th>" for header in self.headers)
+        names = len(self.row_factors)
+        body = "\n".join(
+            "<tr>"
+            + "".join(f"<th>{cell}</th>" for cell in line[:names])
+            + "".join(f"<td>{cell}</td>" for cell in line[names:])
+            + "</tr>"
+            for line in self.lines("<strong>{}</strong>", html.escape)
+        )
+        caption = f"<caption>{html.escape(self.caption)}</caption>"
+        return (
+            f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+            "</table>\n"
+        )
+
+    _repr_html_ = html
+
+    def latex(self) -> str:
+        """The table as LaTeX, a `table` environment with the rules of the package booktabs."""
+        names = len(self.row_factors)
+        columns = "l" * names + "r" * len(self.columns)
+        rows = (" & ".join(line) for line in self.lines(r"\textbf{{{}}}", latex))
+        return latex_table(self.caption, columns, self._latex_header(), rows)
+
+    def _latex_header(self) -> list[str]:
+        """A line for each column factor, in which equal levels side by side share a header."""
+        corner, depth = " & ".join(map(latex, self.row_factors)), len(self.column_factors)
+        if not depth:
+            return [rf"{corner} & {latex(self.headers[-1])} \\"]
+        lines = []
+        for level in range(depth):
+            last = level == depth - 1
+            cells, rules, at = [], [], len(self.row_factors) + 1
+            for upper, group in groupby(self.columns, key=lambda names: names[: level + 1]):
+                width = len(list(group))
+                cells.append(
+                    latex(upper[-1])
+                    if last
+                    else rf"\multicolumn{{{width}}}{{c}}{{{latex(upper[-1])}}}"
+                )
+                rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
+                at += width
+            empty = " & ".join("" for _ in self.row_factors)
+            lines.append(rf"{corner if last else empty} & {' & '.join(cells)} \\")
+            if not last:
+                lines.append(" ".join(rules))
+        return lines
+
+
+def cell_text(runs: Sequence[Run], reading: RunReading, difference: Difference | None) -> str:
+    """Mean ± standard deviation over seeds, or a paired difference, its interval and p-value."""
+    if difference and math.isfinite(difference.difference):
+        size, low, high = (
+            reading.text(value, signed=True)
+            for value in (difference.difference, difference.low, difference.high)
+        )
+        return size if len(runs) == 1 else f"{size} [{low}, {high}], {p_text(difference.p)}"
+    values = [reading.of(run) for run in runs]
+    if missed := sum(not math.isfinite(value) for value in values):
+        return f"{missed} of {len(runs)} {reading.missing}"
+    spread = f" ± {reading.text(stdev(values))}" if len(values) > 1 else ""
+    return reading.text(fmean(values)) + spread
+
+
+def caption_of(reading: RunReading, seeds: int, against: str | None, comparisons: int) -> str:
+    """What a table shows."""
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    caption = f"{reading.title[0].upper()}{reading.title[1:]}, {over}."
+    if against is None:
+        return caption
+    test = (
+        ", its 95 % confidence interval, and p by Student's t-test with Holm's correction for "
+        f"{comparisons} comparisons" * (seeds > 1)
+    )
+    return f"{caption} Of other methods than {against} the paired difference to it{test}."
 
 
 class _Cell(BaseModel):
@@ -202,17 +341,21 @@ class Study:
         found = [] if against is None else differences_of(self._groups(), reading, against)
         places = {((*each.levels.items(),), each.method): each for each in found}
         winners = winners_of(self._groups(), reading) if best else set()
-        cells = {}
-        for outcome in self.outcomes:
+        at = [
+            [tuple(outcome.levels[f] for f in factors) for factors in (row_factors, column_factors)]
+            for outcome in self.outcomes
+        ]
+        row_names, column_names = (list(dict.fromkeys(names)) for names in zip(*at, strict=True))
+        cells, bold = [[""] * len(column_names) for _ in row_names], set()
+        for outcome, (row, column) in zip(self.outcomes, at, strict=True):
+            i, j = row_names.index(row), column_names.index(column)
             place = outcome.others, outcome.method
-            row, column = (
-                tuple(outcome.levels[factor] for factor in factors)
-                for factors in (row_factors, column_factors)
-            )
-            text = cell_text(outcome.runs, reading, places.get(place))
-            cells[row, column] = text, place in winners
-        caption = [caption_of(reading, len(self.outcomes[0].runs), against, len(found))]
-        return StudyTable.of(" ".join([*caption, self.chosen]), row_factors, column_factors, cells)
+            cells[i][j] = cell_text(outcome.runs, reading, places.get(place))
+            if place in winners:
+                bold.add((i, j))
+        caption = caption_of(reading, len(self.outcomes[0].runs), against, len(found))
+        names = row_factors, column_factors, row_names, column_names
+        return StudyTable(f"{caption} {self.chosen}".strip(), *names, cells, frozenset(bold))
 
     def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
         """A figure with a panel for each combination of the other levels and a line a method.
@@ -250,7 +393,7 @@ class Study:
             groups.setdefault(outcome.others, {})[outcome.method] = outcome.runs
         return groups
 
-    def _reading(self, measure: str | Target | None, lower: bool | None) -> Reading:
+    def _reading(self, measure: str | Target | None, lower: bool | None) -> RunReading:
         if measure in (None, self.measure) and lower is None:
             lower = self.lower_is_better
         return reading_of(self.measure if measure is None else measure, self.runs, lower)

@@ -1,28 +1,153 @@
-"""Training the cells of a study, each from its checkpoints or from its complete run directory."""
+"""Tuning and training the cells of a study, from their checkpoints or run directories."""
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import InputError
-from fedprox.files.lock import locked
+from fedprox.errors import InputError, check_fields, require, shown
+from fedprox.federation import Federation
+from fedprox.files.whole import locked
 from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, Stopped
 from fedprox.loop.progress import Progress, Report, showing
 from fedprox.loop.simulate import prepare, simulate
+from fedprox.measures import lower_is_better
+from fedprox.model import Model
+from fedprox.protocol.protocol import measures_of
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
+from fedprox.report.records import without_diverged
 from fedprox.results.record import Record
 from fedprox.results.run import Run
-from fedprox.studies.grid import METHOD, Cell, Settings, check_budgets
-from fedprox.studies.tuning import Tuning, best_label
+from fedprox.streams import check_seed
+from fedprox.studies.grid import METHOD, Arguments, Cell
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a study chooses each method's hyperparameters among those that it tries.
+
+    A method tries every combination of its hyperparameters and learning rates, separately for each
+    data set and setting of the study. Chosen is the combination with the best mean over seeds of a
+    measure on validation rows; one that diverges with a seed is never chosen if another does not.
+
+    Attributes:
+        measure: The measure, on validation rows. None means their accuracy, or their loss for a
+            model without accuracy.
+        seeds: The seeds of the choice; the chosen combination is then trained with the seeds of
+            the study. None means these seeds: every combination is trained with all of them.
+        equal: Whether a study is refused whose methods try different numbers of combinations.
+
+    Raises:
+        InputError: If the measure is not on validation rows, or a seed is invalid.
+
+    Example:
+        >>> Tuning(seeds=[100]).equal
+        True
+    """
+
+    measure: str | None = None
+    seeds: Sequence[int] | None = None
+    equal: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields("tuning", self)
+        require(
+            self.measure is None
+            or (isinstance(self.measure, str) and self.measure.startswith("validation_")),
+            f"tuning.measure = {shown(self.measure)}; it must be a measure on validation rows, "
+            "such as validation_accuracy, since test rows choose nothing",
+        )
+        if self.seeds is not None:
+            check_seeds("tuning.seeds", self.seeds)
+            object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
+
+    def check_budgets(self, budgets: Mapping[str, int]) -> None:
+        """Raise `InputError` if methods, by name, try different numbers of combinations."""
+        require(
+            not self.equal or len(set(budgets.values())) < 2,
+            "methods: unequal budgets: "
+            + ", ".join(f"{name} tries {count}" for name, count in budgets.items())
+            + "; give each as many combinations to try, such as more learning rates with "
+            "with_solver(learning_rate=[...]), or set tuning.equal to false, and tables say so",
+        )
+
+    def sentence(
+        self, budgets: Mapping[str, int], measures: Sequence[str], first: Sequence[int] = ()
+    ) -> str:
+        """How hyperparameters were chosen; empty if no method tries several combinations.
+
+        `first` are the seeds that a study had when they were chosen, if it has more now.
+        """
+        if set(budgets.values()) == {1}:
+            return ""
+        least, *more = sorted(set(budgets.values()))
+        tried = f"Each method tried {least} combinations of hyperparameters"
+        if more:
+            each = ", ".join(f"{name} tried {count}" for name, count in budgets.items())
+            tried = f"Budgets are unequal: {each} combinations of hyperparameters"
+        by = " or ".join(measure.replace("_", " ") for measure in measures)
+        seeds = self.seeds or first
+        over = f"seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "these seeds"
+        return f"{tried}, chosen by the mean {by} over {over}."
+
+    def measure_for(self, where: str, federation: Federation, model: Model) -> tuple[str, bool]:
+        """The measure that chooses, and whether smaller values are better.
+
+        Raises:
+            InputError: If there are no validation rows, or they do not have the measure.
+        """
+        known = [m for m in measures_of(model, federation) if m.startswith("validation_")]
+        require(
+            known,
+            f"{where}: no validation rows, on which hyperparameters are chosen; hold some out "
+            "(Federation.hold_out, or validation_share in a file), or give each method one value",
+        )
+        preferred = [m for m in ("validation_accuracy", "validation_loss") if m in known]
+        measure = self.measure or preferred[0]
+        require(
+            measure in known,
+            f"tuning.measure = {measure!r}; {where} has {', '.join(known)}",
+        )
+        return measure, lower_is_better(measure, model.metrics)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Some seeds as text."""
+    return ", ".join(map(str, seeds[:5])) + ", ..." * (len(seeds) > 5)
+
+
+def check_seeds(name: str, seeds: object) -> None:
+    """Raise `InputError` unless some seeds are valid and distinct."""
+    require(
+        isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes) and len(seeds),
+        f"{name} = {shown(seeds)}; it must be a list of seeds, such as [0, 1, 2]",
+    )
+    assert isinstance(seeds, Sequence)
+    for seed in seeds:
+        check_seed(seed, name)
+        require(seeds.count(seed) == 1, f"{name}: {seed} is given more than once")
+
+
+def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
+    """The label with the best mean of a measure over its runs, on ties the first."""
+    values: dict[str, list[float]] = {}
+    worst = float("inf") if lower else -float("inf")
+    for run in runs:
+        value = run.model_record.value(measure)
+        known = without_diverged([run]) and value == value
+        values.setdefault(run.label, []).append(value if known else worst)
+    sign = 1 if lower else -1
+    return min(values, key=lambda label: sign * fmean(values[label]))
+
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
 """What surrounds each training: how it answers signals."""
@@ -62,61 +187,16 @@ class Place(NamedTuple):
         force: Whether results of other experiments in them are replaced; None for a caller that
             has no option for it.
         every: Rounds between checkpoints; None for one at the end of each seed.
-        guard: What surrounds each training; None for nothing.
+        guard: What surrounds each training.
     """
 
     out: Path | None = None
     force: bool | None = None
     every: int | None = None
-    guard: Guard | None = None
+    guard: Guard = lambda _: nullcontext()
 
 
-def train_cells(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    tuning: Tuning,
-    check: Callable[[Cell, Settings], None],
-    place: Place = Place(),  # noqa: B008 (immutable)
-    *,
-    more: Sequence[int] = (),
-    progress: bool = True,
-) -> tuple[list[Outcome], str]:
-    """Tune and train all cells, and say in a sentence how hyperparameters were chosen.
-
-    The sentence is empty if no method has several. Hyperparameters are chosen over `seeds`, unless
-    `tuning` has its own; with `more` only what was chosen is trained. `check` is called with each
-    cell and its settings before anything is trained.
-    """
-    budgets = check_budgets(cells)
-    tuning.check_budgets(budgets)
-    trained, measures = list[int](), dict[str, None]()
-    for cell in cells:  # what is wrong with the last one is said before the first is trained
-        settings = cell.settings(seeds[0])
-        check(cell, settings)
-        _prepare(cell, settings, [*seeds, *(tuning.seeds or ()), *more])
-        if len(cell.points) > 1:
-            name, _ = tuning.measure_for(cell.name, settings["federation"], settings["model"])
-            measures[name] = None
-        trained.append(settings["rounds"] * (_seed_runs(cell, seeds, tuning) + len(more)))
-    names = folder_names([cell.levels for cell in cells])
-    with ExitStack() as opened:
-        if place.out is not None:
-            opened.enter_context(locked(place.out))
-        report = opened.enter_context(showing(progress))
-        trainer = _Trainer(place, report, len(cells), sum(trained))
-        try:
-            outcomes = [
-                trainer.outcome(cell, name, seeds, more, tuning)
-                for cell, name in zip(cells, names, strict=True)
-            ]
-        finally:
-            trainer.end()
-        if place.out is not None:
-            clean_up(place.out)
-    return outcomes, tuning.sentence(budgets, list(measures), seeds if more else ())
-
-
-def _prepare(cell: Cell, settings: Settings, seeds: Sequence[int]) -> None:
+def check_cell(cell: Cell, settings: Arguments, seeds: Sequence[int]) -> None:
     """Raise `InputError` if a cell cannot be trained."""
     settings = {name: value for name, value in settings.items() if name != "callbacks"}
     known = seeds[:1] if cell.data_per_seed else list(dict.fromkeys(seeds))
@@ -124,6 +204,36 @@ def _prepare(cell: Cell, settings: Settings, seeds: Sequence[int]) -> None:
         prepare(cell.method, seed=known, **settings)
     except InputError as error:
         raise InputError(f"{cell.name}: {error}") from error
+
+
+def train_cells(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    more: Sequence[int],
+    tuning: Tuning,
+    place: Place,
+    rounds: int,
+    *,
+    progress: bool = True,
+) -> list[Outcome]:
+    """Tune and train all cells, which takes so many rounds; with `more` seeds what was chosen."""
+    names = folder_names([cell.levels for cell in cells])
+    with ExitStack() as opened:
+        if place.out:
+            opened.enter_context(locked(place.out))
+        report = opened.enter_context(showing(progress))
+        trainer = _Trainer(place, report, len(cells), rounds)
+        try:
+            outcomes = [
+                trainer.outcome(cell, name, seeds, more, tuning)
+                for cell, name in zip(cells, names, strict=True)
+            ]
+        finally:
+            for status in trainer.statuses:  # the last one, of what is stopped or fails
+                status.end()
+        if place.out:
+            clean_up(place.out)
+    return outcomes
 
 
 def folder_names(levels: Sequence[Mapping[str, str]]) -> list[str]:
@@ -145,43 +255,35 @@ def folder_names(levels: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _seed_runs(cell: Cell, seeds: Sequence[int], tuning: Tuning) -> int:
-    """How many seeds are trained for a cell, those of its tuning included."""
-    tuned_apart = len(cell.points) > 1 and tuning.seeds is not None
-    return len(seeds) + (len(tuning.seeds or ()) if tuned_apart else 0)
-
-
 class _Trainer:
     """Trains cell after cell, and reports the progress over the rounds of all."""
 
     def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
-        self._status = None if place.out is None else StatusWriter(place.out)
+        self.statuses = [StatusWriter(place.out)] if place.out else []
 
     def outcome(
         self, cell: Cell, name: str, seeds: Sequence[int], more: Sequence[int], tuning: Tuning
     ) -> Outcome:
         """Tune a cell and train it with all seeds."""
         self._cell += 1
-        method, points, point = cell.method, cell.points, None
+        method, points, point = cell.method, cell.points, dict[str, float]()
         if len(points) > 1:
-            where = name if tuning.seeds is None else f"{name}@tuning"
-            runs, folders = self._train_seeds(cell, method, tuning.seeds or seeds, where)
-            labels, label = list(dict.fromkeys(r.label for r in runs)), _chosen(cell, runs, tuning)
-            point = points[labels.index(label)]
+            where = f"{name}@tuning" if tuning.seeds else name
+            runs, folders = self._train_seeds(cell, method, tuning.seeds or seeds, where, point)
+            settings = cell.settings(runs[0].seed)
+            of_data = settings["federation"], settings["model"]
+            measure, lower = tuning.measure_for(cell.name, *of_data)
+            label = best_label(runs, measure, lower=lower)
+            point = points[list(dict.fromkeys(run.label for run in runs)).index(label)]
             method = _fixed(cell, point)
             runs = [run for run in runs if run.label == label]
-        if point is None or tuning.seeds is not None:
+        if not point or tuning.seeds:
             runs, folders = self._train_seeds(cell, method, seeds, name, point)
         further, others = self._train_seeds(cell, method, more, name, point, apart=True)
         runs += [relabelled(run, runs[0].label) for run in further]
         return Outcome(cell.levels, runs, len(points), folders + others)
-
-    def end(self) -> None:
-        """Write the last status of a study that is stopped or fails."""
-        if self._status is not None:
-            self._status.end()
 
     def _train_seeds(
         self,
@@ -189,16 +291,16 @@ class _Trainer:
         method: Algorithm,
         seeds: Sequence[int],
         name: str,
-        point: Mapping[str, float] | None = None,
+        point: Mapping[str, float],
         *,
         apart: bool = False,
     ) -> tuple[list[Run], list[str]]:
         """The runs of all seeds, in one call unless data depend on the seed, and their folders."""
-        if not (apart or cell.data_per_seed):
-            return self._train(cell, method, seeds, name, point), [name]
-        names = {seed: f"{name}@seed-{seed}" for seed in seeds}
-        trained = [self._train(cell, method, [s], n, point) for s, n in names.items()]
-        return [run for runs in trained for run in runs], list(names.values())
+        groups = {name: seeds}
+        if apart or cell.data_per_seed:
+            groups = {f"{name}@seed-{seed}": [seed] for seed in seeds}
+        trained = [self._train(cell, method, each, n, point) for n, each in groups.items()]
+        return [run for runs in trained for run in runs], list(groups)
 
     def _train(
         self,
@@ -206,13 +308,14 @@ class _Trainer:
         method: Algorithm,
         seeds: Sequence[int],
         name: str,
-        point: Mapping[str, float] | None,
+        point: Mapping[str, float],
     ) -> list[Run]:
         """Train, and write the run directory unless it is complete."""
-        settings, place, out = cell.settings(seeds[0]), self._place, self._place.out
+        settings, place = cell.settings(seeds[0]), self._place
+        callbacks = settings.pop("callbacks", [])
         rounds: dict[int, int] = {}
         written: list[RunDirectory] = []
-        checkpoints, callbacks = None, settings.pop("callbacks", [])
+        checkpoints: Checkpoints | None = None
 
         def report(now: Progress) -> None:
             rounds[now.seed] = now.round
@@ -220,28 +323,27 @@ class _Trainer:
             done = self._done + sum(rounds.values())
             whole = now._replace(label=label, round=done, rounds=self._rounds)
             self._report(whole)
-            if self._status is not None and checkpoints is not None:
-                self._status.write({**noted(whole), "nodes": {}}, checkpoints)
+            for status in self.statuses:
+                assert checkpoints
+                status.write({**noted(whole), "nodes": {}}, checkpoints)
 
         with ExitStack() as opened:
+            if place.out:
+                folder, force = place.out / name, place.force
+                checkpoints = Checkpoints(folder / CHECKPOINTS, every=place.every, resume=not force)
 
-            def begin(runs: Sequence[Run]) -> None:
-                assert out is not None
-                experiment, force = _of_runs(runs[0].experiment, seeds, point), place.force
-                folder = RunDirectory(out / name, experiment, replace=force, extend=not force)
-                if not folder.done:
-                    written.append(opened.enter_context(folder))
+                def begin(runs: Sequence[Run]) -> None:
+                    experiment = _of_runs(runs[0].experiment, seeds, point)
+                    directory = RunDirectory(folder, experiment, replace=force, extend=not force)
+                    if not directory.done:
+                        written.append(opened.enter_context(directory))
 
-            def record(record: Record) -> None:
-                for folder in written:
-                    folder.record(record)
+                def record(record: Record) -> None:
+                    for directory in written:
+                        directory.record(record)
 
-            if out is not None:
-                folder = out / name / CHECKPOINTS
-                checkpoints = Checkpoints(folder, every=place.every, resume=not place.force)
                 callbacks = [*callbacks, Callback(begin, record)]
-                if place.guard is not None:
-                    opened.enter_context(place.guard(checkpoints))
+                opened.enter_context(place.guard(checkpoints))
             runs = simulate(
                 **settings,
                 methods=method,
@@ -253,10 +355,10 @@ class _Trainer:
             )
             for run in runs:
                 run.experiment = _of_runs(run.experiment, seeds, point)
-            for each in written:
-                each.finish(runs, settings.get("target"), draw=False)  # the study draws its own
+            for directory in written:  # the study draws its own figure
+                directory.finish(runs, settings.get("target"), draw=False)
         self._done += settings["rounds"] * len(seeds)
-        if checkpoints is not None and checkpoints.stopping:
+        if checkpoints and checkpoints.stopping:
             raise Stopped(f"after {cell.name}", checkpoints.folder, checkpoints.stopping)
         return runs
 
@@ -265,14 +367,6 @@ def relabelled(run: Run, label: str) -> Run:
     """A run with the label of the other seeds: that of one trained alone is shorter."""
     run.label, run.history = label, [replace(record, label=label) for record in run.history]
     return run
-
-
-def _chosen(cell: Cell, tried: Sequence[Run], tuning: Tuning) -> str:
-    """The label of the chosen combination of hyperparameters."""
-    settings = cell.settings(tried[0].seed)
-    where, model = settings["federation"], settings["model"]
-    measure, lower = tuning.measure_for(cell.name, where, model)
-    return best_label(tried, measure, lower=lower)
 
 
 def _fixed(cell: Cell, point: Mapping[str, float]) -> Algorithm:
@@ -285,18 +379,14 @@ def _fixed(cell: Cell, point: Mapping[str, float]) -> Algorithm:
 
 
 def _of_runs(
-    experiment: Mapping[str, Any], seeds: Sequence[int], point: Mapping[str, float] | None
+    experiment: Mapping[str, Any], seeds: Sequence[int], point: Mapping[str, float]
 ) -> dict[str, Any]:
     """The description of some runs, if that of their experiment has more seeds or combinations."""
     (method,) = experiment["method"]
-    if point is not None:
-        hparams = {name: value for name, value in point.items() if name in method}
-        own = method.get("solver", {}) | {"learning_rate": point["learning_rate"]}
-        method = method | hparams | ({"solver": own} if _several_rates(experiment, method) else {})
+    if point:
+        own = method.get("solver", {})
+        rates = own.get("learning_rate", experiment["solver"]["learning_rate"])
+        method = method | {name: value for name, value in point.items() if name in method}
+        if isinstance(rates, list) and len(rates) > 1:
+            method["solver"] = own | {"learning_rate": point["learning_rate"]}
     return {**experiment, "seed": list(seeds), "method": [method]}
-
-
-def _several_rates(experiment: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
-    """Whether a method tries several learning rates."""
-    rates = method.get("solver", {}).get("learning_rate", experiment["solver"]["learning_rate"])
-    return isinstance(rates, list) and len(rates) > 1

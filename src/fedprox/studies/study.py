@@ -14,19 +14,18 @@ from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.protocol.protocol import measures_of
 from fedprox.results.record import COLUMNS
-from fedprox.studies.grid import SETTINGS, Cell, Settings, cells_of
+from fedprox.studies.grid import METHOD, SETTINGS, Cell, cells_of, check_budgets
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
-from fedprox.studies.run import Place, train_cells
-from fedprox.studies.tuning import Tuning, check_seeds
+from fedprox.studies.run import Place, Tuning, check_cell, check_seeds, train_cells
 
-Data = Federation | Callable[[int], Federation]
+StudyData = Federation | Callable[[int], Federation]
 """A data set, or a function of a seed that makes it anew for each seed."""
 
 
 def study(
     methods: Mapping[str, Algorithm | Mapping[str, Any]] | Sequence[Algorithm],
     *,
-    data: Data | Mapping[str, Data | Mapping[str, Any]],
+    data: StudyData | Mapping[str, StudyData | Mapping[str, Any]],
     vary: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     tuning: Tuning = Tuning(),  # noqa: B008 (frozen)
@@ -119,32 +118,44 @@ def run_study(
     *,
     progress: bool = True,
 ) -> Study:
-    """Train the cells of a study, and write its results if it has a folder."""
+    """Tune and train the cells of a study, and write its results if it has a folder.
+
+    Hyperparameters are chosen over the seeds that the study began with, unless `tuning` has its
+    own; with further seeds only what was chosen is trained.
+    """
     check_seeds("seeds", seeds)
-    known = {cell.levels["method"] for cell in cells}
+    names = {cell.levels[METHOD] for cell in cells}
     require(
-        against is None or against in known,
-        f"against = {shown(against)}; the methods are {', '.join(sorted(known))}",
+        against in (None, *names),
+        f"against = {shown(against)}; the methods are {', '.join(sorted(names))}",
     )
     first = list(map(int, seeds))
-    if place.out is not None:
+    if place.out:
         check_folder(place.out)
         first = first if place.force else first_seeds(place.out, first)
-    lower = None
-
-    def check(cell: Cell, settings: Settings) -> None:
-        nonlocal lower
-        model: Model = settings["model"]
-        _check_measure(cell.name, measure, model, settings["federation"])
+    more = [seed for seed in seeds if seed not in first]
+    budgets = check_budgets(cells)
+    tuning.check_budgets(budgets)
+    rounds, choosing, lower = 0, dict[str, None](), None
+    own = tuning.seeds or ()
+    for cell in cells:  # what is wrong with the last one is said before the first is trained
+        settings = cell.settings(first[0])
+        model, federation = settings["model"], settings["federation"]
+        _check_measure(cell.name, measure, model, federation)
         if isinstance(privacy := settings.get("privacy"), Privacy):
-            check_delta(privacy, settings["federation"].train.sizes)
+            check_delta(privacy, federation.train.sizes)
         if measure.partition("_")[2] in model.metrics:
             lower = lower_is_better(measure, model.metrics)
-
-    more = [seed for seed in seeds if seed not in first]
-    outcomes, chosen = train_cells(cells, first, tuning, check, place, more=more, progress=progress)
+        check_cell(cell, settings, [*first, *own, *more])
+        trained = len(first) + len(more)
+        if len(cell.points) > 1:
+            choosing[tuning.measure_for(cell.name, federation, model)[0]] = None
+            trained += len(own)
+        rounds += settings["rounds"] * trained
+    outcomes = train_cells(cells, first, more, tuning, place, rounds, progress=progress)
+    chosen = tuning.sentence(budgets, list(choosing), first if more else ())
     study = Study(outcomes, measure, against, chosen, lower)
-    if place.out is not None:
+    if place.out:
         write_study(study, place.out, first)
     return study
 

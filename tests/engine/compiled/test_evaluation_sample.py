@@ -24,9 +24,8 @@ from fedprox.federation import offsets_of
 from fedprox.measures import mean_error
 from fedprox.model import cross_entropy, top_1
 from fedprox.protocol.protocol import initial_params
-from fedprox.report.notes import notes_on
 from fedprox.report.records import metrics_line, read_record
-from fedprox.report.table import table
+from fedprox.report.table import notes_on, table
 from tests.test_cli import LOSSES, SMALL, status
 from tests.variants import mostly_slow
 

@@ -162,7 +162,7 @@ def test_an_adaptive_norm_splits_the_noise(file: Path, capsys: Any) -> None:
         ("privacy.adaptive_clip={size=2}", "privacy.adaptive_clip: unknown key 'size'"),
         ("privacy.noise=2", "privacy: unknown key 'noise'"),
         ("cohort.sampling=proportional", 'it must be "bernoulli"'),
-        ("cohort.clients_per_round=100", "there are 60 clients"),
+        ("cohort.clients_per_round=100", "the federation has 60 clients"),
         ("privacy.capacity=5", "at least cohort.clients_per_round = 6"),
         ("privacy=5", "a section, written [privacy]"),
     ],
