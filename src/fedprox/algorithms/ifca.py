@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms import base
 from fedprox.algorithms import capabilities as needs
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    HParams,
-    Solution,
-    State,
-)
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.errors import require, require_whole, shown
 from fedprox.model import Params
@@ -32,7 +25,7 @@ class Clusters(NamedTuple):
         share: Each cluster's share of the last round's weight, shape (k,).
     """
 
-    states: State
+    states: base.State
     share: jax.Array
 
 
@@ -48,13 +41,12 @@ class Sent(NamedTuple):
     share: jax.Array
 
 
-def nearest(context: ClientContext) -> jax.Array:
+def nearest(context: base.ClientContext) -> jax.Array:
     """The cluster whose model has the lowest loss on the client's rows; the first on ties."""
-    assert context.probed is not None
     return jnp.argmin(jnp.where(jnp.isnan(context.probed), jnp.inf, context.probed))
 
 
-def state_of(clusters: Clusters, cluster: jax.Array) -> State:
+def state_of(clusters: Clusters, cluster: jax.Array) -> base.State:
     """The local method's state in a cluster."""
     return jax.tree.map(lambda a: a[cluster], clusters.states)
 
@@ -66,7 +58,7 @@ REFUSED = (
 """What a method inside a cluster cannot have: it meets one of several models."""
 
 
-def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
+def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
     r"""IFCA: each client trains the one of k models that fits its rows best.
 
     The server sends :math:`w_1^t, \dots, w_k^t`. Client :math:`i` of the cohort measures them on
@@ -110,7 +102,7 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
     require_whole("ifca: k", k)
     inner = fedavg() if local is None else local
     require(
-        isinstance(inner, Algorithm),
+        isinstance(inner, base.Algorithm),
         f"ifca: local = {shown(local)}; it must be a method, such as fedprox.fedavg()",
     )
     instead = "it must be a method such as fedavg, fedprox or feddyn"
@@ -123,13 +115,15 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
             starts = jax.tree.map(lambda w: jnp.asarray(w)[None], starts)
         return Clusters(jax.vmap(inner.server.init)(starts), jnp.zeros(count))
 
-    def subproblem(state: Clusters, hparams: HParams, context: ClientContext) -> Subproblem:
+    def subproblem(
+        state: Clusters, hparams: base.HParams, context: base.ClientContext
+    ) -> Subproblem:
         """F_k(w) and the local method's terms, from the w_j^t of the client's cluster."""
         return inner.subproblem(state_of(state, nearest(context)), hparams, context)
 
     def message(
-        state: Clusters, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Sent, ClientState]:
+        state: Clusters, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[Sent, base.ClientState]:
         cluster = nearest(context)
         sent, own = inner.client.message(state_of(state, cluster), hparams, context, solution)
         chosen = jax.nn.one_hot(cluster, count)
@@ -139,8 +133,8 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
     def size(sent: Sent) -> jax.Array:
         return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
 
-    def update(state: Clusters, mean: Sent, hparams: HParams) -> Clusters:
-        def one(before: State, message: Any, share: jax.Array) -> State:
+    def update(state: Clusters, mean: Sent, hparams: base.HParams) -> Clusters:
+        def one(before: base.State, message: Any, share: jax.Array) -> base.State:
             some = share > 0
             own = jax.tree.map(lambda m: m / jnp.where(some, share, 1).astype(m.dtype), message)
             after = inner.server.update(before, own, hparams)
