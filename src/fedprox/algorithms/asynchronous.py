@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms import base
+from fedprox.algorithms.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    HParams,
+    Message,
+    Solution,
+    State,
+)
 from fedprox.algorithms.lift import lift
 from fedprox.model import Params
 
@@ -24,40 +32,40 @@ class Versions(NamedTuple):
         step: t, an int32 scalar.
     """
 
-    state: base.State
+    state: State
     past: Any
     step: jax.Array
 
 
-def asynchronous(algorithm: base.Algorithm, most_staleness: int, *, models: bool) -> base.Algorithm:
+def asynchronous(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
     """The same method, whose clients start from the state that a column of their context tells."""
     count = most_staleness + 1
 
-    def started(state: Versions, context: base.ClientContext) -> base.State:
+    def started(state: Versions, context: ClientContext) -> State:
         at = jnp.mod(state.step - context.columns["age"], count)
         return jax.tree.map(lambda a: a[at], state.past)
 
-    def at_rate(hparams: base.HParams, context: base.ClientContext | None) -> base.HParams:
+    def at_rate(hparams: HParams, context: ClientContext | None) -> HParams:
         if context is None:
             return hparams
         return {**hparams, "learning_rate": hparams["learning_rate"] * context.columns["rate"]}
 
-    def versions(first: base.State, _: Params) -> Versions:
+    def versions(first: State, _: Params) -> Versions:
         past = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), first)
         return Versions(first, past, jnp.int32(0))
 
     inner = lift(algorithm, server=versions, seen=started, hparams=at_rate)
 
     def message(
-        state: Versions, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
-    ) -> tuple[base.Message, base.ClientState]:
+        state: Versions, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Message, ClientState]:
         sent, own_state = inner.client.message(state, hparams, context, solution)
         if models:
             start, now = solution.problem.start, inner.server.params(state)
             sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
         return sent, own_state
 
-    def update(state: Versions, mean: base.Message, hparams: base.HParams) -> Versions:
+    def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
         after, step = inner.server.update(state, mean, hparams).state, state.step + 1
         past = jax.tree.map(lambda a, new: a.at[jnp.mod(step, count)].set(new), state.past, after)
         return Versions(after, past, step)
