@@ -35,7 +35,7 @@ def first_trend(hparams: base.HParams, loss: jax.Array) -> Trend:
     return Trend(loss, jnp.zeros(jnp.shape(loss), jnp.int32))
 
 
-def adapted(hparams: base.HParams, trend: Trend, loss: jax.Array) -> tuple[base.HParams, Trend]:
+def follow_loss(hparams: base.HParams, trend: Trend, loss: jax.Array) -> tuple[base.HParams, Trend]:
     """The hyperparameters of the next round, given the loss after this one (section 5.3.2).
 
     With the loss f(w) over all training rows::
@@ -48,7 +48,7 @@ def adapted(hparams: base.HParams, trend: Trend, loss: jax.Array) -> tuple[base.
 
     >>> hparams, trend = {"mu": jnp.array(1.0)}, first_trend({}, jnp.array(3.0))
     >>> for loss in (2.9, 2.8, 2.7, 2.6, 2.5, 2.6):
-    ...     hparams, trend = adapted(hparams, trend, jnp.array(loss))
+    ...     hparams, trend = follow_loss(hparams, trend, jnp.array(loss))
     ...     print(f"{float(hparams['mu']):.1f}", end=" ")
     1.0 1.0 1.0 1.0 0.9 1.0
     """
@@ -60,7 +60,7 @@ def adapted(hparams: base.HParams, trend: Trend, loss: jax.Array) -> tuple[base.
     return {**hparams, "mu": mu}, Trend(loss, jnp.where(enough, 0, falls))
 
 
-ADAPTIVE_MU = base.Adaptation(first_trend, adapted)
+ADAPTIVE_MU = base.Adaptation(first_trend, follow_loss)
 
 
 def proximal(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:

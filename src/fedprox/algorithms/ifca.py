@@ -29,19 +29,7 @@ class Clusters(NamedTuple):
     share: jax.Array
 
 
-class Sent(NamedTuple):
-    """What a client sends, or the mean of it.
-
-    Attributes:
-        message: The local method's message at the client's cluster, 0 at others, leaves (k, ...).
-        share: 1 at the client's cluster, 0 at others, shape (k,).
-    """
-
-    message: Any
-    share: jax.Array
-
-
-def nearest(context: base.ClientContext) -> jax.Array:
+def own_cluster(context: base.ClientContext) -> jax.Array:
     """The cluster whose model has the lowest loss on the client's rows; the first on ties."""
     return jnp.argmin(jnp.where(jnp.isnan(context.probed), jnp.inf, context.probed))
 
@@ -49,13 +37,6 @@ def nearest(context: base.ClientContext) -> jax.Array:
 def state_of(clusters: Clusters, cluster: jax.Array) -> base.State:
     """The local method's state in a cluster."""
     return jax.tree.map(lambda a: a[cluster], clusters.states)
-
-
-REFUSED = (
-    *(needs.POOLED, needs.EVERYONE, needs.GRADIENT, needs.LOSS, needs.ADAPTS),
-    *(needs.PROBES, needs.OWN_MODELS, needs.REMEMBERS, needs.EVALUATES),
-)
-"""What a method inside a cluster cannot have: it meets one of several models."""
 
 
 def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
@@ -106,7 +87,11 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
         f"ifca: local = {shown(local)}; it must be a method, such as fedprox.fedavg()",
     )
     instead = "it must be a method such as fedavg, fedprox or feddyn"
-    needs.require_none("ifca: local", inner, REFUSED, instead)
+    refused = (
+        *(needs.POOLED, needs.EVERYONE, needs.GRADIENT, needs.LOSS, needs.ADAPTS),
+        *(needs.PROBES, needs.OWN_MODELS, needs.REMEMBERS, needs.EVALUATES),
+    )
+    needs.require_none("ifca: local", inner, refused, instead)
     count = int(k)
     shown_name = "" if inner.name == "fedavg" else inner.name
 
@@ -119,28 +104,29 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
         state: Clusters, hparams: base.HParams, context: base.ClientContext
     ) -> Subproblem:
         """F_k(w) and the local method's terms, from the w_j^t of the client's cluster."""
-        return inner.subproblem(state_of(state, nearest(context)), hparams, context)
+        return inner.subproblem(state_of(state, own_cluster(context)), hparams, context)
 
     def message(
         state: Clusters, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
-    ) -> tuple[Sent, base.ClientState]:
-        cluster = nearest(context)
+    ) -> tuple[tuple[Any, jax.Array], base.ClientState]:
+        """Send the local method's message and 1 at the client's cluster, 0 at the others."""
+        cluster = own_cluster(context)
         sent, own = inner.client.message(state_of(state, cluster), hparams, context, solution)
         chosen = jax.nn.one_hot(cluster, count)
         placed = jax.tree.map(lambda m: jax.vmap(lambda c: c.astype(m.dtype) * m)(chosen), sent)
-        return Sent(placed, chosen), own
+        return (placed, chosen), own
 
-    def size(sent: Sent) -> jax.Array:
-        return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
+    def size(sent: tuple[Any, jax.Array]) -> jax.Array:
+        return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent[0]))
 
-    def update(state: Clusters, mean: Sent, hparams: base.HParams) -> Clusters:
+    def update(state: Clusters, mean: tuple[Any, jax.Array], hparams: base.HParams) -> Clusters:
         def one(before: base.State, message: Any, share: jax.Array) -> base.State:
             some = share > 0
             own = jax.tree.map(lambda m: m / jnp.where(some, share, 1).astype(m.dtype), message)
             after = inner.server.update(before, own, hparams)
             return jax.tree.map(lambda a, b: jnp.where(some, a, b), after, before)
 
-        return Clusters(jax.vmap(one)(state.states, *mean), mean.share)
+        return Clusters(jax.vmap(one)(state.states, *mean), mean[1])
 
     def models(state: Clusters) -> Params:
         return jax.vmap(inner.server.params)(state.states)
@@ -159,7 +145,9 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
             starts=count,
             update=update,
             params=lambda state: inner.server.params(state_of(state, jnp.argmax(state.share))),
-            received=lambda state, context: inner.server.params(state_of(state, nearest(context))),
+            received=lambda state, context: inner.server.params(
+                state_of(state, own_cluster(context))
+            ),
         ),
         client=inner.client._replace(message=message, size=size, possible=None),
         first=inner.first._replace(probe=models),

@@ -26,7 +26,7 @@ from fedprox.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
 
-BYTES = 2**26
+MODEL_BYTES = 2**26
 """Bytes of models that are trained together."""
 
 
@@ -205,7 +205,7 @@ def _blocks(models: Params) -> list[slice]:
     """The clients whose models, leaves (clients, ...), are in memory together."""
     leaves = jax.tree.leaves(models)
     count, size = len(leaves[0]), sum(leaf[0].nbytes for leaf in leaves)
-    together = max(1, min(count, BYTES // max(size, 1)))
+    together = max(1, min(count, MODEL_BYTES // max(size, 1)))
     return [slice(first, first + together) for first in range(0, count, together)]
 
 
