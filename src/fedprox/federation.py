@@ -18,7 +18,7 @@ from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, generator
 
 Array = NDArray[Any]
-ClientArrays = tuple[ArrayLike, ArrayLike]
+Client = tuple[ArrayLike, ArrayLike]
 T = TypeVar("T")
 
 MOST_CLASSES = 10_000
@@ -493,8 +493,8 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        train: Iterable[ClientArrays],
-        test: Iterable[ClientArrays] | None = None,
+        train: Iterable[Client],
+        test: Iterable[Client] | None = None,
         *,
         classes: int | None = None,
         names: Iterable[str] | None = None,
@@ -595,7 +595,7 @@ def _several(name: str, given: Iterable[T], what: str) -> list[T]:
 
 
 def _concatenate(
-    clients: Sequence[ClientArrays], names: Sequence[str], part: str, like: Rows | None = None
+    clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
     """All clients' rows in one array; their shape is that of `like` if it is given."""
     known = {"rows": like.x.shape[1:], "labels": like.y.shape[1:]} if like else {}
@@ -673,7 +673,7 @@ def require_unmasked(given: object, what: str) -> None:
     )
 
 
-def pair_of(client: ClientArrays, where: str) -> tuple[Array, Array]:
+def pair_of(client: Client, where: str) -> tuple[Array, Array]:
     """A client's features and labels as arrays."""
     require(
         isinstance(client, Sequence | np.ndarray) and len(client) == 2,
@@ -688,7 +688,7 @@ def _require_both_unmasked(x: Features, y: Array, where: str) -> None:
     require_unmasked(y, f"{where}: labels")
 
 
-def _client_arrays(client: ClientArrays, where: str) -> tuple[Array, Array]:
+def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
     x, y = pair_of(client, where)
     require(
