@@ -23,10 +23,7 @@ Named = dict[str, jax.Array]
 
 
 def divided(params: Params, parts: Sequence[str]) -> tuple[Named, Named]:
-    """The parameters that belong to the parts, and the others.
-
-    Raises:
-        InputError: If the model lacks a part, or has no other parameters.
+    """The parameters that belong to the parts, and the others, of which there must be some.
 
     >>> own, others = divided({"head": {"bias": 1}, "body": {"bias": 2}}, ["head"])
     >>> own, others
