@@ -169,12 +169,6 @@ def same_params(params: Params) -> Params:
     return params
 
 
-def only_params(state: State, params: Params) -> State:
-    """The next state of a server that keeps only the model."""
-    del state
-    return params
-
-
 def params_of(state: Any) -> Params:
     """The model of a state with other fields beside it."""
     return state.params
@@ -205,7 +199,7 @@ class Direction:
 
     along: Callable[[State, Message, HParams], tuple[Params, State]]
     model: Callable[[State], Params] = same_params
-    moved: Callable[[State, Params], State] = only_params
+    moved: Callable[[State, Params], State] = lambda _, params: params
     sent: Callable[[Message], Params] | None = None
     rate: str = ""
 
@@ -289,12 +283,6 @@ def untrained(params: Params) -> Own:
 def trained(params: Params) -> Own:
     """The own model of a client after it took part."""
     return Own(params, jnp.bool_(True))
-
-
-def same_own(state: Own, params: Params) -> Own:
-    """The client's state is its own model."""
-    del params
-    return state
 
 
 def own_or(own: Own, params: Params) -> Params:

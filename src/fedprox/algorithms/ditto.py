@@ -18,12 +18,6 @@ def near_global(state: Params, hparams: base.HParams, context: base.ClientContex
     return Subproblem(base.own_or(context.state, state), mu=hparams["lam"], anchor=state)
 
 
-def keep(state: base.Own, solved: Params) -> base.Own:
-    """The client's next own model is the solution."""
-    del state
-    return base.trained(solved)
-
-
 def ditto(lam: HParam) -> base.Algorithm:
     r"""Ditto: each client has a model of its own, drawn towards the global model.
 
@@ -59,6 +53,10 @@ def ditto(lam: HParam) -> base.Algorithm:
         local_loss,
         hparams={"lam": base.check_hparam("ditto: lam", lam)},
         stragglers="keep",
-        personal=base.Personal(own=base.same_own, subproblem=near_global, keep=keep),
+        personal=base.Personal(
+            own=lambda own, _: own,
+            subproblem=near_global,
+            keep=lambda _, solved: base.trained(solved),
+        ),
         client=base.OnClient(state=base.untrained),
     )

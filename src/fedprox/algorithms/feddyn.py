@@ -25,11 +25,6 @@ class State(NamedTuple):
     h: Params
 
 
-def init(params: Params) -> State:
-    """The first state: h = 0."""
-    return State(params, base.zeros(params))
-
-
 def update(state: State, mean: Params, hparams: base.HParams) -> State:
     """Equation of the server: w^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
     alpha = hparams["alpha"]
@@ -105,6 +100,10 @@ def feddyn(alpha: HParam, *, balance: bool = False) -> base.Algorithm:
             "server": "its model is the one that the clients' mean and h determine",
             "average": "h is the plain mean of the g_k; balance = True minimizes the mean by rows",
         },
-        server=base.OnServer(init=init, update=update, params=base.params_of),
+        server=base.OnServer(
+            init=lambda params: State(params, base.zeros(params)),
+            update=update,
+            params=base.params_of,
+        ),
         client=base.OnClient(state=base.zeros, message=message, keeps_sent=True),
     )

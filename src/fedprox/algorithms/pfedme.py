@@ -99,7 +99,7 @@ def pfedme(
         stragglers="keep",
         variant="" if inner_steps is None else f"K={inner_steps}",
         average="clients",
-        personal=base.Personal(own=base.same_own),
+        personal=base.Personal(own=lambda own, _: own),
         client=base.OnClient(
             state=base.untrained,
             message=message,

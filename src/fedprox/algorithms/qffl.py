@@ -32,12 +32,6 @@ def message(
     return (jax.tree.map(lambda g: loss**q * g, gradient), curvature), context.state
 
 
-def possible(hparams: base.HParams, mean: base.Numbered, steps: jax.Array) -> jax.Array:
-    """No h_k is negative."""
-    del hparams, steps
-    return ~(mean[1] < 0)
-
-
 def along(params: Params, mean: base.Numbered, hparams: base.HParams) -> tuple[Params, Params]:
     """-sum_k Delta_k / sum_k h_k."""
     del hparams
@@ -91,7 +85,9 @@ def qffl(q: HParam) -> base.Algorithm:
         fixed={"average": "the clients' losses are their weights"},
         first=base.First(loss=True),
         client=base.OnClient(
-            message=message, size=lambda sent: optax.tree.norm(sent[0]), possible=possible
+            message=message,
+            size=lambda sent: optax.tree.norm(sent[0]),
+            possible=lambda _, mean, __: ~(mean[1] < 0),  # no h_k is negative
         ),
         server=base.OnServer(update=base.Direction(along)),
     )
