@@ -64,7 +64,7 @@ def test_the_programs_inside_of_operations_are_found_and_replaced() -> None:
     (other,) = filter(jax_internals.is_program, product.params.values())
     times = jax_internals.with_equations(inner, jax_internals.equations_of(inner))
     assert_allclose(jax_internals.run_program(times, [*_missing(times), X]), [X + X])
-    changed = jax_internals.with_params(call, call.params | {name: other})
+    changed = jax_internals.with_settings(call, call.params | {name: other})
     whole = jax_internals.with_equations(program, [changed])
     assert_allclose(jax_internals.run_program(whole, [X]), [X * X])
 
@@ -108,7 +108,7 @@ def test_derivative_rules_are_changed() -> None:
 
     rules = jax_internals.changed_rules(call.params, of_program, of_function)
     assert set(rules) == {"fwd_jaxpr_thunk", "bwd"}
-    changed = jax_internals.with_params(call, call.params | rules)
+    changed = jax_internals.with_settings(call, call.params | rules)
     whole = jax_internals.with_equations(program, [changed])
     slope = jax.grad(lambda x: jax_internals.run_program(whole, [x])[0].sum())(X)
     assert_allclose(slope, 15 * X)
@@ -216,7 +216,7 @@ def test_what_fails_is_left_out_and_logged_once(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
-    "name", ["equations_of", "with_equations", "with_params", "in_place_of", "is_program"]
+    "name", ["equations_of", "with_equations", "with_settings", "in_place_of", "is_program"]
 )
 def test_where_programs_are_unknown_convolutions_are_plain(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import tomli_w
 import fedprox as fp
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.report.records import metrics_line
-from fedprox.solver import TOGETHER
+from fedprox.solver import ROUNDS_AT_ONCE
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, ragged_quadratics
 
 ROUNDS = 6
@@ -72,11 +72,13 @@ def test_exponential_decay_is_the_solvers_own() -> None:
 
 
 def test_a_rate_does_not_depend_on_the_rounds_planned_with_it() -> None:
-    schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * TOGETHER)
-    rounds = [0, 1, TOGETHER - 1, TOGETHER, 2 * TOGETHER + 7]
+    schedule = optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * ROUNDS_AT_ONCE)
+    rounds = [0, 1, ROUNDS_AT_ONCE - 1, ROUNDS_AT_ONCE, 2 * ROUNDS_AT_ONCE + 7]
     solver = fp.Solver(schedule, 2, epochs=1)
     rates = {t: solver.factor(t) for t in rounds}
-    again = fp.Solver(optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * TOGETHER), 2, epochs=1)
+    again = fp.Solver(
+        optax.warmup_cosine_decay_schedule(0.01, 0.1, 100, 3 * ROUNDS_AT_ONCE), 2, epochs=1
+    )
     assert rates == {t: again.factor(t) for t in reversed(rounds)}
     np.testing.assert_allclose(list(rates.values()), [float(schedule(t)) for t in rounds], 1e-5)
 

@@ -116,8 +116,8 @@ def _rebuilt(program: Program, **changes: Any) -> Program:
     return new if inner is program else ClosedJaxpr(new, program.consts)
 
 
-def with_params(equation: Equation, params: dict[str, Any]) -> Equation:
-    """An operation with other parameters."""
+def with_settings(equation: Equation, params: dict[str, Any]) -> Equation:
+    """An operation with other settings."""
     return equation.replace(params=params)
 
 

@@ -53,7 +53,7 @@ Schedule = Callable[[int], Any]
 HParam = float | Sequence[float]
 """A number, or several to sweep over."""
 
-Count = TypeVar("Count", int, NDArray[np.int64])
+Numbers = TypeVar("Numbers", int, NDArray[np.int64])
 """A number of rows or steps, or one for each of several clients."""
 
 
@@ -239,12 +239,12 @@ class Solver:
         """Examples in a full batch of a client with `size` examples."""
         return size if self.batch_size == "all" else min(self.batch_size, size)
 
-    def steps_per_epoch(self, size: Count) -> Count:
+    def steps_per_epoch(self, size: Numbers) -> Numbers:
         """Mini-batches in one pass over `size` examples."""
         batch = size if self.batch_size == "all" else self.batch_size
         return -(-size // batch)
 
-    def steps_for(self, size: Count) -> Count:
+    def steps_for(self, size: Numbers) -> Numbers:
         """Mini-batches of a round's whole work on `size` examples."""
         if self.epochs:
             return self.epochs * self.steps_per_epoch(size)
@@ -286,7 +286,7 @@ class Solver:
         return optax.apply_updates(params, updates), state
 
 
-TOGETHER = 256
+ROUNDS_AT_ONCE = 256
 """Rounds for which an optax schedule is evaluated at once, 100 times faster than one by one."""
 
 
@@ -308,13 +308,13 @@ def scheduled_rate(schedule: Schedule, round_: int) -> float:
     """
     together = None
     if _is_optax(inspect.unwrap(schedule)):
-        together = _rates_together(schedule, round_ // TOGETHER)
+        together = _rates_together(schedule, round_ // ROUNDS_AT_ONCE)
     if together is None:
         with _on_host():
             what = f"solver.learning_rate({round_})"
             value = call(what, lambda: np.asarray(schedule(round_)))
     else:
-        value = together[round_ % TOGETHER]
+        value = together[round_ % ROUNDS_AT_ONCE]
     rate = float(value) if value.ndim == 0 and value.dtype.kind in "fiu" else math.nan
     require(
         rate == 0 or SINGLE[0] <= rate <= SINGLE[1],
@@ -330,7 +330,7 @@ def _rates_together(schedule: Schedule, block: int) -> NDArray[Any] | None:
     try:
         with _on_host():
             # not schedule(rounds): piecewise_interpolate_schedule is wrong for an array
-            rounds = np.arange(TOGETHER) + block * TOGETHER
+            rounds = np.arange(ROUNDS_AT_ONCE) + block * ROUNDS_AT_ONCE
             return np.asarray(jax.vmap(schedule)(rounds))  # type: ignore[arg-type]
     except Exception:  # it may join the user's own functions, which take one round
         return None

@@ -22,7 +22,7 @@ from fedprox import (
     models,
     simulate,
 )
-from fedprox.algorithms.adaptive import ADAPTIVE_MU
+from fedprox.algorithms.fedprox import ADAPTIVE_MU
 
 
 def by_hand(mu: float, losses: list[float]) -> list[float]:

@@ -41,7 +41,7 @@ from fedprox import (
     simulate,
 )
 from fedprox.algorithms import ALGORITHMS
-from fedprox.algorithms.adaptive import ADAPTIVE_MU
+from fedprox.algorithms.fedprox import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.protocol.method import label, sweep_points
 from fedprox.protocol.protocol import initial_params

@@ -56,8 +56,8 @@ def test_the_normalized_update_of_a_constant_gradient_is_one_step(
         expected = eta * g * sign / sum(0.3**j for j in range(steps)) if steps else 0.0
     else:
         expected = eta * g if steps else 0.0
-    np.testing.assert_allclose(sent.direction, [expected], rtol=1e-4, atol=1e-5)
-    assert (float(sent.length) == 0) == (steps == 0)
+    np.testing.assert_allclose(sent[0], [expected], rtol=1e-4, atol=1e-5)
+    assert (float(sent[1]) == 0) == (steps == 0)
 
 
 def test_runs_are_the_oracles() -> None:

@@ -347,7 +347,10 @@ def of(name: str, value: Any) -> fp.Algorithm:
     ("method", "message"),
     [
         (of("server.received", None), "ifca: probe: received must say which model a client has"),
-        (of("first.probe", lambda state: state.share), "ifca: its probe gives, of which each is"),
+        (
+            of("first.probe", lambda state: state.share),
+            "ifca: each model of probe.* gives ",
+        ),
         (of("server.starts", 0), "ifca: starts = 0; it must be a whole number"),
     ],
 )

@@ -12,7 +12,6 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import Direction
-from fedprox.algorithms.fedcm import Message
 from fedprox.experiment.resolved import method_named
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
@@ -192,7 +191,7 @@ def test_what_clients_cannot_send_is_found() -> None:
     assert method.client.possible is not None
     update = jnp.array([3.0, 4.0])
     for steps, squares, fits in ((2.0, 25.0, True), (2.0, 24.0, False), (9.0, 25.0, False)):
-        mean = Message(update, jnp.float32(steps)), jnp.float32(squares)
+        mean = (update, jnp.float32(steps)), jnp.float32(squares)
         assert bool(method.client.possible({}, mean, jnp.int32(4))) == fits
 
 

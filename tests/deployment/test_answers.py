@@ -13,8 +13,6 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
-from fedprox.algorithms.fednova import Message as OfFedNova
-from fedprox.algorithms.qffl import Message as OfQFFL
 from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
@@ -390,17 +388,12 @@ ADAPTIVE = private(
 def test_a_message_is_one_that_its_clients_can_send(
     algorithm: Algorithm, good: list[Any], bad: list[Any], hparams: dict[str, float]
 ) -> None:
-    kind: dict[str, Any] = {"qffl": OfQFFL, "fednova": OfFedNova}
-
-    def sent(message: Any) -> Any:
-        return kind[algorithm.name](*message) if algorithm.name in kind else message
-
     for message in good:
-        read(algorithm, sent(message), **hparams)
-        read(algorithm, sent(jax.tree.map(lambda a: a * np.nan, message)), **hparams)  # to screen
+        read(algorithm, message, **hparams)
+        read(algorithm, jax.tree.map(lambda a: a * np.nan, message), **hparams)  # to screen
     for message in bad:
         with pytest.raises(InputError, match="its message is none that its clients can send"):
-            read(algorithm, sent(message), **hparams)
+            read(algorithm, message, **hparams)
 
 
 TREE = {"u": np.array([[3.0], [0.0]]), "v": np.array([[[0.0, 4.0]], [[6.0, 8.0]]])}

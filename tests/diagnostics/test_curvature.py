@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedprox as fp
 from fedprox.diagnostics import curvature
-from fedprox.diagnostics.curvature import WIDTH
+from fedprox.diagnostics.curvature import SLICE_ROWS
 from tests.quadratics import quadratic_federation, quadratic_model
 
 
@@ -40,7 +40,7 @@ def random_federation(sizes: list[int], features: int, classes: int) -> fp.Feder
 
 
 def test_logistic_regression_with_clients_of_all_sizes() -> None:
-    sizes = [1, 2, 10, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH + 5]
+    sizes = [1, 2, 10, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, 3 * SLICE_ROWS + 5]
     federation = random_federation(sizes, 6, 3)
     model = fp.models.logistic(federation)
     params = model.init(jax.random.key(0))

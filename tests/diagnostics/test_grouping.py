@@ -80,8 +80,8 @@ def test_the_gradients_are_those_of_whole_clients(monkeypatch: pytest.MonkeyPatc
     whole = gradients(MODEL, params, federation)
     np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-6)
     module = sys.modules[grouping.__module__]
-    monkeypatch.setattr(module, "BYTES", 4 * 32 * 4)
-    monkeypatch.setattr(module, "ROWS", 8)
+    monkeypatch.setattr(module, "GRADIENT_BYTES", 4 * 32 * 4)
+    monkeypatch.setattr(module, "READ_ROWS", 8)
     np.testing.assert_allclose(gradients(MODEL, params, federation), whole, rtol=1e-4, atol=1e-6)
     monkeypatch.setattr(module, "SKETCH", 31)
     hashed = gradients(MODEL, params, federation)

@@ -93,7 +93,7 @@ def test_each_way_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.nearest.tolist() == [
         [nearest(k, r) if r else -1 for k in range(4)] for r in NUMBERS
     ]
-    monkeypatch.setattr(sys.modules["fedprox.diagnostics.newcomers"], "BYTES", 300)
+    monkeypatch.setattr(sys.modules["fedprox.diagnostics.newcomers"], "MODEL_BYTES", 300)
     again = measured()
     for way in ways:
         np.testing.assert_allclose(again.loss[way], whole.loss[way], rtol=1e-5)

@@ -4,28 +4,23 @@ from collections.abc import Callable
 
 from fedprox.algorithms import server
 from fedprox.algorithms.base import Algorithm, First, OnClient, OnServer
-from fedprox.algorithms.centralised import centralised
 from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedadmm import fedadmm
-from fedprox.algorithms.fedavg import fedavg
+from fedprox.algorithms.fedavg import centralised, fedavg, fedexp, fedopt, fedsgd
 from fedprox.algorithms.fedcm import fedcm
 from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.feddc import feddc
 from fedprox.algorithms.feddyn import feddyn
-from fedprox.algorithms.fedexp import fedexp
 from fedprox.algorithms.fedgkd import fedgkd
 from fedprox.algorithms.fedlc import fedlc
 from fedprox.algorithms.fednova import fednova
-from fedprox.algorithms.fedopt import fedopt
 from fedprox.algorithms.fedprox import fedprox
-from fedprox.algorithms.fedrep import fedrep
 from fedprox.algorithms.fedsam import fedsam
-from fedprox.algorithms.fedsgd import fedsgd
 from fedprox.algorithms.fedsplit import fedsplit
 from fedprox.algorithms.ifca import ifca
 from fedprox.algorithms.mime import mime
 from fedprox.algorithms.moon import moon
-from fedprox.algorithms.parts import fedper, personal_parts
+from fedprox.algorithms.parts import fedper, fedrep, personal_parts
 from fedprox.algorithms.pfedme import pfedme
 from fedprox.algorithms.qffl import qffl
 from fedprox.algorithms.scaffnew import scaffnew

@@ -25,7 +25,7 @@ and messages of its own.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
@@ -47,6 +47,12 @@ Message = Any
 
 ClientState = Any
 """A client's state between the rounds in which it takes part: a pytree of arrays, or None."""
+
+Pair = tuple[Params, Params]
+"""Two pytrees like the parameters, which clients of some methods send, or keep."""
+
+Numbered = tuple[Params, jax.Array]
+"""An update, and a number that clients of some methods send beside it."""
 
 Stragglers = Literal["keep", "drop"]
 """Whether the server keeps stragglers' partial work or drops stragglers."""
@@ -78,13 +84,13 @@ class ClientContext(NamedTuple):
         columns: What the parts of a run tell the client, by name, such as "rank".
     """
 
-    gradient: Params | None
+    gradient: Params
     state: ClientState
     relative_size: jax.Array
-    loss: jax.Array | None = None
+    loss: Any = None
     memory: Any = None
-    labels: jax.Array | None = None
-    probed: jax.Array | None = None
+    labels: Any = None
+    probed: Any = None
     columns: Mapping[str, jax.Array] = {}
 
 
@@ -163,12 +169,6 @@ def same_params(params: Params) -> Params:
     return params
 
 
-def only_params(state: State, params: Params) -> State:
-    """The next state of a server that keeps only the model."""
-    del state
-    return params
-
-
 def params_of(state: Any) -> Params:
     """The model of a state with other fields beside it."""
     return state.params
@@ -199,7 +199,7 @@ class Direction:
 
     along: Callable[[State, Message, HParams], tuple[Params, State]]
     model: Callable[[State], Params] = same_params
-    moved: Callable[[State, Params], State] = only_params
+    moved: Callable[[State, Params], State] = lambda _, params: params
     sent: Callable[[Message], Params] | None = None
     rate: str = ""
 
@@ -283,12 +283,6 @@ def untrained(params: Params) -> Own:
 def trained(params: Params) -> Own:
     """The own model of a client after it took part."""
     return Own(params, jnp.bool_(True))
-
-
-def same_own(state: Own, params: Params) -> Own:
-    """The client's state is its own model."""
-    del params
-    return state
 
 
 def own_or(own: Own, params: Params) -> Params:
@@ -431,6 +425,33 @@ class OnServer(NamedTuple):
     evaluated: Callable[[State], Params] | None = None
     starts: int = 1
     moves_alone: bool = False
+
+
+def beside_model(
+    init: Callable[[Params], State],
+    direction: Direction = add,
+    moved: Callable[[State, Params], State] = with_params,
+) -> OnServer:
+    """A server that keeps the model as `params` of a NamedTuple, and more beside it.
+
+    Args:
+        init: (params) -> the first state.
+        direction: The direction along which the model moves.
+        moved: As :class:`Direction` has it.
+
+    Returns:
+        What the server does.
+
+    Example:
+        >>> class State(NamedTuple):
+        ...     params: Params
+        ...     last: Params
+        >>> along = lambda state, mean, hparams: (mean, state._replace(last=mean))
+        >>> server = beside_model(lambda params: State(params, zeros(params)), Direction(along))
+        >>> server.update(server.init(jnp.ones(1)), jnp.ones(1), {}).params.tolist()
+        [2.0]
+    """
+    return OnServer(replace(direction, model=params_of, moved=moved), init, params_of)
 
 
 class First(NamedTuple):

@@ -6,37 +6,19 @@ round; both begin from what it had before, so the order does not matter. Here bo
 number of steps on the same mini-batches.
 """
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    OnClient,
-    Own,
-    Personal,
-    check_hparam,
-    own_or,
-    same_own,
-    trained,
-    untrained,
-)
+from fedprox.algorithms import base
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-def near_global(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def near_global(state: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(v) + (lambda / 2) ||v - w^t||^2, from v_k; w^t if the client has no model of its own."""
-    return Subproblem(own_or(context.state, state), mu=hparams["lam"], anchor=state)
+    return Subproblem(base.own_or(context.state, state), mu=hparams["lam"], anchor=state)
 
 
-def keep(state: Own, solved: Params) -> Own:
-    """The client's next own model is the solution."""
-    del state
-    return trained(solved)
-
-
-def ditto(lam: HParam) -> Algorithm:
+def ditto(lam: HParam) -> base.Algorithm:
     r"""Ditto: each client has a model of its own, drawn towards the global model.
 
     The global model :math:`w^t` is that of FedAvg with the partial work of stragglers. Client
@@ -66,11 +48,15 @@ def ditto(lam: HParam) -> Algorithm:
         Li et al., `Ditto: Fair and Robust Federated Learning Through Personalization
         <https://arxiv.org/abs/2012.04221>`_, ICML 2021, Algorithm 1.
     """
-    return Algorithm(
+    return base.Algorithm(
         "ditto",
         local_loss,
-        hparams={"lam": check_hparam("ditto: lam", lam)},
+        hparams={"lam": base.check_hparam("ditto: lam", lam)},
         stragglers="keep",
-        personal=Personal(own=same_own, subproblem=near_global, keep=keep),
-        client=OnClient(state=untrained),
+        personal=base.Personal(
+            own=lambda own, _: own,
+            subproblem=near_global,
+            keep=lambda _, solved: base.trained(solved),
+        ),
+        client=base.OnClient(state=base.untrained),
     )

@@ -6,66 +6,39 @@ of the u_k is mean w_k - h / alpha. With some of the clients the two differ, sin
 mean w_k of these alone. Clients start from w^t, as FedDyn's do.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add_scaled,
-    check_hparam,
-    local_update,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-class ClientState(NamedTuple):
-    """The client's last w_k, at first w^0, and its dual variable lambda_k, at first 0."""
-
-    params: Params
-    dual: Params
-
-
-class Message(NamedTuple):
-    """The changes of w_k and of lambda_k / rho, which is w_k - w^t."""
-
-    change: Params
-    step: Params
-
-
-def augmented(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def augmented(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + <lambda_k, w> + (rho / 2) ||w - w^t||^2, from w^t."""
-    return Subproblem(params, hparams["rho"], params, linear=context.state.dual)
+    _, dual = context.state
+    return Subproblem(params, hparams["rho"], params, linear=dual)
 
 
 def message(
-    params: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Message, ClientState]:
-    """lambda_k <- lambda_k + rho (w_k - w^t); send the change of u_k."""
+    params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[base.Pair, base.Pair]:
+    """Send the changes of w_k and of lambda_k / rho, which is w_k - w^t; keep w_k and lambda_k."""
     del params
-    step = local_update(solution)
-    change = jax.tree.map(jnp.subtract, solution.params, context.state.params)
-    dual = add_scaled(context.state.dual, hparams["rho"], step)
-    return Message(change, step), ClientState(solution.params, dual)
+    last, dual = context.state
+    step = base.local_update(solution)
+    change = jax.tree.map(jnp.subtract, solution.params, last)
+    return (change, step), (solution.params, base.add_scaled(dual, hparams["rho"], step))
 
 
-def update(params: Params, mean: Message, hparams: HParams) -> Params:
+def update(params: Params, mean: base.Pair, hparams: base.HParams) -> Params:
     """w^{t+1} = w^t + eta_g mean_k (change of u_k)."""
-    change = jax.tree.map(jnp.add, mean.change, mean.step)
-    return add_scaled(params, hparams["server_learning_rate"], change)
+    return base.add_scaled(params, hparams["server_learning_rate"], jax.tree.map(jnp.add, *mean))
 
 
-def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> Algorithm:
+def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> base.Algorithm:
     r"""FedADMM: each client keeps a dual variable and minimizes its augmented Lagrangian.
 
     Client :math:`k` keeps :math:`\lambda_k`, at first zero, and its last :math:`w_k`, at first the
@@ -104,9 +77,9 @@ def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> Algorithm:
         Heterogeneity <https://arxiv.org/abs/2204.03529>`_, ICDE 2022; and Zhang et al., `FedPD
         <https://arxiv.org/abs/2005.11418>`_, IEEE Transactions on Signal Processing, 2021.
     """
-    rates = check_hparam("fedadmm: server_learning_rate", server_learning_rate, positive=True)
-    rhos = check_hparam("fedadmm: rho", rho, positive=True)
-    return Algorithm(
+    rates = base.check_hparam("fedadmm: server_learning_rate", server_learning_rate, positive=True)
+    rhos = base.check_hparam("fedadmm: rho", rho, positive=True)
+    return base.Algorithm(
         "fedadmm",
         augmented,
         hparams={"rho": rhos, "server_learning_rate": rates},
@@ -116,11 +89,11 @@ def fedadmm(rho: HParam, *, server_learning_rate: HParam = 1.0) -> Algorithm:
             "server": "its model follows the mean of all w_k + lambda_k / rho",
             "average": "server_learning_rate is a share of clients, each of which counts once",
         },
-        client=OnClient(
-            state=lambda params: ClientState(params, zeros(params)),
+        client=base.OnClient(
+            state=lambda params: (params, base.zeros(params)),
             message=message,
             # without the change since the client last took part, which may be long ago
-            size=lambda sent: optax.tree.norm(sent.step),
+            size=lambda sent: optax.tree.norm(sent[1]),
         ),
-        server=OnServer(update=update),
+        server=base.OnServer(update=update),
     )

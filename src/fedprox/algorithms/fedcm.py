@@ -11,23 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    ROUNDING,
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Direction,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    check_hparam,
-    local_update,
-    params_of,
-    plain_sgd,
-    with_params,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require
 from fedprox.model import Params
 from fedprox.precision import real_type
@@ -42,14 +26,7 @@ class State(NamedTuple):
     direction: Params
 
 
-class Message(NamedTuple):
-    """The update w_k - w^t and the steps K_k."""
-
-    update: Params
-    steps: jax.Array
-
-
-def with_direction(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+def with_direction(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + (1 / alpha - 1) <Delta^t, w>, from w^t."""
     del context
     weight = 1 / hparams["alpha"] - 1
@@ -57,33 +34,35 @@ def with_direction(state: State, hparams: HParams, context: ClientContext) -> Su
 
 
 def message(
-    state: State, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Message, ClientState]:
-    """Send w_k - w^t and the steps."""
+    state: State, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[base.Numbered, base.ClientState]:
+    """Send w_k - w^t and the steps K_k."""
     del state, hparams
-    return Message(local_update(solution), solution.steps.astype(real_type())), context.state
+    return (base.local_update(solution), solution.steps.astype(real_type())), context.state
 
 
-def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
+def possible(hparams: base.HParams, mean: base.Numbered, most: jax.Array) -> jax.Array:
     """No client takes less than no steps, or more than the most."""
     del hparams
-    return ~((mean.steps < 0) | (mean.steps > (1 + ROUNDING) * steps))
+    _, steps = mean
+    return ~((steps < 0) | (steps > (1 + base.ROUNDING) * most))
 
 
-def along(state: State, mean: Message, hparams: HParams) -> tuple[Params, State]:
+def along(state: State, mean: base.Numbered, hparams: base.HParams) -> tuple[Params, State]:
     """The mean update; divided by its steps it is the next Delta."""
-    length = mean.steps * hparams["learning_rate"]
+    update, steps = mean
+    length = steps * hparams["learning_rate"]
     scale = -hparams["alpha"] / jnp.where(length > 0, length, 1)
     direction = jax.tree.map(
         # nobody has taken a step
         lambda last, d: jnp.where(length > 0, scale * d, last),
         state.direction,
-        mean.update,
+        update,
     )
-    return mean.update, state._replace(direction=direction)
+    return update, state._replace(direction=direction)
 
 
-def fedcm(alpha: HParam) -> Algorithm:
+def fedcm(alpha: HParam) -> base.Algorithm:
     r"""FedCM: local steps follow the server's last direction beside their own gradient.
 
     The server keeps :math:`\Delta^t`, at first zero. With a mini-batch :math:`z` a step of client
@@ -125,9 +104,10 @@ def fedcm(alpha: HParam) -> Algorithm:
         Xu et al., `FedCM: Federated Learning with Client-level Momentum
         <https://arxiv.org/abs/2106.10874>`_, 2021, Algorithm 1.
     """
-    alphas = check_hparam("fedcm: alpha", alpha, positive=True)
+    alphas = base.check_hparam("fedcm: alpha", alpha, positive=True)
     require(max(alphas) <= 1, f"fedcm: alpha = {max(alphas)}; it must be at most 1")
-    return Algorithm(
+    needs = "fedcm needs solver.optimizer = sgd without options, whose steps it counts"
+    return base.Algorithm(
         "fedcm",
         with_direction,
         hparams={"alpha": alphas},
@@ -135,19 +115,14 @@ def fedcm(alpha: HParam) -> Algorithm:
         average="clients",
         communication=1.5,
         not_private="a message holds the number of a client's steps beside its update",
-        client=OnClient(
-            solver=plain_sgd(
-                "fedcm needs solver.optimizer = sgd without options, whose steps it counts"
-            ),
-            message=message,
-            size=lambda sent: optax.tree.norm(sent.update),
+        client=base.OnClient(
+            message,
+            solver=base.plain_sgd(needs),
+            size=lambda sent: optax.tree.norm(sent[0]),
             possible=possible,
         ),
-        server=OnServer(
-            init=lambda params: State(params, zeros(params)),
-            update=Direction(
-                along, model=params_of, moved=with_params, sent=lambda message: message.update
-            ),
-            params=params_of,
+        server=base.beside_model(
+            lambda params: State(params, base.zeros(params)),
+            base.Direction(along, sent=lambda sent: sent[0]),
         ),
     )

@@ -6,25 +6,13 @@ second exchange, is not counted. The authors' code draws both cohorts with one s
 them equal, and counts one exchange.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.adaptive import ADAPTIVE_MU
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    First,
-    HParams,
-    OnServer,
-    add,
-    check_hparam,
-    params_of,
-    with_params,
-    zeros,
-)
+from fedprox.algorithms import base
+from fedprox.algorithms.fedprox import ADAPTIVE_MU
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
@@ -37,24 +25,19 @@ class State(NamedTuple):
     gradient: Params
 
 
-def init(params: Params) -> State:
-    """The first state; every round's exchange replaces the gradient before it is read."""
-    return State(params, zeros(params))
-
-
-def exchange(state: State, gradient: Params, hparams: HParams) -> State:
+def exchange(state: State, gradient: Params, hparams: base.HParams) -> State:
     """Store g^t."""
     del hparams
     return state._replace(gradient=gradient)
 
 
-def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+def corrected(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + <g^t - grad F_k(w^t), w> + (mu / 2) ||w - w^t||^2, from w^t."""
     linear = jax.tree.map(jnp.subtract, state.gradient, context.gradient)
     return Subproblem(state.params, mu=hparams["mu"], anchor=state.params, linear=linear)
 
 
-def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
+def feddane(mu: HParam, *, adapt: bool = False) -> base.Algorithm:
     r"""FedDANE: a proximal term and a correction by the gradient of another cohort.
 
     A first cohort :math:`S'_t` sends its gradients, whose weighted mean is :math:`g^t`. Client
@@ -68,8 +51,8 @@ def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
 
     Args:
         mu: Proximal weight, at least 0. A sequence sweeps over its values.
-        adapt: Whether mu follows the training loss, starting from the value given; see
-            `fedprox.algorithms.adaptive`.
+        adapt: Whether mu follows the training loss, starting from the value given, as in
+            :func:`fedprox.fedprox`.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.
@@ -87,15 +70,13 @@ def feddane(mu: HParam, *, adapt: bool = False) -> Algorithm:
         Asilomar 2019; and Li et al., `Federated Optimization in Heterogeneous Networks
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix B.
     """
-    return Algorithm(
+    return base.Algorithm(
         "feddane",
         corrected,
-        hparams={"mu": check_hparam("feddane: mu", mu)},
+        hparams={"mu": base.check_hparam("feddane: mu", mu)},
         stragglers="keep",
         communication=2,
         adapt=ADAPTIVE_MU if adapt else None,
-        server=OnServer(
-            init=init, update=replace(add, model=params_of, moved=with_params), params=params_of
-        ),
-        first=First(gradient=True, exchange=exchange),
+        server=base.beside_model(lambda params: State(params, base.zeros(params))),
+        first=base.First(gradient=True, exchange=exchange),
     )

@@ -10,22 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Direction,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add_scaled,
-    check_hparam,
-    local_update,
-    params_of,
-    plain_sgd,
-    with_params,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
@@ -39,53 +24,42 @@ class State(NamedTuple):
     change: Params
 
 
-class Own(NamedTuple):
-    """A client's drift h_k, and its last change r_k for each step and unit of learning rate."""
-
-    drift: Params
-    change: Params
-
-
-def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+def corrected(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(w) + (alpha / 2) ||w + h_k - w^t||^2 + <r_k - r, w>, from w^t."""
-    own: Own = context.state
+    drift, change = context.state
     return Subproblem(
         state.params,
         mu=hparams["alpha"],
-        anchor=jax.tree.map(jnp.subtract, state.params, own.drift),
-        linear=jax.tree.map(jnp.subtract, own.change, state.change),
+        anchor=jax.tree.map(jnp.subtract, state.params, drift),
+        linear=jax.tree.map(jnp.subtract, change, state.change),
     )
 
 
 def message(
-    state: State, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[tuple[Params, Params], Own]:
-    """Send w_k - w^t and the change of r_k; h_k grows by w_k - w^t."""
+    state: State, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[base.Pair, base.Pair]:
+    """Send w_k - w^t and the change of r_k; keep h_k, which grows by w_k - w^t, and r_k."""
     del state
-    own, step = context.state, local_update(solution)
+    (drift, last), step = context.state, base.local_update(solution)
     length = solution.steps * hparams["learning_rate"]
     change = jax.tree.map(
         # a client without steps has computed no gradient
         lambda r, s: jnp.where(length > 0, s / jnp.where(length > 0, length, 1) - r, 0),
-        own.change,
+        last,
         step,
     )
-    after = Own(add_scaled(own.drift, 1, step), add_scaled(own.change, 1, change))
-    return (step, change), after
+    return (step, change), (base.add_scaled(drift, 1, step), base.add_scaled(last, 1, change))
 
 
-def along(state: State, mean: tuple[Params, Params], hparams: HParams) -> tuple[Params, State]:
+def along(state: State, mean: base.Pair, hparams: base.HParams) -> tuple[Params, State]:
     """The mean of w_k - w^t plus h, once the means over all clients follow the cohort's."""
     step, change = mean
-    drift = add_scaled(state.drift, hparams["participation"], step)
-    after = add_scaled(state.change, hparams["participation"], change)
-    return add_scaled(step, 1, drift), State(state.params, drift, after)
+    drift = base.add_scaled(state.drift, hparams["participation"], step)
+    after = base.add_scaled(state.change, hparams["participation"], change)
+    return base.add_scaled(step, 1, drift), State(state.params, drift, after)
 
 
-SERVER = Direction(along, model=params_of, moved=with_params)
-
-
-def feddc(alpha: HParam) -> Algorithm:
+def feddc(alpha: HParam) -> base.Algorithm:
     r"""FedDC: local drift is decoupled from the model, and corrected when models are averaged.
 
     Client :math:`k` keeps its drift :math:`h_k` and its last change :math:`r_k`, the server their
@@ -122,23 +96,20 @@ def feddc(alpha: HParam) -> Algorithm:
         Gao et al., `FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
         Correction <https://arxiv.org/abs/2203.11751>`_, CVPR 2022, Algorithm 1.
     """
-    return Algorithm(
+    needs = "feddc needs solver.optimizer = sgd without options, whose steps its correction counts"
+    return base.Algorithm(
         "feddc",
         corrected,
-        hparams={"alpha": check_hparam("feddc: alpha", alpha, positive=True)},
+        hparams={"alpha": base.check_hparam("feddc: alpha", alpha, positive=True)},
         stragglers="keep",
         communication=2,
-        client=OnClient(
-            solver=plain_sgd(
-                "feddc needs solver.optimizer = sgd without options, whose steps its correction "
-                "counts"
-            ),
-            state=lambda params: Own(zeros(params), zeros(params)),
-            message=message,
+        client=base.OnClient(
+            message,
+            state=lambda params: (base.zeros(params), base.zeros(params)),
+            solver=base.plain_sgd(needs),
         ),
-        server=OnServer(
-            init=lambda params: State(params, zeros(params), zeros(params)),
-            update=SERVER,
-            params=params_of,
+        server=base.beside_model(
+            lambda params: State(params, base.zeros(params), base.zeros(params)),
+            base.Direction(along),
         ),
     )

@@ -12,20 +12,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add,
-    add_scaled,
-    check_hparam,
-    local_update,
-    params_of,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
@@ -38,20 +25,15 @@ class State(NamedTuple):
     h: Params
 
 
-def init(params: Params) -> State:
-    """The first state: h = 0."""
-    return State(params, zeros(params))
-
-
-def update(state: State, mean: Params, hparams: HParams) -> State:
+def update(state: State, mean: Params, hparams: base.HParams) -> State:
     """Equation of the server: w^{t+1} = mean_k w_k - h / alpha, with mean = mean_k (w_k - w^t)."""
     alpha = hparams["alpha"]
-    h = add_scaled(state.h, -alpha * hparams["participation"], mean)
-    averaged = add(state.params, mean, hparams)
-    return State(add_scaled(averaged, -1 / alpha, h), h)
+    h = base.add_scaled(state.h, -alpha * hparams["participation"], mean)
+    averaged = base.add(state.params, mean, hparams)
+    return State(base.add_scaled(averaged, -1 / alpha, h), h)
 
 
-def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
+def feddyn(alpha: HParam, *, balance: bool = False) -> base.Algorithm:
     r"""FedDyn: a dynamic regularizer that aligns the clients' optima with the global one.
 
     Client :math:`k` keeps :math:`g_k` and the server :math:`h`, all zero at first. The client
@@ -91,26 +73,26 @@ def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, Algorithm 1 and equations 1 and 2.
     """
 
-    def alpha_of(hparams: HParams, context: ClientContext) -> jax.Array:
+    def alpha_of(hparams: base.HParams, context: base.ClientContext) -> jax.Array:
         return hparams["alpha"] / context.relative_size if balance else hparams["alpha"]
 
-    def regularised(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+    def regularised(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
         """Equation 1: h_k(w) = F_k(w) - <g_k, w> + (alpha / 2) ||w - w^t||^2, from w^t."""
         linear = jax.tree.map(lambda g: -g, context.state)
         return Subproblem(state.params, alpha_of(hparams, context), state.params, linear)
 
     def message(
-        state: State, hparams: HParams, context: ClientContext, solution: Solution
+        state: State, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
     ) -> tuple[Params, Params]:
         """Send w_k - w^t; the next g_k is g_k - alpha (w_k - w^t) (equation 2)."""
         del state
-        step = local_update(solution)
-        return step, add_scaled(context.state, -alpha_of(hparams, context), step)
+        step = base.local_update(solution)
+        return step, base.add_scaled(context.state, -alpha_of(hparams, context), step)
 
-    return Algorithm(
+    return base.Algorithm(
         "feddyn",
         regularised,
-        hparams={"alpha": check_hparam("feddyn: alpha", alpha, positive=True)},
+        hparams={"alpha": base.check_hparam("feddyn: alpha", alpha, positive=True)},
         stragglers="keep",
         variant="balanced" if balance else "",
         average="clients",
@@ -118,6 +100,10 @@ def feddyn(alpha: HParam, *, balance: bool = False) -> Algorithm:
             "server": "its model is the one that the clients' mean and h determine",
             "average": "h is the plain mean of the g_k; balance = True minimizes the mean by rows",
         },
-        server=OnServer(init=init, update=update, params=params_of),
-        client=OnClient(state=zeros, message=message, keeps_sent=True),
+        server=base.OnServer(
+            init=lambda params: State(params, base.zeros(params)),
+            update=update,
+            params=base.params_of,
+        ),
+        client=base.OnClient(state=base.zeros, message=message, keeps_sent=True),
     )

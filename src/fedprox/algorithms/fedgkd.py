@@ -1,22 +1,11 @@
 """FedGKD (Yao et al. 2021): clients distil from the mean of the server's last models."""
 
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    HParams,
-    OnClient,
-    OnServer,
-    add,
-    check_hparam,
-    params_of,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require, require_whole
 from fedprox.model import Model, Params, cross_entropy
 from fedprox.solver import HParam
@@ -32,32 +21,26 @@ class State(NamedTuple):
     round: jax.Array
 
 
-class Given(NamedTuple):
-    """The weight gamma, and the teacher's parameters."""
-
-    gamma: jax.Array
-    teacher: Params
-
-
-def distilled(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+def distilled(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(w) + (gamma / 2) KL(teacher || w), from w^t."""
     del context
-    return Subproblem(state.params, given=Given(hparams["gamma"], state.teacher))
+    return Subproblem(state.params, given=(hparams["gamma"], state.teacher))
 
 
-def distillation(model: Model, params: Params, batch: Batch, given: Given) -> jax.Array:
+def distillation(model: Model, params: Params, batch: base.Batch, given: Any) -> jax.Array:
     """The mini-batch's loss + (gamma / 2) the divergence of its predictions from the teacher's."""
     require(
         model.loss is cross_entropy,
         "fedgkd: the model's loss is not cross-entropy, whose probabilities it distils",
     )
-    theirs = jax.nn.log_softmax(model.apply(given.teacher, batch.x))
+    gamma, teacher = given
+    theirs = jax.nn.log_softmax(model.apply(teacher, batch.x))
     ours = jax.nn.log_softmax(batch.outputs(model, params))
     each = jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
     known, positions = batch.y >= 0, tuple(range(1, batch.y.ndim))
     summed = jnp.sum(jnp.where(known, each, 0), axis=positions)
     divergence = summed / jnp.maximum(jnp.sum(known, axis=positions), 1)
-    return batch.loss(model, params) + given.gamma / 2 * batch.mean(divergence)
+    return batch.loss(model, params) + gamma / 2 * batch.mean(divergence)
 
 
 def moved(state: State, params: Params) -> State:
@@ -75,7 +58,7 @@ def moved(state: State, params: Params) -> State:
     return State(params, jax.tree.map(mean_of, past), past, now)
 
 
-def fedgkd(gamma: HParam, *, models: int = 1) -> Algorithm:
+def fedgkd(gamma: HParam, *, models: int = 1) -> base.Algorithm:
     r"""FedGKD: clients distil from the server's last models while they train.
 
     Client :math:`k` approximately minimizes the mean, over its rows, of their cross-entropy and
@@ -115,15 +98,13 @@ def fedgkd(gamma: HParam, *, models: int = 1) -> Algorithm:
 
         return State(params, params, jax.tree.map(first, params), jnp.int32(0))
 
-    return Algorithm(
+    return base.Algorithm(
         "fedgkd",
         distilled,
-        hparams={"gamma": check_hparam("fedgkd: gamma", gamma)},
+        hparams={"gamma": base.check_hparam("fedgkd: gamma", gamma)},
         stragglers="drop",
         variant="" if models == 1 else f"M={models}",
         communication=1 if models == 1 else 1.5,
-        client=OnClient(objective=distillation),
-        server=OnServer(
-            init=init, update=replace(add, model=params_of, moved=moved), params=params_of
-        ),
+        client=base.OnClient(objective=distillation),
+        server=base.beside_model(init, moved=moved),
     )

@@ -7,15 +7,7 @@ local steps push their logits down less.
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    First,
-    HParams,
-    OnClient,
-    check_hparam,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require
 from fedprox.model import Model, Params, cross_entropy, losses_of
 from fedprox.solver import HParam
@@ -25,15 +17,16 @@ NEVER = 1e9
 """A margin with which a class has no probability, and no gradient."""
 
 
-def calibrated(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def by_counts(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(w) with outputs less tau n_kc^(-1/4) for class c, from w^t."""
     counts = context.labels
-    assert counts is not None
     margins = hparams["tau"] * jnp.maximum(counts, 1) ** -0.25
     return Subproblem(params, given=jnp.where(counts > 0, margins, NEVER))
 
 
-def calibrated_loss(model: Model, params: Params, batch: Batch, margins: jax.Array) -> jax.Array:
+def calibrated_loss(
+    model: Model, params: Params, batch: base.Batch, margins: jax.Array
+) -> jax.Array:
     """The model's cross-entropy, of calibrated logits."""
     require(
         model.loss is cross_entropy,
@@ -43,7 +36,7 @@ def calibrated_loss(model: Model, params: Params, batch: Batch, margins: jax.Arr
     return batch.mean(losses_of(model, logits, batch.y))
 
 
-def fedlc(tau: HParam) -> Algorithm:
+def fedlc(tau: HParam) -> base.Algorithm:
     r"""FedLC: a cross-entropy whose logits are calibrated by the client's label counts.
 
     With :math:`n_{kc}` labels of class :math:`c` among its training rows, client :math:`k`
@@ -74,11 +67,11 @@ def fedlc(tau: HParam) -> Algorithm:
         Zhang et al., `Federated Learning with Label Distribution Skew via Logits Calibration
         <https://arxiv.org/abs/2209.00189>`_, ICML 2022, section 4.
     """
-    return Algorithm(
+    return base.Algorithm(
         "fedlc",
-        calibrated,
-        hparams={"tau": check_hparam("fedlc: tau", tau, positive=True)},
+        by_counts,
+        hparams={"tau": base.check_hparam("fedlc: tau", tau, positive=True)},
         stragglers="drop",
-        first=First(labels=True),
-        client=OnClient(objective=calibrated_loss),
+        first=base.First(labels=True),
+        client=base.OnClient(objective=calibrated_loss),
     )

@@ -5,38 +5,18 @@ A client's w^t - w_k is the learning rate times a weighted sum of the gradients 
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    ROUNDING,
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Direction,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    check_hparam,
-    local_update,
-)
+from fedprox.algorithms import base
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.algorithms.fedprox import proximal
 from fedprox.errors import require, require_number
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.solver import HParam, Solver
-
-
-class Message(NamedTuple):
-    """The normalized update d_k and its length ||a_k||_1."""
-
-    direction: Params
-    length: jax.Array
 
 
 def geometric(x: jax.Array, steps: jax.Array) -> jax.Array:
@@ -46,13 +26,14 @@ def geometric(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(y == 0, steps, -jnp.expm1(exponent) / jnp.where(y == 0, 1, y))
 
 
-def along(params: Params, mean: Message, hparams: HParams) -> tuple[Params, Params]:
+def along(params: Params, mean: base.Numbered, hparams: base.HParams) -> tuple[Params, Params]:
     """-(sum_k p_k ||a_k||_1) sum_k p_k d_k."""
     del hparams
-    return optax.tree.scale(-mean.length, mean.direction), params
+    direction, length = mean
+    return optax.tree.scale(-length, direction), params
 
 
-def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
+def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> base.Algorithm:
     r"""FedNova: updates are divided by the clients' local steps before they are averaged.
 
     Client :math:`k` takes :math:`\tau_k` steps of SGD with learning rate :math:`\eta` on
@@ -85,7 +66,7 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
         Wang et al., `Tackling the Objective Inconsistency Problem in Heterogeneous Federated
         Optimization <https://arxiv.org/abs/2007.07481>`_, NeurIPS 2020.
     """
-    mus = check_hparam("fednova: mu", mu)
+    mus = base.check_hparam("fednova: mu", mu)
     require_number("fednova: momentum", momentum)
     require(momentum < 1, f"fednova: momentum = {momentum}; it must be below 1")
     require(not momentum or not any(mus), "fednova: mu and momentum: one of them must be 0")
@@ -96,7 +77,7 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
         sgd = functools.partial(optax.sgd, momentum=momentum) if momentum else optax.sgd
         return solver.changed(optimizer=sgd)
 
-    def length_of(hparams: HParams, steps: jax.Array) -> jax.Array:
+    def length_of(hparams: base.HParams, steps: jax.Array) -> jax.Array:
         """||a_k||_1, which grows with the steps."""
         length = steps.astype(real_type())
         if any(mus):
@@ -106,32 +87,32 @@ def fednova(mu: HParam = 0.0, momentum: float = 0.0) -> Algorithm:
             length = (length - momentum * powers) / (1 - momentum)
         return length
 
-    def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
-        most = (1 + ROUNDING) * length_of(hparams, steps)
-        return ~((mean.length < 0) | (mean.length > most))
+    def possible(hparams: base.HParams, mean: base.Numbered, steps: jax.Array) -> jax.Array:
+        _, length = mean
+        return ~((length < 0) | (length > (1 + base.ROUNDING) * length_of(hparams, steps)))
 
     def message(
-        params: Params, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Message, ClientState]:
+        params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[base.Numbered, base.ClientState]:
         """Send d_k and ||a_k||_1, both 0 for a client without steps."""
         del params
         length = length_of(hparams, solution.steps)
         scale = -1 / jnp.where(length > 0, length, 1)
-        direction = jax.tree.map(lambda step: scale * step, local_update(solution))
-        return Message(direction, length), context.state
+        direction = jax.tree.map(lambda step: scale * step, base.local_update(solution))
+        return (direction, length), context.state
 
-    return Algorithm(
+    return base.Algorithm(
         "fednova",
         proximal if any(mus) else local_loss,
         hparams={"mu": mus} if any(mus) else {},
         stragglers="keep",
         variant=f"momentum={momentum:g}" if momentum else "",
         not_private="a message holds the length of a client's work beside its update",
-        client=OnClient(
+        client=base.OnClient(
+            message,
             solver=local,
-            message=message,
-            size=lambda sent: optax.tree.norm(sent.direction),
+            size=lambda sent: optax.tree.norm(sent[0]),
             possible=possible,
         ),
-        server=OnServer(update=Direction(along)),
+        server=base.OnServer(update=base.Direction(along)),
     )

@@ -4,35 +4,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    HParams,
-    OnClient,
-    add_scaled,
-    check_hparam,
-)
+from fedprox.algorithms import base
 from fedprox.model import Model, Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-def sharp(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def sharp(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """Max over ||e|| <= rho of F_k(w + e), to first order, from w^t."""
     del context
     return Subproblem(params, given=hparams["rho"])
 
 
-def perturbed(model: Model, params: Params, batch: Batch, rho: jax.Array) -> jax.Array:
+def perturbed(model: Model, params: Params, batch: base.Batch, rho: jax.Array) -> jax.Array:
     """The loss at w + rho g / ||g||, with the gradient g of the mini-batch at w held fixed."""
     gradient = jax.lax.stop_gradient(jax.grad(lambda w: batch.loss(model, w))(params))
     norm = optax.tree.norm(gradient)
     scale = rho / jnp.where(norm > 0, norm, 1)
-    return batch.loss(model, add_scaled(params, scale, gradient))
+    return batch.loss(model, base.add_scaled(params, scale, gradient))
 
 
-def fedsam(rho: HParam) -> Algorithm:
+def fedsam(rho: HParam) -> base.Algorithm:
     r"""FedSAM: local steps take their gradient where the loss nearby is about the largest.
 
     On a mini-batch :math:`z`, client :math:`k` steps along
@@ -60,10 +52,10 @@ def fedsam(rho: HParam) -> Algorithm:
         Qu et al., `Generalized Federated Learning via Sharpness Aware Minimization
         <https://arxiv.org/abs/2206.02618>`_, ICML 2022, Algorithm 1.
     """
-    return Algorithm(
+    return base.Algorithm(
         "fedsam",
         sharp,
-        hparams={"rho": check_hparam("fedsam: rho", rho)},
+        hparams={"rho": base.check_hparam("fedsam: rho", rho)},
         stragglers="drop",
-        client=OnClient(objective=perturbed, whole_batches=True),
+        client=base.OnClient(objective=perturbed, whole_batches=True),
     )

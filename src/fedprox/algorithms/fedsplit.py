@@ -5,60 +5,36 @@ A.4. With full participation both means of the server agree. At a fixed point w_
 so the clients' gradients at x sum to zero.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add,
-    add_scaled,
-    check_hparam,
-    local_update,
-    same_params,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require_one_of
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-class Message(NamedTuple):
-    """The client's next z_k, as differences from the server's x^t and from the last z_k.
-
-    Attributes:
-        ahead: z_k' - x^t.
-        step: z_k' - z_k = 2 (w_k - x^t).
-    """
-
-    ahead: Params
-    step: Params
-
-
-def reflected(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def reflected(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + (1 / 2s) ||w - (2 x^t - z_k)||^2, from x^t."""
     anchor = jax.tree.map(lambda x, z: 2 * x - z, params, context.state)
     return Subproblem(params, mu=1 / hparams["step_size"], anchor=anchor)
 
 
 def message(
-    params: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Message, Params]:
-    """The client's next state is z_k' = z_k + 2 (w_k - x^t), which it also sends."""
+    params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[base.Pair, Params]:
+    """Keep z_k' = z_k + 2 (w_k - x^t), and send z_k' - x^t and z_k' - z_k."""
     del hparams
-    step = jax.tree.map(lambda a: 2 * a, local_update(solution))
+    step = jax.tree.map(lambda a: 2 * a, base.local_update(solution))
     z = jax.tree.map(jnp.add, context.state, step)
-    return Message(jax.tree.map(jnp.subtract, z, params), step), z
+    return (jax.tree.map(jnp.subtract, z, params), step), z
 
 
-def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active") -> Algorithm:
+def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active") -> base.Algorithm:
     r"""FedSplit: operator splitting, with a reflected proximal step on each client.
 
     Client :math:`k` keeps :math:`z_k`, at first the initial parameters. With the server's
@@ -94,16 +70,17 @@ def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active")
     """
     require_one_of("fedsplit: average", average, ("all", "active"))
 
-    def update(params: Params, mean: Message, hparams: HParams) -> Params:
+    def update(params: Params, mean: base.Pair, hparams: base.HParams) -> Params:
         """The next x, given the means over the cohort."""
+        ahead, step = mean
         if average == "active":
-            return add(params, mean.ahead, hparams)
-        return add_scaled(params, hparams["participation"], mean.step)
+            return base.add(params, ahead, hparams)
+        return base.add_scaled(params, hparams["participation"], step)
 
-    return Algorithm(
+    return base.Algorithm(
         "fedsplit",
         reflected,
-        hparams={"step_size": check_hparam("fedsplit: step_size", step_size, positive=True)},
+        hparams={"step_size": base.check_hparam("fedsplit: step_size", step_size, positive=True)},
         stragglers="keep",
         variant=average,
         average="clients",
@@ -111,11 +88,11 @@ def fedsplit(step_size: HParam, *, average: Literal["all", "active"] = "active")
             "server": "its model is the mean of the z_k",
             "average": "its model is the plain mean of the z_k",
         },
-        client=OnClient(
-            state=same_params,
+        client=base.OnClient(
+            state=base.same_params,
             message=message,
             # without z_k, which is w^0 until the client has taken part
-            size=lambda message: optax.tree.norm(message.step),
+            size=lambda sent: optax.tree.norm(sent[1]),
         ),
-        server=OnServer(update=update),
+        server=base.OnServer(update=update),
     )

@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedprox.algorithms import base
 from fedprox.algorithms import capabilities as needs
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    HParams,
-    Solution,
-    State,
-)
 from fedprox.algorithms.fedavg import fedavg
 from fedprox.errors import require, require_whole, shown
 from fedprox.model import Params
@@ -32,41 +25,21 @@ class Clusters(NamedTuple):
         share: Each cluster's share of the last round's weight, shape (k,).
     """
 
-    states: State
+    states: base.State
     share: jax.Array
 
 
-class Sent(NamedTuple):
-    """What a client sends, or the mean of it.
-
-    Attributes:
-        message: The local method's message at the client's cluster, 0 at others, leaves (k, ...).
-        share: 1 at the client's cluster, 0 at others, shape (k,).
-    """
-
-    message: Any
-    share: jax.Array
-
-
-def nearest(context: ClientContext) -> jax.Array:
+def own_cluster(context: base.ClientContext) -> jax.Array:
     """The cluster whose model has the lowest loss on the client's rows; the first on ties."""
-    assert context.probed is not None
     return jnp.argmin(jnp.where(jnp.isnan(context.probed), jnp.inf, context.probed))
 
 
-def state_of(clusters: Clusters, cluster: jax.Array) -> State:
+def state_of(clusters: Clusters, cluster: jax.Array) -> base.State:
     """The local method's state in a cluster."""
     return jax.tree.map(lambda a: a[cluster], clusters.states)
 
 
-REFUSED = (
-    *(needs.POOLED, needs.EVERYONE, needs.GRADIENT, needs.LOSS, needs.ADAPTS),
-    *(needs.PROBES, needs.OWN_MODELS, needs.REMEMBERS, needs.EVALUATES),
-)
-"""What a method inside a cluster cannot have: it meets one of several models."""
-
-
-def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
+def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
     r"""IFCA: each client trains the one of k models that fits its rows best.
 
     The server sends :math:`w_1^t, \dots, w_k^t`. Client :math:`i` of the cohort measures them on
@@ -110,11 +83,15 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
     require_whole("ifca: k", k)
     inner = fedavg() if local is None else local
     require(
-        isinstance(inner, Algorithm),
+        isinstance(inner, base.Algorithm),
         f"ifca: local = {shown(local)}; it must be a method, such as fedprox.fedavg()",
     )
     instead = "it must be a method such as fedavg, fedprox or feddyn"
-    needs.require_none("ifca: local", inner, REFUSED, instead)
+    refused = (
+        *(needs.POOLED, needs.EVERYONE, needs.GRADIENT, needs.LOSS, needs.ADAPTS),
+        *(needs.PROBES, needs.OWN_MODELS, needs.REMEMBERS, needs.EVALUATES),
+    )
+    needs.require_none("ifca: local", inner, refused, instead)
     count = int(k)
     shown_name = "" if inner.name == "fedavg" else inner.name
 
@@ -123,30 +100,33 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
             starts = jax.tree.map(lambda w: jnp.asarray(w)[None], starts)
         return Clusters(jax.vmap(inner.server.init)(starts), jnp.zeros(count))
 
-    def subproblem(state: Clusters, hparams: HParams, context: ClientContext) -> Subproblem:
+    def subproblem(
+        state: Clusters, hparams: base.HParams, context: base.ClientContext
+    ) -> Subproblem:
         """F_k(w) and the local method's terms, from the w_j^t of the client's cluster."""
-        return inner.subproblem(state_of(state, nearest(context)), hparams, context)
+        return inner.subproblem(state_of(state, own_cluster(context)), hparams, context)
 
     def message(
-        state: Clusters, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Sent, ClientState]:
-        cluster = nearest(context)
+        state: Clusters, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[tuple[Any, jax.Array], base.ClientState]:
+        """Send the local method's message and 1 at the client's cluster, 0 at the others."""
+        cluster = own_cluster(context)
         sent, own = inner.client.message(state_of(state, cluster), hparams, context, solution)
         chosen = jax.nn.one_hot(cluster, count)
         placed = jax.tree.map(lambda m: jax.vmap(lambda c: c.astype(m.dtype) * m)(chosen), sent)
-        return Sent(placed, chosen), own
+        return (placed, chosen), own
 
-    def size(sent: Sent) -> jax.Array:
-        return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent.message))
+    def size(sent: tuple[Any, jax.Array]) -> jax.Array:
+        return inner.client.size(jax.tree.map(lambda m: m.sum(axis=0), sent[0]))
 
-    def update(state: Clusters, mean: Sent, hparams: HParams) -> Clusters:
-        def one(before: State, message: Any, share: jax.Array) -> State:
+    def update(state: Clusters, mean: tuple[Any, jax.Array], hparams: base.HParams) -> Clusters:
+        def one(before: base.State, message: Any, share: jax.Array) -> base.State:
             some = share > 0
             own = jax.tree.map(lambda m: m / jnp.where(some, share, 1).astype(m.dtype), message)
             after = inner.server.update(before, own, hparams)
             return jax.tree.map(lambda a, b: jnp.where(some, a, b), after, before)
 
-        return Clusters(jax.vmap(one)(state.states, *mean), mean.share)
+        return Clusters(jax.vmap(one)(state.states, *mean), mean[1])
 
     def models(state: Clusters) -> Params:
         return jax.vmap(inner.server.params)(state.states)
@@ -165,7 +145,9 @@ def ifca(k: int, *, local: Algorithm | None = None) -> Algorithm:
             starts=count,
             update=update,
             params=lambda state: inner.server.params(state_of(state, jnp.argmax(state.share))),
-            received=lambda state, context: inner.server.params(state_of(state, nearest(context))),
+            received=lambda state, context: inner.server.params(
+                state_of(state, own_cluster(context))
+            ),
         ),
         client=inner.client._replace(message=message, size=size, possible=None),
         first=inner.first._replace(probe=models),

@@ -8,17 +8,7 @@ functions that a transformation changes call the lifted ones; nobody lists those
 from collections.abc import Callable
 from typing import Any
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    HParams,
-    Memory,
-    Message,
-    Solution,
-    State,
-    difference,
-)
+from fedprox.algorithms import base
 from fedprox.model import Params
 
 Lens = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
@@ -29,13 +19,13 @@ FIELD: Lens = lambda outer: outer.state, lambda outer, inner: outer._replace(sta
 
 
 def lift(
-    method: Algorithm,
+    method: base.Algorithm,
     *,
-    server: Callable[[State, Params], Any] | None = None,
-    client: Callable[[ClientState, Params], Any] | None = None,
-    seen: Callable[[Any, ClientContext], State] | None = None,
-    hparams: Callable[[HParams, ClientContext | None], HParams] | None = None,
-) -> Algorithm:
+    server: Callable[[base.State, Params], Any] | None = None,
+    client: Callable[[base.ClientState, Params], Any] | None = None,
+    seen: Callable[[Any, base.ClientContext], base.State] | None = None,
+    hparams: Callable[[base.HParams, base.ClientContext | None], base.HParams] | None = None,
+) -> base.Algorithm:
     """The method inside other states.
 
     An outer state is a NamedTuple whose field `state` is the method's own. Messages are the
@@ -72,21 +62,23 @@ def lift(
     read = seen or (lambda outer, _: inside(outer))
     given = hparams or (lambda hparams, _: hparams)
 
-    def init(params: Params) -> Any:
-        first = method.server.init(params)
-        return server(first, params) if server else first
+    def first(outer: Any, function: Any) -> Any:
+        """A function of params whose state gets another around it."""
 
-    def client_state(params: Params) -> Any:
-        first = method.client.state and method.client.state(params)
-        return client(first, params) if client else first
+        def lifted(params: Params) -> Any:
+            return outer(function and function(params), params)
 
-    def known(context: ClientContext) -> ClientContext:
+        return lifted if outer else function
+
+    def known(context: base.ClientContext) -> base.ClientContext:
         return context._replace(state=own(context.state))
 
     def on_client(function: Any) -> Any:
         """A function of (state, hparams, context, ...)."""
 
-        def lifted(outer: Any, hparams: HParams, context: ClientContext, *more: Any) -> Any:
+        def lifted(
+            outer: Any, hparams: base.HParams, context: base.ClientContext, *more: Any
+        ) -> Any:
             return function(read(outer, context), given(hparams, context), known(context), *more)
 
         lifted.__doc__ = function.__doc__  # the formula of a local problem
@@ -95,7 +87,7 @@ def lift(
     def on_server(function: Any) -> Any:
         """A function of (state, mean, hparams) -> state."""
 
-        def lifted(outer: Any, mean: Any, hparams: HParams) -> Any:
+        def lifted(outer: Any, mean: Any, hparams: base.HParams) -> Any:
             return around(outer, function(inside(outer), mean, given(hparams, None)))
 
         return function and lifted
@@ -107,42 +99,37 @@ def lift(
     def of_state(function: Any) -> Any:
         return function and (lambda outer: function(inside(outer)))
 
+    def of_own(function: Any, put: Any) -> Any:
+        """A function of (client state, params), and what becomes of its result."""
+        return function and (lambda outer, params: put(outer, function(own(outer), params)))
+
     def message(
-        outer: Any, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Message, Any]:
+        outer: Any, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[base.Message, Any]:
         sent, state = on_client(method.client.message)(outer, hparams, context, solution)
         return sent, kept(context.state, state)
-
-    def own_model(outer: Any, params: Params) -> Any:
-        assert method.personal is not None
-        return method.personal.own(own(outer), params)
-
-    def keep(outer: Any, solution: Params) -> Any:
-        assert method.personal is not None
-        assert method.personal.keep is not None
-        return kept(outer, method.personal.keep(own(outer), solution))
 
     memory, personal = method.client.memory, method.personal
     return method._replace(
         subproblem=on_client(method.subproblem),
         personal=personal
         and personal._replace(
-            own=own_model,
+            own=of_own(personal.own, lambda _, model: model),
             subproblem=on_client(personal.subproblem),
-            keep=personal.keep and keep,
+            keep=of_own(personal.keep, kept),
         ),
         server=method.server._replace(
-            init=init,
+            init=first(server, method.server.init),
             received=at_start(method.server.received),
             update=on_server(method.server.update),
             params=of_state(method.server.params),
             evaluated=of_state(method.server.evaluated),
         ),
         client=method.client._replace(
-            state=client_state if client else method.client.state,
+            state=first(client, method.client.state),
             # which reads no state, and by which other parts know that clients send w_k - w^t
-            message=difference if method.client.message is difference else message,
-            memory=memory and Memory(at_start(memory.init), on_client(memory.update)),
+            message=base.difference if method.client.message is base.difference else message,
+            memory=memory and base.Memory(at_start(memory.init), on_client(memory.update)),
         ),
         first=method.first._replace(
             exchange=on_server(method.first.exchange), probe=of_state(method.first.probe)

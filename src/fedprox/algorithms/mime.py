@@ -8,24 +8,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Direction,
-    First,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add_scaled,
-    check_hparam,
-    local_update,
-    params_of,
-    plain_sgd,
-    with_params,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -39,12 +22,14 @@ class State(NamedTuple):
     momentum: Params
 
 
-def exchange(state: State, gradient: Params, hparams: HParams) -> State:
+def exchange(state: State, gradient: Params, hparams: base.HParams) -> State:
     """M^{t+1} = g^t + beta M^t."""
-    return state._replace(momentum=add_scaled(gradient, hparams["beta"], state.momentum))
+    return state._replace(momentum=base.add_scaled(gradient, hparams["beta"], state.momentum))
 
 
-def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = False) -> Algorithm:
+def mime(
+    beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = False
+) -> base.Algorithm:
     r"""Mime: local steps with the server's momentum, and with a correction by the mean gradient.
 
     Clients of the cohort :math:`S_t` send :math:`\nabla F_k(w^t)`, whose plain mean is :math:`g^t`.
@@ -86,20 +71,18 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         Karimireddy et al., `Breaking the Centralized Barrier for Cross-Device Federated Learning
         <https://arxiv.org/abs/2008.03606>`_, NeurIPS 2021, Algorithm 1.
     """
-    betas = check_hparam("mime: beta", beta)
+    betas = base.check_hparam("mime: beta", beta)
     require(max(betas) < 1, f"mime: beta = {max(betas)}; it must be below 1")
     require(
         not (lite and whole_gradients),
         "mime: lite and whole_gradients: one of them must be false; MimeLite corrects nothing",
     )
 
-    def subproblem(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+    def subproblem(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
         """h_k(w) = F_k(w) + <g^t - grad F_k(w^t) + beta M^t, w>, from w^t."""
         if lite:
-            return Subproblem(
-                state.params, linear=optax.tree.scale(hparams["beta"], state.momentum)
-            )
-        assert context.gradient is not None
+            linear = optax.tree.scale(hparams["beta"], state.momentum)
+            return Subproblem(state.params, linear=linear)
         return Subproblem(
             state.params,
             linear=optax.tree.sub(state.momentum, context.gradient),
@@ -107,18 +90,18 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         )
 
     def message(
-        state: State, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[Any, ClientState]:
+        state: State, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[Any, base.ClientState]:
         """Send w_k - w^t, and in MimeLite grad F_k(w^t)."""
         del state, hparams
-        step = local_update(solution)
+        step = base.local_update(solution)
         return (step, context.gradient) if lite else step, context.state
 
-    def along(state: State, mean: Any, hparams: HParams) -> tuple[Params, State]:
+    def along(state: State, mean: Any, hparams: base.HParams) -> tuple[Params, State]:
         """Along the mean update; MimeLite's momentum follows here."""
         return (mean[0], exchange(state, mean[1], hparams)) if lite else (mean, state)
 
-    return Algorithm(
+    return base.Algorithm(
         "mime",
         subproblem,
         hparams={"beta": betas},
@@ -127,18 +110,13 @@ def mime(beta: HParam = 0.9, *, lite: bool = False, whole_gradients: bool = Fals
         average="clients",
         communication=2,
         not_private="" if lite else "one cohort would release gradients and then updates",
-        client=OnClient(
-            solver=plain_sgd("mime needs solver.optimizer = sgd without options"), message=message
+        client=base.OnClient(
+            solver=base.plain_sgd("mime needs solver.optimizer = sgd without options"),
+            message=message,
         ),
-        server=OnServer(
-            init=lambda params: State(params, zeros(params)),
-            update=Direction(
-                along,
-                model=params_of,
-                moved=with_params,
-                sent=lambda message: message[0] if lite else message,
-            ),
-            params=params_of,
+        server=base.beside_model(
+            lambda params: State(params, base.zeros(params)),
+            base.Direction(along, sent=lambda sent: sent[0] if lite else sent),
         ),
-        first=First(gradient=True, exchange=None if lite else exchange, cohort="own"),
+        first=base.First(gradient=True, exchange=None if lite else exchange, cohort="own"),
     )

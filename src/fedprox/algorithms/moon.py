@@ -1,44 +1,22 @@
 """MOON (Li et al. 2021): model-contrastive learning between a client's models and the server's."""
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    HParams,
-    OnClient,
-    Own,
-    Solution,
-    check_hparam,
-    local_update,
-    own_or,
-    trained,
-    untrained,
-)
-from fedprox.errors import require
+from fedprox.algorithms import base
+from fedprox.errors import InputError
 from fedprox.model import Model, Params
 from fedprox.model.rewriting import fast
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-class Given(NamedTuple):
-    """The weight mu, the temperature tau, w^t and the client's last local model."""
-
-    mu: jax.Array
-    tau: jax.Array
-    received: Params
-    last: Params
-
-
-def contrastive(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def contrastive(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(w) + mu times the contrastive loss, from w^t."""
-    last = own_or(context.state, params)
-    return Subproblem(params, given=Given(hparams["mu"], hparams["tau"], params, last))
+    last = base.own_or(context.state, params)
+    return Subproblem(params, given=(hparams["mu"], hparams["tau"], params, last))
 
 
 def similarity(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -48,30 +26,27 @@ def similarity(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a * b, axis=1) / (lengths[0] * lengths[1])
 
 
-def contrastive_loss(model: Model, params: Params, batch: Batch, given: Given) -> jax.Array:
+def contrastive_loss(model: Model, params: Params, batch: base.Batch, given: Any) -> jax.Array:
     """The mini-batch's loss + mu log(1 + exp((sim(z, z_last) - sim(z, z_received)) / tau))."""
-    represent = model.representation
-    require(
-        represent is not None,
-        "moon: the model has no `representation`, (params, x) -> (B, d), which its loss compares",
-    )
-    assert represent is not None
-    models = params, given.received, given.last
-    represent = fast(represent)
-    z, received, last = (represent(model.whole(w), batch.x) for w in models)
-    ahead = (similarity(z, last) - similarity(z, received)) / given.tau
-    return batch.loss(model, params) + given.mu * batch.mean(jax.nn.softplus(ahead))
+    if model.representation is None:
+        what = "`representation`, (params, x) -> (B, d), which its loss compares"
+        raise InputError(f"moon: the model has no {what}")
+    mu, tau, *others = given
+    represent = fast(model.representation)
+    z, received, last = (represent(model.whole(w), batch.x) for w in (params, *others))
+    ahead = (similarity(z, last) - similarity(z, received)) / tau
+    return batch.loss(model, params) + mu * batch.mean(jax.nn.softplus(ahead))
 
 
 def message(
-    params: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Params, Own]:
+    params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[Params, base.Own]:
     """Send w_k - w^t, and keep w_k."""
     del params, hparams, context
-    return local_update(solution), trained(solution.params)
+    return base.local_update(solution), base.trained(solution.params)
 
 
-def moon(mu: HParam, *, tau: HParam = 0.5) -> Algorithm:
+def moon(mu: HParam, *, tau: HParam = 0.5) -> base.Algorithm:
     r"""MOON: representations stay near the global model's, away from the client's last model's.
 
     With the representation :math:`z = R_w(x)`, client :math:`k` approximately minimizes the mean,
@@ -106,13 +81,13 @@ def moon(mu: HParam, *, tau: HParam = 0.5) -> Algorithm:
         Li, He, Song, `Model-Contrastive Federated Learning <https://arxiv.org/abs/2103.16049>`_,
         CVPR 2021, Algorithm 1 and equations 3 and 4.
     """
-    return Algorithm(
+    return base.Algorithm(
         "moon",
         contrastive,
         hparams={
-            "mu": check_hparam("moon: mu", mu),
-            "tau": check_hparam("moon: tau", tau, positive=True),
+            "mu": base.check_hparam("moon: mu", mu),
+            "tau": base.check_hparam("moon: tau", tau, positive=True),
         },
         stragglers="drop",
-        client=OnClient(state=untrained, message=message, objective=contrastive_loss),
+        client=base.OnClient(state=base.untrained, message=message, objective=contrastive_loss),
     )

@@ -13,44 +13,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    Memory,
-    OnClient,
-    OnServer,
-    Own,
-    Personal,
-    Solution,
-    add,
-    add_scaled,
-    check_hparam,
-    same_own,
-    trained,
-    untrained,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require_whole
 from fedprox.model import Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
 
-def begin(state: Params, context: ClientContext) -> tuple[Params, jax.Array]:
+def begin(state: Params, context: base.ClientContext) -> tuple[Params, jax.Array]:
     """The first envelope's centre is w^t."""
     del context
-    return zeros(state), jnp.int32(0)
+    return base.zeros(state), jnp.int32(0)
 
 
-def envelope(state: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def envelope(state: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(theta) + (lambda / 2) ||theta - w_{k,r}||^2, from w^t."""
-    centre = add_scaled(state, 1.0, context.memory[0])
+    centre = base.add_scaled(state, 1.0, context.memory[0])
     return Subproblem(state, mu=hparams["lam"], anchor=centre)
 
 
 def follow(
-    most: Any, state: Params, hparams: HParams, context: ClientContext, theta: Params
+    most: Any, state: Params, hparams: base.HParams, context: base.ClientContext, theta: Params
 ) -> Any:
     """After `most` steps on an envelope, w_{k,r+1} = w_{k,r} - eta lambda (w_{k,r} - theta)."""
     before, steps = context.memory
@@ -61,17 +44,17 @@ def follow(
 
 
 def message(
-    state: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Params, Own]:
+    state: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[Params, base.Own]:
     """Send w_{k,R} - w^t, also if its last envelope had fewer than K steps; keep theta_k."""
     most = jnp.where(context.memory[1] > 0, 0, jnp.inf)
     sent, _ = follow(most, state, hparams, context, solution.params)
-    return sent, trained(solution.params)
+    return sent, base.trained(solution.params)
 
 
 def pfedme(
     lam: HParam, *, eta: HParam, beta: HParam = 1.0, inner_steps: int | None = None
-) -> Algorithm:
+) -> base.Algorithm:
     r"""Personal models by pFedMe: the server minimizes the mean of their Moreau envelopes.
 
     From :math:`w_{k,0} = w^t`, client :math:`k` takes, for :math:`r = 0, \dots, R - 1`,
@@ -109,18 +92,18 @@ def pfedme(
     given = ("lam", lam), ("eta", eta), ("beta", beta)
     if inner_steps is not None:
         require_whole("pfedme: inner_steps", inner_steps)
-    return Algorithm(
+    return base.Algorithm(
         "pfedme",
         envelope,
-        hparams={k: check_hparam(f"pfedme: {k}", v, positive=True) for k, v in given},
+        hparams={k: base.check_hparam(f"pfedme: {k}", v, positive=True) for k, v in given},
         stragglers="keep",
         variant="" if inner_steps is None else f"K={inner_steps}",
         average="clients",
-        personal=Personal(own=same_own),
-        client=OnClient(
-            state=untrained,
+        personal=base.Personal(own=lambda own, _: own),
+        client=base.OnClient(
+            state=base.untrained,
             message=message,
-            memory=Memory(begin, partial(follow, inner_steps or jnp.inf)),
+            memory=base.Memory(begin, partial(follow, inner_steps or jnp.inf)),
         ),
-        server=OnServer(update=replace(add, rate="beta")),
+        server=base.OnServer(update=replace(base.add, rate="beta")),
     )

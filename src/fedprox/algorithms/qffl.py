@@ -5,25 +5,11 @@ F_k, h_k bounds the curvature of its terms, so no rate has to be tuned for each 
 differ in size by the q-th power of the losses, which `fedprox.Faults` must allow for.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Direction,
-    First,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    check_hparam,
-    local_update,
-)
+from fedprox.algorithms import base
 from fedprox.algorithms.fedavg import local_loss
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -32,43 +18,29 @@ LEAST = 1e-10
 """Losses below count as this one, so that F_k^(q-1) is finite."""
 
 
-class Message(NamedTuple):
-    """Delta_k and h_k."""
-
-    delta: Params
-    curvature: jax.Array
-
-
 def message(
-    params: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Message, ClientState]:
+    params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[base.Numbered, base.ClientState]:
     """Send F_k^q L (w^t - w_k) and q F_k^(q-1) ||L (w^t - w_k)||^2 + L F_k^q."""
     del params
-    assert context.loss is not None
     q, smoothness = hparams["q"], 1 / hparams["learning_rate"]
     # powers of a negative loss would be nonsense
     loss = jnp.where(context.loss < 0, jnp.nan, jnp.maximum(context.loss, LEAST))
-    gradient = jax.tree.map(lambda step: -smoothness * step, local_update(solution))
+    gradient = jax.tree.map(lambda step: -smoothness * step, base.local_update(solution))
     squared = optax.tree.norm(gradient, squared=True)
     curvature = q * loss ** (q - 1) * squared + loss**q * smoothness
-    return Message(jax.tree.map(lambda g: loss**q * g, gradient), curvature), context.state
+    return (jax.tree.map(lambda g: loss**q * g, gradient), curvature), context.state
 
 
-def possible(hparams: HParams, mean: Message, steps: jax.Array) -> jax.Array:
-    """No h_k is negative."""
-    del hparams, steps
-    return ~(mean.curvature < 0)
-
-
-def along(params: Params, mean: Message, hparams: HParams) -> tuple[Params, Params]:
+def along(params: Params, mean: base.Numbered, hparams: base.HParams) -> tuple[Params, Params]:
     """-sum_k Delta_k / sum_k h_k."""
     del hparams
+    delta, curvature = mean
     # powers of tiny losses may be 0, with all that they multiply
-    divisor = jnp.where(mean.curvature == 0, 1, mean.curvature)
-    return optax.tree.scale(-1 / divisor, mean.delta), params
+    return optax.tree.scale(-1 / jnp.where(curvature == 0, 1, curvature), delta), params
 
 
-def qffl(q: HParam) -> Algorithm:
+def qffl(q: HParam) -> base.Algorithm:
     r"""Fair resource allocation by q-FedAvg: clients with larger losses have larger weights.
 
     Clients work as in FedAvg, with learning rate :math:`\eta` and :math:`L = 1 / \eta`. With the
@@ -103,17 +75,19 @@ def qffl(q: HParam) -> Algorithm:
         Li et al., `Fair Resource Allocation in Federated Learning
         <https://arxiv.org/abs/1905.10497>`_, ICLR 2020, Algorithm 2.
     """
-    return Algorithm(
+    return base.Algorithm(
         "qffl",
         local_loss,
-        hparams={"q": check_hparam("qffl: q", q)},
+        hparams={"q": base.check_hparam("qffl: q", q)},
         stragglers="drop",
         average="clients",
         not_private="a message holds a bound on the curvature beside the update",
         fixed={"average": "the clients' losses are their weights"},
-        first=First(loss=True),
-        client=OnClient(
-            message=message, size=lambda sent: optax.tree.norm(sent.delta), possible=possible
+        first=base.First(loss=True),
+        client=base.OnClient(
+            message=message,
+            size=lambda sent: optax.tree.norm(sent[0]),
+            possible=lambda _, mean, __: ~(mean[1] < 0),  # no h_k is negative
         ),
-        server=OnServer(update=Direction(along)),
+        server=base.OnServer(update=base.Direction(along)),
     )

@@ -14,16 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    HParams,
-    Solution,
-    State,
-    add_scaled,
-    local_update,
-)
+from fedprox.algorithms import base
 from fedprox.algorithms.lift import lift
 from fedprox.model import Params
 
@@ -34,18 +25,18 @@ Evaluated = Literal["server", "cohort", "clients"]
 class Reported(NamedTuple):
     """A method's state and the mean that is evaluated in its place."""
 
-    state: State
+    state: base.State
     mean: Params
 
 
 class Remembered(NamedTuple):
     """A client's state of its method, and its last model."""
 
-    state: ClientState
+    state: base.ClientState
     last: Params
 
 
-def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
+def reporting(algorithm: base.Algorithm, evaluated: Evaluated) -> base.Algorithm:
     """The same method, evaluated at another model than the server's.
 
     >>> from fedprox.algorithms.fedavg import fedavg
@@ -55,35 +46,31 @@ def reporting(algorithm: Algorithm, evaluated: Evaluated) -> Algorithm:
     if evaluated == "server":
         return algorithm
     all_clients = evaluated == "clients"
-
     inner = lift(algorithm, server=Reported, client=Remembered if all_clients else None)
+    size, possible = algorithm.client.size, algorithm.client.possible
 
     def message(
-        state: Reported, hparams: HParams, context: ClientContext, solution: Solution
+        state: Reported, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
     ) -> tuple[Any, Any]:
         sent, own_state = inner.client.message(state, hparams, context, solution)
         if not all_clients:
-            return (sent, local_update(solution)), own_state
+            return (sent, base.local_update(solution)), own_state
         ahead = jax.tree.map(jnp.subtract, solution.params, context.state.last)
         return (sent, ahead), own_state._replace(last=solution.params)
 
-    def update(state: Reported, mean: tuple[Any, Params], hparams: HParams) -> Reported:
+    def update(state: Reported, mean: tuple[Any, Params], hparams: base.HParams) -> Reported:
         sent, ahead = mean
-        base, share = state.mean, hparams["participation"]
+        before, share = state.mean, hparams["participation"]
         if not all_clients:
-            base, share = inner.server.params(state), jnp.ones_like(share)
+            before, share = inner.server.params(state), jnp.ones_like(share)
         after: Reported = inner.server.update(state, sent, hparams)
-        return after._replace(mean=add_scaled(base, share, ahead))
-
-    def possible(hparams: HParams, mean: tuple[Any, Params], steps: jax.Array) -> jax.Array:
-        assert algorithm.client.possible is not None
-        return algorithm.client.possible(hparams, mean[0], steps)
+        return after._replace(mean=base.add_scaled(before, share, ahead))
 
     return inner._replace(
         client=inner.client._replace(
             message=message,
-            size=lambda message: algorithm.client.size(message[0]),
-            possible=None if algorithm.client.possible is None else possible,
+            size=lambda message: size(message[0]),
+            possible=possible and (lambda hparams, mean, most: possible(hparams, mean[0], most)),
         ),
         server=inner.server._replace(update=update, evaluated=lambda state: state.mean),
     )

@@ -6,20 +6,9 @@ seed and round. The h_k sum to zero only if everyone takes part, so other rounds
 new h_k needs w^{t+1}, so a client computes it at the beginning of its next round.
 """
 
-from typing import NamedTuple
-
 import optax
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    HParams,
-    OnClient,
-    Solution,
-    add_scaled,
-    local_update,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require, require_number
 from fedprox.model import Params
 from fedprox.solver import Solver
@@ -27,31 +16,25 @@ from fedprox.streams import Purpose, generator
 from fedprox.subproblem import Subproblem
 
 
-class ClientState(NamedTuple):
-    """h_k in the client's last round, at first 0, and its result w_k, at first w^0."""
-
-    control: Params
-    params: Params
-
-
-def control(params: Params, hparams: HParams, state: ClientState) -> Params:
+def control(params: Params, hparams: base.HParams, state: base.Pair) -> Params:
     """h_k + (p / gamma) (w^t - w_k), with h_k and w_k of the round before."""
-    moved = optax.tree.sub(params, state.params)
-    return add_scaled(state.control, hparams["p"] / hparams["learning_rate"], moved)
+    last, result = state
+    moved = optax.tree.sub(params, result)
+    return base.add_scaled(last, hparams["p"] / hparams["learning_rate"], moved)
 
 
-def corrected(params: Params, hparams: HParams, context: ClientContext) -> Subproblem:
+def corrected(params: Params, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """F_k(w) - <h_k, w>, from w^t."""
     linear = optax.tree.scale(-1.0, control(params, hparams, context.state))
     return Subproblem(params, linear=linear)
 
 
 def message(
-    params: Params, hparams: HParams, context: ClientContext, solution: Solution
-) -> tuple[Params, ClientState]:
+    params: Params, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+) -> tuple[Params, base.Pair]:
     """Send w_k - w^t; keep h_k and w_k."""
-    kept = ClientState(control(params, hparams, context.state), solution.params)
-    return local_update(solution), kept
+    kept = control(params, hparams, context.state), solution.params
+    return base.local_update(solution), kept
 
 
 def fixed_sgd(solver: Solver) -> Solver:
@@ -63,7 +46,7 @@ def fixed_sgd(solver: Solver) -> Solver:
     return solver
 
 
-def scaffnew(p: float) -> Algorithm:
+def scaffnew(p: float) -> base.Algorithm:
     r"""Scaffnew: control variates and a random number of local steps, which saves communication.
 
     Client :math:`k` keeps :math:`h_k`, at first zero. All clients take the same number of steps of
@@ -100,7 +83,7 @@ def scaffnew(p: float) -> Algorithm:
         Acceleration! Finally! <https://arxiv.org/abs/2202.09357>`_, ICML 2022, Algorithm 2.
     """
     require_number("scaffnew: p", p, most=1, positive=True, single=True)
-    return Algorithm(
+    return base.Algorithm(
         "scaffnew",
         corrected,
         hparams={"p": p},
@@ -113,10 +96,10 @@ def scaffnew(p: float) -> Algorithm:
             "stragglers": "every client takes part with all of its work",
             "average": "the h_k sum to zero only with equal weights",
         },
-        client=OnClient(
+        client=base.OnClient(
             solver=fixed_sgd,
             round_steps=lambda seed, t: int(generator(seed, Purpose.STEPS, t).geometric(p)),
-            state=lambda params: ClientState(zeros(params), params),
+            state=lambda params: (base.zeros(params), params),
             message=message,
             keeps_sent=True,
         ),

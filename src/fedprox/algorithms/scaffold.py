@@ -14,23 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedprox.algorithms.base import (
-    Algorithm,
-    ClientContext,
-    Direction,
-    First,
-    HParams,
-    OnClient,
-    OnServer,
-    Solution,
-    add_scaled,
-    check_hparam,
-    local_update,
-    params_of,
-    plain_sgd,
-    with_params,
-    zeros,
-)
+from fedprox.algorithms import base
 from fedprox.errors import require_one_of
 from fedprox.model import Params
 from fedprox.solver import HParam
@@ -44,37 +28,20 @@ class State(NamedTuple):
     control: Params
 
 
-def init(params: Params) -> State:
-    """The first state: all control variates are 0."""
-    return State(params, zeros(params))
-
-
-def corrected(state: State, hparams: HParams, context: ClientContext) -> Subproblem:
+def corrected(state: State, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
     """h_k(w) = F_k(w) + <c - c_k, w>, from w^t."""
     del hparams
     return Subproblem(state.params, linear=jax.tree.map(jnp.subtract, state.control, context.state))
 
 
-def along(state: State, mean: tuple[Params, Params], hparams: HParams) -> tuple[Params, State]:
+def along(state: State, mean: base.Pair, hparams: base.HParams) -> tuple[Params, State]:
     """Along the mean update; to c, the mean change times the share of clients that took part."""
     step, change = mean
-    control = add_scaled(state.control, hparams["participation"], change)
+    control = base.add_scaled(state.control, hparams["participation"], change)
     return step, state._replace(control=control)
 
 
-SERVER = Direction(
-    along,
-    model=params_of,
-    moved=with_params,
-    sent=lambda message: message[0],
-    rate="server_learning_rate",
-)
-
-
-PLAIN = "scaffold: option 2 needs solver.optimizer = sgd without options; use it, or option 1"
-
-
-def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorithm:
+def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> base.Algorithm:
     r"""SCAFFOLD: control variates correct each local step towards the global gradient.
 
     Client :math:`k` keeps a control variate :math:`c_k` and the server their mean :math:`c`, all
@@ -117,18 +84,17 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
         <https://arxiv.org/abs/1910.06378>`_, ICML 2020, Algorithm 1.
     """
     require_one_of("scaffold: option", option, (1, 2))
-    rates = check_hparam("scaffold: server_learning_rate", server_learning_rate, positive=True)
+    plain = "scaffold: option 2 needs solver.optimizer = sgd without options; use it, or option 1"
+    rates = base.check_hparam("scaffold: server_learning_rate", server_learning_rate, positive=True)
 
     def message(
-        state: State, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[tuple[Params, Params], Params]:
+        state: State, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[base.Pair, Params]:
         """Send w_k - w^t and c_k' - c_k; the client's next state is c_k'."""
-        step = local_update(solution)
+        step = base.local_update(solution)
         if option == 1:
-            return (
-                step,
-                jax.tree.map(jnp.subtract, context.gradient, context.state),
-            ), context.gradient
+            change = jax.tree.map(jnp.subtract, context.gradient, context.state)
+            return (step, change), context.gradient
         length = solution.steps * hparams["learning_rate"]
         change = jax.tree.map(
             # a client without steps has computed no gradient
@@ -136,9 +102,9 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
             state.control,
             step,
         )
-        return (step, change), add_scaled(context.state, 1, change)
+        return (step, change), base.add_scaled(context.state, 1, change)
 
-    return Algorithm(
+    return base.Algorithm(
         "scaffold",
         corrected,
         hparams={"server_learning_rate": rates},
@@ -147,11 +113,14 @@ def scaffold(*, option: int = 2, server_learning_rate: HParam = 1.0) -> Algorith
         average="clients",
         communication=2,
         fixed={"average": "c is the plain mean of the control variates"},
-        client=OnClient(
-            solver=plain_sgd(PLAIN) if option == 2 else lambda solver: solver,
-            state=zeros,
-            message=message,
+        client=base.OnClient(
+            message,
+            state=base.zeros,
+            solver=base.plain_sgd(plain) if option == 2 else lambda solver: solver,
         ),
-        server=OnServer(init=init, update=SERVER, params=params_of),
-        first=First(gradient=option == 1),
+        server=base.beside_model(
+            lambda params: State(params, base.zeros(params)),
+            base.Direction(along, sent=lambda sent: sent[0], rate="server_learning_rate"),
+        ),
+        first=base.First(gradient=option == 1),
     )

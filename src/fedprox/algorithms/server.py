@@ -17,35 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedprox.algorithms.base import (
-    ROUNDING,
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Direction,
-    HParams,
-    Message,
-    Solution,
-    State,
-    add_scaled,
-    check_hparam,
-)
+from fedprox.algorithms import base
 from fedprox.algorithms.lift import lift
 from fedprox.errors import InputError, require, require_number
 from fedprox.model import Params
 from fedprox.solver import BY_NAME, HParam, as_values, name_of, searches_line
-
-
-def _nothing(params: Params) -> tuple[()]:
-    """The state of a rule that remembers nothing."""
-    del params
-    return ()
-
-
-def _anything(update: Params, measured: Any) -> jax.Array:
-    """Clients can send any numbers."""
-    del update, measured
-    return jnp.bool_(True)
 
 
 class Rule(NamedTuple):
@@ -77,22 +53,22 @@ class Rule(NamedTuple):
     """
 
     name: str
-    step: Callable[[Any, Params, Params, Any, HParams], tuple[Params, Any]]
+    step: Callable[[Any, Params, Params, Any, base.HParams], tuple[Params, Any]]
     hparams: Mapping[str, HParam] = {}
-    init: Callable[[Params], Any] = _nothing
+    init: Callable[[Params], Any] = lambda _: ()
     measure: Callable[[Params], Any] | None = None
-    possible: Callable[[Params, Any], jax.Array] = _anything
+    possible: Callable[[Params, Any], jax.Array] = lambda *_: jnp.bool_(True)
     moves_alone: bool = False
     not_private: str = ""
 
-    def around(self, method: Algorithm) -> Algorithm:
+    def around(self, method: base.Algorithm) -> base.Algorithm:
         """The method, whose server steps by the rule; see `Algorithm.with_server`."""
         if self is MEAN:
             return method
         name, way = method.name, method.server.update
         why = method.fixed.get("server", "")
         require(not why, f"{name}: no server rule fits: {why}")
-        if not isinstance(way, Direction):
+        if not isinstance(way, base.Direction):
             raise InputError(f"{name}: no server rule fits: its update has no direction")
         require(
             self.measure is None or way.sent is not None,
@@ -112,68 +88,57 @@ class Rule(NamedTuple):
             variant=f"{method.variant} {self.name}".lstrip(),
             not_private=method.not_private or self.not_private,
             fixed={**method.fixed, "server": f"it steps by {self.name} already"},
-            server=_ruled(method, way, self).server._replace(
-                moves_alone=method.server.moves_alone or self.moves_alone
-            ),
         )
 
 
 class Ruled(NamedTuple):
     """A method's state, and that of its server rule."""
 
-    state: State
+    state: base.State
     rule: Any
 
 
-def _ruled(method: Algorithm, way: Direction, rule: Rule) -> Algorithm:
+def _ruled(method: base.Algorithm, way: base.Direction, rule: Rule) -> base.Algorithm:
     """The functions of a method whose server steps by a rule."""
     inner = lift(method, server=lambda state, _: Ruled(state, rule.init(way.model(state))))
 
-    def step(outer: Ruled, mean: Message, measured: Any, hparams: HParams) -> Ruled:
+    def update(outer: Ruled, mean: Any, hparams: base.HParams, measured: Any = None) -> Ruled:
         direction, after = way.along(outer.state, mean, hparams)
         params, kept = rule.step(outer.rule, way.model(outer.state), direction, measured, hparams)
         return Ruled(way.moved(after, params), kept)
 
-    measure, sent = rule.measure, way.sent
+    moves_alone = method.server.moves_alone or rule.moves_alone
+    server = inner.server._replace(update=update, moves_alone=moves_alone)
+    measure, sent, own_possible = rule.measure, way.sent, method.client.possible
     if measure is None or sent is None:
-        return inner._replace(
-            server=inner.server._replace(
-                update=lambda outer, mean, hparams: step(outer, mean, None, hparams)
-            )
-        )
+        return inner._replace(server=server)
 
     def message(
-        outer: Ruled, hparams: HParams, context: ClientContext, solution: Solution
-    ) -> tuple[tuple[Message, Any], ClientState]:
+        outer: Ruled, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
+    ) -> tuple[tuple[base.Message, Any], base.ClientState]:
         """Send the method's message, and what the rule measures of the update in it."""
         own, state = inner.client.message(outer, hparams, context, solution)
         return (own, measure(sent(own))), state
 
-    def possible(hparams: HParams, mean: tuple[Message, Any], steps: jax.Array) -> jax.Array:
+    def possible(
+        hparams: base.HParams, mean: tuple[base.Message, Any], steps: jax.Array
+    ) -> jax.Array:
         own, measured = mean
         fits = rule.possible(sent(own), measured)
-        return (
-            fits
-            if method.client.possible is None
-            else fits & method.client.possible(hparams, own, steps)
-        )
+        return fits & own_possible(hparams, own, steps) if own_possible else fits
 
     return inner._replace(
         client=inner.client._replace(
             message=message, size=lambda both: method.client.size(both[0]), possible=possible
         ),
-        server=inner.server._replace(
-            update=lambda outer, both, hparams: step(outer, both[0], both[1], hparams)
+        server=server._replace(
+            update=lambda outer, both, hparams: update(outer, both[0], hparams, both[1])
         ),
     )
 
 
-MEAN = Rule("mean", lambda state, params, direction, *_: (_sum(params, direction), state))
+MEAN = Rule("mean", lambda state, w, d, *_: (jax.tree.map(jnp.add, w, d), state))
 """The rule of FedAvg, which every method has without another."""
-
-
-def _sum(a: Params, b: Params) -> Params:
-    return jax.tree.map(jnp.add, a, b)
 
 
 def mean() -> Rule:
@@ -220,7 +185,7 @@ def optimizer(
         Reddi et al., `Adaptive Federated Optimization <https://arxiv.org/abs/2003.00295>`_, ICLR
         2021, Algorithm 1.
     """
-    rates = check_hparam("server.optimizer: learning_rate", learning_rate, positive=True)
+    rates = base.check_hparam("server.optimizer: learning_rate", learning_rate, positive=True)
     return stepping("server.optimizer", optimizer, rates)
 
 
@@ -372,7 +337,27 @@ def extrapolate(epsilon: HParam = 1e-3) -> Rule:
         <https://arxiv.org/abs/2301.09604>`_, ICLR 2023; and Li et al., `The Power of Extrapolation
         in Federated Learning <https://arxiv.org/abs/2405.13766>`_, NeurIPS 2024.
     """
-    return extrapolating(check_hparam("server.extrapolate: epsilon", epsilon, positive=True))
+    epsilons = base.check_hparam("server.extrapolate: epsilon", epsilon, positive=True)
+
+    def step(
+        state: Any, params: Params, direction: Params, squares: jax.Array, hparams: base.HParams
+    ) -> tuple[Params, Any]:
+        """w^t + max(1, mean ||d_k||^2 / (2 (||d||^2 + epsilon))) d."""
+        divisor = 2 * (optax.tree.norm(direction, squared=True) + hparams["epsilon"])
+        return base.add_scaled(params, jnp.maximum(1.0, squares / divisor), direction), state
+
+    def possible(update: Params, squares: jax.Array) -> jax.Array:
+        """The mean of squared norms is at least the squared norm of the mean."""
+        return ~(squares < (1 - base.ROUNDING) * optax.tree.norm(update, squared=True))
+
+    return Rule(
+        "extrapolated",
+        step,
+        hparams={"epsilon": epsilons},
+        measure=lambda update: optax.tree.norm(update, squared=True),
+        possible=possible,
+        not_private="a message holds the squared norm of an update beside the update",
+    )
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -387,30 +372,6 @@ RULES: dict[str, Callable[..., Rule]] = {
 """The rules that an experiment file can name."""
 
 __all__ = ["Rule", *RULES]
-
-
-def extrapolating(epsilons: tuple[float, ...]) -> Rule:
-    """The rule of `extrapolate`."""
-
-    def step(
-        state: Any, params: Params, direction: Params, squares: jax.Array, hparams: HParams
-    ) -> tuple[Params, Any]:
-        """w^t + max(1, mean ||d_k||^2 / (2 (||d||^2 + epsilon))) d."""
-        divisor = 2 * (optax.tree.norm(direction, squared=True) + hparams["epsilon"])
-        return add_scaled(params, jnp.maximum(1.0, squares / divisor), direction), state
-
-    def possible(update: Params, squares: jax.Array) -> jax.Array:
-        """The mean of squared norms is at least the squared norm of the mean."""
-        return ~(squares < (1 - ROUNDING) * optax.tree.norm(update, squared=True))
-
-    return Rule(
-        "extrapolated",
-        step,
-        hparams={"epsilon": epsilons},
-        measure=lambda update: optax.tree.norm(update, squared=True),
-        possible=possible,
-        not_private="a message holds the squared norm of an update beside the update",
-    )
 
 
 def stepping(
@@ -430,7 +391,7 @@ def stepping(
     )
 
     def step(
-        state: Any, params: Params, direction: Params, _: Any, hparams: HParams
+        state: Any, params: Params, direction: Params, _: Any, hparams: base.HParams
     ) -> tuple[Params, Any]:
         """One step of the server's optimizer."""
         server = optimizer(learning_rate=hparams["server_learning_rate"])
@@ -455,7 +416,7 @@ def _of_optax(
 ) -> Rule:
     """The rule of one of optax's optimizers; its name has the options that differ from optax's."""
     where = f"server.{name or function.__name__}"
-    rates = check_hparam(f"{where}: learning_rate", learning_rate, positive=True)
+    rates = base.check_hparam(f"{where}: learning_rate", learning_rate, positive=True)
     for key in ("b1", "b2", "momentum"):
         if key in options:
             require_number(f"{where}: {key}", options[key])

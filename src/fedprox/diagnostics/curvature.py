@@ -23,7 +23,7 @@ from fedprox.streams import Purpose, generator
 
 Eigenvalues = NDArray[np.float64]
 
-WIDTH = 64
+SLICE_ROWS = 64
 """Rows of a slice: the fastest number on MNIST over 1,000 clients, on two cores."""
 
 
@@ -122,7 +122,7 @@ def curvature(
         def objective(w: jax.Array, x: Features, y: jax.Array, weights: jax.Array) -> jax.Array:
             return weighted_loss(whole, restore(w), x, y, weights)
 
-        return _lanczos(objective, steps, min(WIDTH, len(train)), *arguments)
+        return _lanczos(objective, steps, min(SLICE_ROWS, len(train)), *arguments)
 
     with jax.default_matmul_precision("highest"):
         entries = program(
@@ -155,12 +155,12 @@ def _extremes(diagonal: Eigenvalues, beside: Eigenvalues) -> tuple[Eigenvalues, 
     return values[:, 0].astype(np.float64), values[:, -1].astype(np.float64)
 
 
-Objective = Callable[[jax.Array, Features, jax.Array, jax.Array], jax.Array]
+SliceLoss = Callable[[jax.Array, Features, jax.Array, jax.Array], jax.Array]
 """(parameters as a vector, features, labels, weights of the rows) -> weighted loss."""
 
 
 def _lanczos(
-    objective: Objective,
+    objective: SliceLoss,
     steps: int,
     width: int,
     flat: jax.Array,

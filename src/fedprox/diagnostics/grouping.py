@@ -30,19 +30,19 @@ Floats = NDArray[np.float64]
 SKETCH = 1024
 """Numbers to which longer gradients are hashed; inner products keep within about 3 %."""
 
-BYTES = 2**26
+GRADIENT_BYTES = 2**26
 """Bytes of gradients that are computed together."""
 
-ROWS = 2**13
+READ_ROWS = 2**13
 """Rows that are read together."""
 
-ROUNDING = 1e-4
+LEAST_SPREAD = 1e-4
 """How far rounding alone may move gradients of length 1."""
 
 DIRECTIONS = 8
 """Most directions that are compared."""
 
-MOST = 8
+MOST_CLUSTERS = 8
 """Most clusters that are tried."""
 
 REFERENCES = 99
@@ -51,7 +51,7 @@ REFERENCES = 99
 STARTS, STEPS = 5, 12
 """Starts of k-means, and its steps. Of two starts, both miss in one of twenty cases."""
 
-FEWEST = 8
+FEWEST_CLIENTS = 8
 """Fewest clients of whom clusters can be told."""
 
 SURE = 0.05
@@ -127,7 +127,7 @@ def grouping(model: Model, params: Params, federation: Federation, *, seed: int 
     check_params("params", params, model.shapes)
     require_whole("seed", seed, least=0)
     count = len(federation)
-    if count < FEWEST:
+    if count < FEWEST_CLIENTS:
         return Grouping(1, math.nan, np.zeros(0), np.zeros(count, np.int64))
     return grouped(directions(gradients(model, params, federation)), seed)
 
@@ -153,8 +153,8 @@ def gradients(model: Model, params: Params, federation: Federation) -> Floats:
 
         return jax.vmap(one)(x, y, inside)
 
-    together = max(1, min(clients, BYTES // (4 * size)))
-    width = max(1, ROWS // together)
+    together = max(1, min(clients, GRADIENT_BYTES // (4 * size)))
+    width = max(1, READ_ROWS // together)
     found = []
     for block in np.array_split(np.arange(clients), -(-clients // together)):
         at = np.resize(block, together)
@@ -172,7 +172,7 @@ def directions(vectors: Floats) -> Floats:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths > 0, lengths, 1)
     left, values, _ = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
-    kept = min(DIRECTIONS, len(vectors) // 3, int((values > ROUNDING).sum()))
+    kept = min(DIRECTIONS, len(vectors) // 3, int((values > LEAST_SPREAD).sum()))
     return left[:, :kept] * values[:kept]
 
 
@@ -185,7 +185,7 @@ def grouped(points: Floats, seed: int = 0) -> Grouping:
     (4, 0.01, 1)
     """
     count, random = len(points), generator(seed, Purpose.REFERENCES, 1)
-    tried = range(1, min(MOST, count // 3) + 1)
+    tried = range(1, min(MOST_CLUSTERS, count // 3) + 1)
     spread = points.std(axis=0)
     if not spread.any():
         return Grouping(1, 1.0, np.zeros(len(tried)), np.zeros(count, np.int64))

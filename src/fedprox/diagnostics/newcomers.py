@@ -1,7 +1,6 @@
 """Cold start: how well each way of beginning serves a client that has never taken part."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +11,7 @@ from fedprox.diagnostics.clients import lowest, models_of
 from fedprox.engine.compiled.row_sums import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
-from fedprox.model import (
-    Model,
-    Params,
-    check_params,
-    weighted_loss,
-    with_base,
-)
+from fedprox.model import Model, Params, check_params, weighted_loss, with_base
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
@@ -26,7 +19,7 @@ from fedprox.subproblem import Subproblem
 
 Floats = NDArray[np.float64]
 
-BYTES = 2**26
+MODEL_BYTES = 2**26
 """Bytes of models that are trained together."""
 
 
@@ -132,9 +125,11 @@ def newcomers(
     require_number("learning_rate", learning_rate, positive=True)
     require_number("lam", lam)
     x, y = _drawn(federation.train, max(1, *numbers), seed)
-    descend = partial(_descended, _program(model, steps), x, y, learning_rate, model.base)
-    count = len(federation)
-    everyone, first = (_repeated(each, count) for each in (params, alone))
+    descend, count = _descent(model, x, y, steps, learning_rate), len(federation)
+    everyone, first = (
+        jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (count, *np.shape(a))), each)
+        for each in (params, alone)
+    )
     of_global = _tested(model, everyone, federation.test)
     found: dict[str, list[tuple[Floats, Floats]]] = {}
     nearest = np.full((len(numbers), count), -1)
@@ -196,24 +191,21 @@ def _drawn(rows: Rows, most: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]
     return x.reshape(*at.shape, *x.shape[1:]), y.reshape(*at.shape, *y.shape[1:])
 
 
-def _repeated(params: Params, count: int) -> Params:
-    """The same model for each client, leaves (clients, ...)."""
-    return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (count, *np.shape(a))), params)
-
-
 def _blocks(models: Params) -> list[slice]:
     """The clients whose models, leaves (clients, ...), are in memory together."""
     leaves = jax.tree.leaves(models)
     count, size = len(leaves[0]), sum(leaf[0].nbytes for leaf in leaves)
-    together = max(1, min(count, BYTES // max(size, 1)))
+    together = max(1, min(count, MODEL_BYTES // max(size, 1)))
     return [slice(first, first + together) for first in range(0, count, together)]
 
 
-def _program(model: Model, steps: int) -> Any:
-    """(base, starts, x, y, weights, rate, lam) -> models after the steps, leaves (clients, ...)."""
+def _descent(
+    model: Model, x: NDArray[Any], y: NDArray[Any], steps: int, rate: float
+) -> Callable[[Params, int, float], Params]:
+    """(models, r, lam) -> each client's model after gradient descent on its first r rows."""
 
     @jax.jit
-    def descend(base: Any, starts: Params, x: Any, y: Any, *numbers: Any) -> Params:
+    def program(base: Any, starts: Params, x: Any, y: Any, *numbers: Any) -> Params:
         gradient, (weights, rate, lam) = jax.grad(weighted_loss, argnums=1), numbers
         whole = with_base(model, base)
 
@@ -228,29 +220,19 @@ def _program(model: Model, steps: int) -> Any:
 
         return jax.vmap(one)(starts, x, y)
 
+    def descend(starts: Params, r: int, lam: float) -> Params:
+        if r == 0:
+            return starts
+        weights = (np.arange(x.shape[1]) < r) / np.asarray(r, real_type())
+        numbers = [np.asarray(each, real_type()) for each in (weights, rate, lam)]
+        parts = []
+        for block in _blocks(starts):
+            own = jax.tree.map(lambda a, block=block: a[block], starts)
+            moved = program(model.base, own, x[block], y[block], *numbers)
+            parts.append(jax.tree.map(np.asarray, moved))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
     return descend
-
-
-def _descended(
-    program: Any,
-    x: NDArray[Any],
-    y: NDArray[Any],
-    rate: float,
-    base: Any,
-    starts: Params,
-    r: int,
-    lam: float,
-) -> Params:
-    """The models after gradient descent on the first r rows of each client."""
-    if r == 0:
-        return starts
-    weights = (np.arange(x.shape[1]) < r) / np.asarray(r, real_type())
-    numbers = (weights.astype(real_type()), *(np.asarray(a, real_type()) for a in (rate, lam)))
-    parts = []
-    for block in _blocks(starts):
-        own = jax.tree.map(lambda a, block=block: a[block], starts)
-        parts.append(jax.tree.map(np.asarray, program(base, own, x[block], y[block], *numbers)))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _nearest(model: Model, models: Params, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.int64]:

@@ -65,25 +65,14 @@ class Constants:
         require_number("gamma", self.gamma, most=1)
 
 
-class _Polynomial(NamedTuple):
-    """rho mu mu_bar^2 = gain mu_bar^2 - noise mu mu_bar - drift mu_bar - bend mu."""
-
-    gain: float
-    noise: float
-    drift: float
-    bend: float
-
-
-def _polynomial(constants: Constants) -> _Polynomial:
+def _polynomial(constants: Constants) -> tuple[float, float, float, float]:
+    """The numbers of rho mu mu_bar^2 = gain mu_bar^2 - noise mu mu_bar - drift mu_bar - bend mu."""
     clients, smoothness = constants.clients_per_round / 2, constants.smoothness
     # mu_bar times a bound of E||w_k - w^t||
     moved = constants.dissimilarity * (1 + constants.gamma)
-    return _Polynomial(
-        gain=1 - constants.gamma * constants.dissimilarity,
-        noise=moved / math.sqrt(clients),
-        drift=smoothness * moved,
-        bend=smoothness * moved * moved * (0.5 + (2 * math.sqrt(clients) + 1) / clients),
-    )
+    gain, noise = 1 - constants.gamma * constants.dissimilarity, moved / math.sqrt(clients)
+    bend = smoothness * moved * moved * (0.5 + (2 * math.sqrt(clients) + 1) / clients)
+    return gain, noise, smoothness * moved, bend
 
 
 def rho(mu: float, constants: Constants) -> float:
@@ -136,9 +125,9 @@ def rho(mu: float, constants: Constants) -> float:
     mu_bar = mu - constants.negative_curvature
     if mu_bar <= 0:
         return -math.inf
-    p = _polynomial(constants)
+    gain, noise, drift, bend = _polynomial(constants)
     ratio = mu / mu_bar
-    return (p.gain - p.noise * ratio - (p.drift + p.bend * ratio) / mu_bar) / mu
+    return (gain - noise * ratio - (drift + bend * ratio) / mu_bar) / mu
 
 
 def mu_needed(constants: Constants) -> float | None:
@@ -169,12 +158,12 @@ def mu_needed(constants: Constants) -> float | None:
         Li et al., `Federated Optimization in Heterogeneous Networks
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, Theorem 4 and Remark 5.
     """
-    p, below = _polynomial(constants), constants.negative_curvature
-    leading = p.gain - p.noise
+    below, (gain, noise, drift, bend) = constants.negative_curvature, _polynomial(constants)
+    leading = gain - noise
     if leading <= 0:
         return None
-    linear = p.noise * below + p.drift + p.bend
-    root = (linear + math.hypot(linear, 2 * math.sqrt(leading * p.bend * below))) / (2 * leading)
+    linear = noise * below + drift + bend
+    root = (linear + math.hypot(linear, 2 * math.sqrt(leading * bend * below))) / (2 * leading)
     return below + root
 
 
@@ -645,14 +634,13 @@ def _share(rounds: int, smoothness: float, clients: int, clients_per_round: int)
 
 def _alpha(given: float | None, default: float, least: float, formula: str) -> float:
     """The alpha given, or the default."""
-    if given is None:
-        return default
-    require_number("alpha", given, positive=True)
+    alpha = default if given is None else given
+    require_number("alpha", alpha, positive=True)
     require(
-        given >= least * (1 - 1e-9),  # the same formula may have been rounded in another order
-        f"alpha = {given}; it must be at least {formula} = {least:g}",
+        alpha >= least * (1 - 1e-9),  # the same formula may have been rounded in another order
+        f"alpha = {alpha}; it must be at least {formula} = {least:g}",
     )
-    return given
+    return alpha
 
 
 def _bound(*values: float) -> FedDynBound:

@@ -27,7 +27,7 @@ from fedprox.jax_internals import (
     is_tracer,
     run_program,
     with_equations,
-    with_params,
+    with_settings,
 )
 from fedprox.model.convolution import convolve
 
@@ -110,7 +110,7 @@ def _rewritten_equation(equation: Equation) -> Equation:
     if not changed:
         return equation
     rules = changed_rules(equation.params, _if_known, fast)
-    return with_params(equation, equation.params | changed | rules)
+    return with_settings(equation, equation.params | changed | rules)
 
 
 def _rewritten_parameter(value: Any) -> Any:

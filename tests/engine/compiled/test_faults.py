@@ -553,15 +553,15 @@ WRONG = [
         feddane(mu=1.0)._replace(
             first=feddane(mu=1.0).first._replace(exchange=lambda state, *_: state.params)
         ),
-        r"feddane: its exchange gives float32\[3\]; it must be like the state before, params",
+        r"feddane: exchange\(.*\) gives float32\[3\]; it must be like the state before, params",
     ),
     (
         fedavg()._replace(server=fedavg().server._replace(evaluated=lambda state: state[:1])),
-        r"fedavg: its evaluated gives float32\[1\]; it must be like the model, float32\[3\]",
+        r"fedavg: evaluated\(state\) gives float32\[1\]; it must be like the model, float32\[3\]",
     ),
     (
         fedavg()._replace(client=fedavg().client._replace(size=lambda message: message)),
-        r"fedavg: the size of its message is float32\[3\]; it must be like a number, float32\[\]",
+        r"fedavg: size\(message\) gives float32\[3\]; it must be like a number, float32\[\]",
     ),
     (
         fedavg()._replace(subproblem=elsewhere),
@@ -572,14 +572,14 @@ WRONG = [
         fedavg()._replace(
             server=fedavg().server._replace(params=lambda state: state.astype(jnp.bfloat16))
         ),
-        r"fedavg: its params give bfloat16\[3\]; it must be like the model, float32\[3\]",
+        r"fedavg: params\(state\) gives bfloat16\[3\]; it must be like the model, float32\[3\]",
     ),
     (
         fedavg()._replace(
             client=fedavg().client._replace(message=lambda *_: (None, None)),
             server=fedavg().server._replace(update=lambda *_: jnp.zeros(4)),
         ),
-        r"fedavg: its update gives float32\[4\]; it must be like the state before, float32\[3\]",
+        r"fedavg: update\(.*\) gives float32\[4\]; it must be like the state before, float32\[3\]",
     ),
     (
         other_problem(linear=jnp.zeros(1)),
@@ -617,7 +617,7 @@ WRONG = [
     ),
     (
         fedavg()._replace(server=fedavg().server._replace(update=lambda state, *_: state[:1])),
-        r"fedavg: its update gives float32\[1\]; it must be like the state before, float32\[3\]",
+        r"fedavg: update\(.*\) gives float32\[1\]; it must be like the state before, float32\[3\]",
     ),
 ]
 
