@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from fedprox.deployment.crypto import (
     split_secret,
     unseal,
 )
-from fedprox.deployment.fixed_point import fixed_point_of
+from fedprox.deployment.fixed_point import fixed_point_of, secured
 from fedprox.deployment.kept import Revealed, SumPlace, read_kept, write_kept
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import (
+    STAGES,
     Advert,
     Array,
     Claims,
@@ -48,7 +49,8 @@ with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 
-Reached = Literal["advertised", "shared", "accepted", "masked", "confirmed", "revealed"]
+REACHED = "advertised", "shared", "accepted", "masked", "confirmed", "revealed"
+"""How far a node's part of a sum is, in order."""
 
 EQUAL = 1e-6
 """Relative difference of weights that are equal but for rounding."""
@@ -97,20 +99,13 @@ def confirmation(roster: str, asked: Collection[str], included: Collection[str])
     return b"included " + json.dumps([roster, sorted(asked), sorted(included)]).encode()
 
 
-class Dealt(NamedTuple):
-    """The shares of a node's secrets.
-
-    Attributes:
-        sealed: The share of each other node, which it alone can open.
-        commitments: The digests of each node's share, its own included.
-    """
-
-    sealed: Mapping[str, str]
-    commitments: Mapping[str, str]
+def public_of(key: bytes) -> str:
+    """The public part of a key for masks or shares."""
+    return X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw().hex()
 
 
 class NodeSum:
-    """A node's part of one secure sum."""
+    """A node's part of one secure sum: each stage takes fields of `Secret`, and answers others."""
 
     def __init__(self, identity: Identity, securing: Securing, advert: Advert) -> None:
         self.identity, self.securing = identity, securing
@@ -118,14 +113,14 @@ class NodeSum:
         self.seed = secrets.token_bytes(KEY_BYTES)
         unsigned = advert.model_copy(
             update={
-                "sharing": self.sharing.public_key().public_bytes_raw().hex(),
-                "masking": self.masking.public_key().public_bytes_raw().hex(),
+                "sharing": public_of(self.sharing.private_bytes_raw()),
+                "masking": public_of(self.masking.private_bytes_raw()),
                 "seed": hash_of(self.seed),
             }
         )
-        signature = identity.sign(unsigned.signed)
-        self.advert = unsigned.model_copy(update={"signature": signature.hex()})
-        self.stage: Reached = "advertised"
+        signature = identity.sign(unsigned.signed).hex()
+        self.advert = unsigned.model_copy(update={"signature": signature})
+        self.stage = "advertised"
         self.roster: dict[str, Advert] = {}
         self.measures: set[str] = set()
         self.digest = ""
@@ -133,57 +128,59 @@ class NodeSum:
         self.asked: set[str] = set()
         self.included: list[str] = []
 
-    def share(self, roster: Sequence[Advert]) -> Dealt:
-        """Share the node's secrets among the nodes of the sum."""
+    def share(self, roster: Sequence[Advert]) -> dict[str, Any]:
+        """Share the node's secrets: what each other node alone can open, and digests of all."""
         self._require_next("shared")
-        names = [each.node for each in roster]
+        names, own = [each.node for each in roster], self.identity.name
         require(names == sorted(set(names)), "advertisements that are not in order")
         require(self.advert in roster, "the node's own advertisement is not there as it made it")
-        self._require_enough(names)
-        self._require_everyone(names)
+        self._require_sum_of(names)
         for each in roster:
             who = f"advertisement of node {each.node!r}: "
             require(each.node in self.securing.nodes, f"{who}it is not of this run")
             same = each.sum == self.advert.sum and each.context == self.advert.context
             require(same, f"{who}it is asked for something else than this node")
             self.identity.check(each.node, bytes.fromhex(each.signature), each.signed)
-        _check_weights(roster)
+        rates = [each.work.rate for each in roster]
+        # with weights of the operator's choice, a sum could be one message but for rounding
+        require(
+            len({each.work.by for each in roster}) == 1 and equal(rates),
+            f"weights of {rates} in different nodes; they must be equal or those of rows",
+        )
         self.stage = "shared"
         self.measures = common_measures(roster, self.securing.threshold)
         self.roster, self.digest = dict(zip(names, roster, strict=True)), roster_digest(roster)
-        secret = self.masking.private_bytes_raw()
-        both = [
-            seed + key
-            for seed, key in zip(
-                split_secret(self.seed, self.securing.threshold, len(names)),
-                split_secret(secret, self.securing.threshold, len(names)),
-                strict=True,
-            )
-        ]
-        self.shares = {self.identity.name: both[names.index(self.identity.name)]}
-        sealed = {
-            name: seal(self._sealing(self.identity.name, name), share).hex()
-            for name, share in zip(names, both, strict=True)
-            if name != self.identity.name
+        halves = (
+            split_secret(secret, self.securing.threshold, len(names))
+            for secret in (self.seed, self.masking.private_bytes_raw())
+        )
+        both = {name: seed + key for name, seed, key in zip(names, *halves, strict=True)}
+        self.shares = {own: both[own]}
+        return {
+            "shares": {
+                name: seal(self._sealing(own, name), share).hex()
+                for name, share in both.items()
+                if name != own
+            },
+            "commitments": {name: commitment_of(share) for name, share in both.items()},
         }
-        return Dealt(sealed, dict(zip(names, map(commitment_of, both), strict=True)))
 
-    def accept(self, sealed: Mapping[str, str], commitments: Mapping[str, str]) -> list[str]:
+    def accept(self, shares: Mapping[str, str], commitments: Mapping[str, str]) -> dict[str, Any]:
         """Take the shares of the nodes that are left; the nodes whose shares cannot be used."""
         self._require_next("accepted")
-        self._require_enough([self.identity.name, *sealed])
-        self._require_everyone([self.identity.name, *sealed])
-        known = self.roster.keys() - {self.identity.name}
-        require(sealed.keys() <= known, "shares of nodes that are not in the sum")
-        self.stage = "accepted"
-        self.asked = {self.identity.name, *sealed}
-        for name, share in sealed.items():
+        own = self.identity.name
+        self._require_sum_of({own, *shares})
+        require(
+            shares.keys() <= self.roster.keys() - {own}, "shares of nodes that are not in the sum"
+        )
+        self.stage, self.asked = "accepted", {own, *shares}
+        for name, share in shares.items():
             with contextlib.suppress(InputError):
-                opened = unseal(self._sealing(name, self.identity.name), bytes.fromhex(share))
+                opened = unseal(self._sealing(name, own), bytes.fromhex(share))
                 fits = len(opened) == 2 * SHARE_BYTES
                 if fits and commitment_of(opened) == commitments.get(name):
                     self.shares[name] = opened
-        return sorted(self.asked - self.shares.keys())
+        return {"unusable": sorted(self.asked - self.shares.keys())}
 
     def mask(self, vector: Words) -> None:
         """Add the node's masks to its message in place."""
@@ -196,20 +193,18 @@ class NodeSum:
             key = agreed(self.masking, bytes.fromhex(self.roster[name].masking), purpose)
             add_mask(vector, key, subtract=own > name)
 
-    def confirm(self, included: Collection[str]) -> str:
+    def confirm(self, included: Collection[str]) -> dict[str, Any]:
         """Sign which nodes' messages are in the sum."""
         self._require_next("confirmed")
-        self._require_enough(included)
         require(
             self.identity.name in included and set(included) <= self.asked,
             "a sum of other nodes' messages than those that were asked for",
         )
-        self._require_everyone(included)
-        self.stage = "confirmed"
-        self.included = sorted(included)
-        return self.identity.sign(self._confirmed()).hex()
+        self._require_sum_of(included)
+        self.stage, self.included = "confirmed", sorted(included)
+        return {"signature": self.identity.sign(self._confirmed()).hex()}
 
-    def reveal(self, signatures: Mapping[str, str]) -> dict[str, str]:
+    def reveal(self, signatures: Mapping[str, str]) -> dict[str, Any]:
         """A share of each node's self mask if it is in the sum, else of its key.
 
         Those of nodes whose shares could not be used are missing.
@@ -220,34 +215,35 @@ class NodeSum:
         for name, signature in signatures.items():
             self.identity.check(name, bytes.fromhex(signature), self._confirmed())
         self.stage = "revealed"
-        half, chosen = SHARE_BYTES, {}
-        for name, share in self.shares.items():
-            chosen[name] = (share[:half] if name in self.included else share[half:]).hex()
+        seed, key = slice(SHARE_BYTES), slice(SHARE_BYTES, None)
+        chosen = {
+            name: share[seed if name in self.included else key].hex()
+            for name, share in self.shares.items()
+        }
         self.shares, self.seed = {}, b""
-        return chosen
+        return {"shares": chosen}
 
     def _require_enough(self, names: Collection[str]) -> None:
         least = self.securing.threshold
         require(len(names) >= least, f"a sum over {len(names)} nodes; at least {least} are needed")
 
-    def _require_everyone(self, names: Collection[str]) -> None:
-        """Raise `InputError` if measures are summed over other nodes than always.
+    def _require_sum_of(self, names: Collection[str]) -> None:
+        """Raise `InputError` if a sum is over too few nodes, or one of measures not over all.
 
         With two sums of a model, over all nodes and over all but one, anybody could subtract.
         """
-        known = {self.identity.name, *self.identity.peers}
-        missing = sorted(known - set(names))
+        self._require_enough(names)
+        missing = sorted({self.identity.name, *self.identity.peers} - set(names))
         require(
             self.advert.work.measures is None or not missing,
             f"measures without node {', '.join(missing)}; they are summed over all of "
             "policy.secure.peers and this node",
         )
 
-    def _require_next(self, stage: Reached) -> None:
+    def _require_next(self, stage: str) -> None:
         """Raise `InputError` unless a stage is the next one."""
-        stages: Sequence[Reached] = get_args(Reached)
         require(
-            stages.index(stage) == stages.index(self.stage) + 1,
+            REACHED.index(stage) == REACHED.index(self.stage) + 1,
             f"the node has {self.stage} already, and goes on from there alone",
         )
 
@@ -265,18 +261,6 @@ def common_measures(roster: Iterable[Advert], threshold: int) -> set[str]:
     """The measures that enough nodes report; the sum has zeros for others."""
     reported = Counter(measure for each in roster for measure in set(each.work.measures or ()))
     return {measure for measure, nodes in reported.items() if nodes >= threshold}
-
-
-def _check_weights(roster: Sequence[Advert]) -> None:
-    """Raise `InputError` unless the clients of all nodes weigh the same, or as their rows.
-
-    With weights of the operator's choice, a sum could be one node's message but for rounding.
-    """
-    rates = [each.work.rate for each in roster]
-    require(
-        len({each.work.by for each in roster}) == 1 and equal(rates),
-        f"weights of {rates} in different nodes; they must be equal or those of rows",
-    )
 
 
 def equal(numbers: Any) -> bool:
@@ -302,7 +286,7 @@ class Sums:
 
         With privacy, the noise of the nodes must be what the run is accounted for.
         """
-        securing = _securing(setup)
+        securing = secured(setup)
         unknown = sorted(set(securing.nodes) - {self.identity.name, *self.identity.peers})
         require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
         require(self.identity.name in securing.nodes, "the node is not among those of the run")
@@ -324,44 +308,34 @@ class Sums:
         advert = Advert(
             node=self.identity.name, sum=secret.sum, context=secret.context, work=claims
         )
-        self.current, self.place = NodeSum(self.identity, _securing(setup), advert), place
+        self.current, self.place = NodeSum(self.identity, secured(setup), advert), place
         return {"advert": self.current.advert}
 
     def answer(self, request: Request) -> dict[str, Any]:
         """Answer "share", "accept", "confirm" and "reveal"."""
-        secret = secret_of(request)
+        secret, stage = secret_of(request), request.kind
         current = self._current(secret)
-        if request.kind == "share":
-            dealt = current.share(secret.roster)
-            return {"shares": dealt.sealed, "commitments": dealt.commitments}
-        if request.kind == "accept":
-            return {"unusable": current.accept(secret.shares, secret.commitments)}
-        if request.kind == "confirm":
-            signature = current.confirm(secret.included)
+        fields = {name: getattr(secret, name) for name in STAGES[stage]}
+        answered: dict[str, Any] = getattr(current, stage)(**fields)
+        if stage == "confirm":
             measures = current.advert.work.measures is not None
             revealed = self.revealed.after(self.place, current.advert.context if measures else "")
             write_kept(self.folder, revealed)  # before the signature leaves the node
             self.revealed = revealed
-            return {"signature": signature}
-        shares = current.reveal(secret.signatures)
-        self.current = None
-        return {"shares": shares}
+        elif stage == "reveal":
+            self.current = None
+        return answered
 
     def check_signed(self, request: Request, setup: Setup, claims: Claims) -> None:
         """Check what a node is asked, before it computes its message."""
-        secret = secret_of(request)
-        current = self._current(secret)
-        signed = current.advert
+        secret, kind = secret_of(request), request.kind
+        signed = self._current(secret).advert
+        same = secret.of == kind and _place(request, setup) == self.place
         require(
-            secret.of == request.kind
-            and _place(request, setup) == self.place
-            and context_of(request) == signed.context,
-            f"{request.kind}: another request than the nodes of the sum have signed",
+            same and context_of(request) == signed.context,
+            f"{kind}: another request than the nodes of the sum have signed",
         )
-        require(
-            claims == signed.work,
-            f"{request.kind}: other work than the node has signed",
-        )
+        require(claims == signed.work, f"{kind}: other work than the node has signed")
 
     def masked(self, request: Request, setup: Setup, part: RoundPart) -> dict[str, Array]:
         """A node's part of a round with its message under masks."""
@@ -400,10 +374,6 @@ class Sums:
         current = required(self.current, line)
         require(current.advert.sum == secret.sum, line)
         return current
-
-
-def _securing(setup: Setup) -> Securing:
-    return required(setup.secure, "the run has no secure sums")
 
 
 def secret_of(request: Request) -> Secret:

@@ -354,6 +354,15 @@ class Request(Head):
     secret: Secret | None = None
 
 
+STAGES: Mapping[RequestKind, tuple[str, ...]] = {
+    "advertise": (),
+    "share": ("roster",),
+    "accept": ("shares", "commitments"),
+    "confirm": ("included",),
+    "reveal": ("signatures",),
+}
+"""The stages of a secure sum, and the fields of `secret` that each reads beside what all read."""
+
 _STAGE = frozenset({"setup", "round", "secret", "secret.context", "secret.share"})
 _WORK = _STAGE | {"participation", "work"}
 
@@ -363,11 +372,8 @@ READS: Mapping[RequestKind, frozenset[str]] = {
     "gradients": _WORK | {"seconds", "arrays"},
     "train": _WORK | {"seconds", "arrays", "initial"},
     "evaluate": _STAGE | {"arrays"},
+    **{kind: _STAGE | {f"secret.{name}" for name in names} for kind, names in STAGES.items()},
     "advertise": _WORK,
-    "share": _STAGE | {"secret.roster"},
-    "accept": _STAGE | {"secret.shares", "secret.commitments"},
-    "confirm": _STAGE | {"secret.included"},
-    "reveal": _STAGE | {"secret.signatures"},
 }
 """What each kind of request reads, beside what all have, of `secret` field by field. A request has
 nothing else, so two that differ ask for different things."""
