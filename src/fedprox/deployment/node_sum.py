@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedprox.deployment.combine import Shapes, summable, summed_arrays
+from fedprox.deployment.combine import SHARED, Measured, Shapes
 from fedprox.deployment.crypto import (
     KEY_BYTES,
     SHARE_BYTES,
@@ -347,7 +348,7 @@ class Sums:
         return {**part._replace(message=None).arrays(), MASKED: vector}
 
     def masked_measures(
-        self, request: Request, setup: Setup, shapes: Shapes, shown: Mapping[str, Array]
+        self, request: Request, setup: Setup, shapes: Shapes, shown: Measured
     ) -> dict[str, Array]:
         """A node's measures under masks, all of which must be finite.
 
@@ -356,16 +357,14 @@ class Sums:
         """
         secret = secret_of(request)
         current, fixed = self._current(secret), fixed_point_of(setup, "evaluate")
-        message = {name: np.zeros(like.shape) for name, like in summed_arrays(shapes).items()}
-        for measure, arrays in summable(shapes).items():
-            own = {name: shown[name] for name in arrays if name in shown}
-            if measure in current.measures:
-                finite = all(np.isfinite(each).all() for each in own.values())
-                require(finite, f"evaluate: its {measure} is not finite")
-                message |= own
-        for name in ("loss", "weight"):
-            message[name] = message[name] * secret.share
-        vector = fixed.quantized(message, np.ones(shapes.points, np.float32))
+        message = jax.tree.map(lambda a: np.zeros(a.shape), shapes.summable)
+        for measure in [each for each in message if each in current.measures and each in shown]:
+            message[measure] = shown[measure]
+            finite = all(np.isfinite(a).all() for a in jax.tree.leaves(message[measure]))
+            require(finite, f"evaluate: its {measure} is not finite")
+        for measure in SHARED:
+            message[measure] = message[measure] * secret.share
+        vector = fixed.quantized(message, np.ones(len(message["loss"]), np.float32))
         current.mask(vector)
         return {MASKED: vector}
 
