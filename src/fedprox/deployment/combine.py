@@ -179,27 +179,13 @@ def arrays_of(measured: Measured) -> dict[str, Any]:
     }
 
 
-class Shapes(NamedTuple):
-    """What nodes may answer to an evaluation.
-
-    Attributes:
-        measures: All measures, in shape.
-        least_loss: Least loss of an example; -inf for a loss of the user's own.
-        has_accuracy: Whether the model has an accuracy.
-    """
-
-    measures: Measured
-    least_loss: float
-    has_accuracy: bool
-
-    @property
-    def summable(self) -> dict[str, Any]:
-        """The measures that are sums, apart from those of gradients."""
-        return {name: each for name, each in self.measures.items() if name != "scatter"}
+def summable(measured: Measured) -> dict[str, Any]:
+    """The measures that are sums, apart from those of gradients."""
+    return {name: each for name, each in measured.items() if name != "scatter"}
 
 
-def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
-    """What nodes answer to an evaluation of a model."""
+def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Measured:
+    """What nodes may answer to an evaluation of a model, in shape."""
     x = in_shape((1, *kind.features), kind.feature_type)
     y = in_shape((1, *kind.label), kind.label_type)
 
@@ -218,18 +204,19 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
     unmeasured: Any = at_points(kind=np.int32)
     scatter = Scatter(number, gradients, number)
     sums = EvaluationSums(number, number, unmeasured, scatter, metrics, held_out, held_out)
-    least = 0.0 if model.loss is cross_entropy else -np.inf
-    return Shapes(by_measure(sums), least, model.correct is not None)
+    return by_measure(sums)
 
 
 class Declared(NamedTuple):
-    """What a node says it holds, which bounds what it can measure.
+    """What bounds a node's measures: what it says it holds, and the model.
 
     Attributes:
         share: Its share of all training rows.
         clients: Its clients.
         rows: Its rows over which a measure is a mean, at most.
         central: Whether some of its validation rows belong to no client.
+        least_loss: Least loss of an example; -inf for a loss of the user's own.
+        has_accuracy: Whether the model has an accuracy.
         weight: The largest weight of its measures.
     """
 
@@ -237,11 +224,13 @@ class Declared(NamedTuple):
     clients: int
     rows: Mapping[str, int]
     central: bool
+    least_loss: float
+    has_accuracy: bool
     weight: float = 1.0
 
 
-def declared_by(description: Description, share: float) -> Declared:
-    """What a node says it holds."""
+def declared_by(description: Description, share: float, model: Model) -> Declared:
+    """What bounds the measures of a node with a share of all training rows."""
     clients, central = description.clients, description.central_validation
     validation = sum(clients.validation) + central
     rows = {
@@ -250,28 +239,31 @@ def declared_by(description: Description, share: float) -> Declared:
         "validation/loss": validation,
         "validation/accuracy": validation * math.prod(description.kind.label),
     }
-    return Declared(share, len(clients.names), rows, bool(central))
+    least_loss = 0.0 if model.loss is cross_entropy else -math.inf
+    has_accuracy = model.correct is not None
+    return Declared(share, len(clients.names), rows, bool(central), least_loss, has_accuracy)
 
 
 def declared_together(nodes: Sequence[Declared]) -> Declared:
-    """What some nodes hold together, whose sums have each one's share already."""
+    """What bounds the sum of some nodes' measures, which has each one's share already."""
     clients, share = sum(each.clients for each in nodes), sum(each.share for each in nodes)
     rows = {name: sum(each.rows[name] for each in nodes) for name in nodes[0].rows}
-    return Declared(1.0, clients, rows, any(each.central for each in nodes), weight=share)
+    central = any(each.central for each in nodes)
+    return nodes[0]._replace(share=1.0, clients=clients, rows=rows, central=central, weight=share)
 
 
-def sums_of(arrays: Mapping[str, Array], shapes: Shapes, declared: Declared) -> Measured:
+def sums_of(arrays: Mapping[str, Array], shapes: Measured, declared: Declared) -> Measured:
     """Check a node's answer to an evaluation, and read it."""
     sums = {
         measure: tree_of(like, arrays, measure)
-        for measure, like in shapes.measures.items()
+        for measure, like in shapes.items()
         if any(name in arrays for name in prefixed_names(measure, like))
     }
-    check_sums(sums, shapes, declared)
+    check_sums(sums, declared)
     return sums
 
 
-def check_sums(sums: Measured, shapes: Shapes, declared: Declared) -> None:
+def check_sums(sums: Measured, declared: Declared) -> None:
     """Raise `InputError` unless a node can have measured something."""
     missing = [name for name in OF_LOSS if name not in sums]
     require(len(missing) in (0, len(OF_LOSS)), f"the array {missing and missing[0]!r} is missing")
@@ -282,7 +274,7 @@ def check_sums(sums: Measured, shapes: Shapes, declared: Declared) -> None:
             f"it measures weights {weight.tolist()}; they must be from 0 to {declared.weight:g}",
         )
         require(np.isfinite(loss).all(), "its losses are not finite")
-        _require_least("training", loss, shapes.least_loss)
+        _require_least("training", loss, declared.least_loss)
         require(
             ((unmeasured >= 0) & (unmeasured <= declared.clients)).all(),
             f"it did not measure {unmeasured.tolist()} clients; it has {declared.clients}",
@@ -290,12 +282,12 @@ def check_sums(sums: Measured, shapes: Shapes, declared: Declared) -> None:
     for measure, most in declared.rows.items():
         if measure in sums:
             part, _, name = measure.partition("/")
-            has_value = name == "loss" or shapes.has_accuracy
+            has_value = name == "loss" or declared.has_accuracy
             # a model that diverged has no finite loss on rows that are always measured
             finite = has_value and not (declared.central and part == "validation")
             _check_mean(part, name, sums[measure], most, finite=finite)
             if name == "loss":
-                _require_least(part, sums[measure]["sum"], shapes.least_loss)
+                _require_least(part, sums[measure]["sum"], declared.least_loss)
     if "scatter" in sums:
         weight, means, scatter = sums["scatter"]
         known = (weight >= 0) & (weight <= 1 + ROUNDING) & ~(scatter < 0)
@@ -333,14 +325,14 @@ def _require_least(part: str, losses: Array, least: float) -> None:
 
 
 def measures_together(
-    model: Model, nodes: Sequence[tuple[float, Measured]], shapes: Shapes, *, validated: bool
+    model: Model, nodes: Sequence[tuple[float, Measured]], shapes: Measured, *, validated: bool
 ) -> Measures:
     """The measures of nodes, each with its share of all training rows.
 
     Those that no node reports are None or NaN.
     """
     total: dict[str, Any] = {}
-    for measure, like in shapes.summable.items():
+    for measure, like in summable(shapes).items():
         given = [
             jax.tree.map(partial(np.multiply, share if measure in SHARED else 1), sums[measure])
             for share, sums in nodes

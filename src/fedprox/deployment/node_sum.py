@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedprox.deployment.combine import SHARED, Measured, Shapes
+from fedprox.deployment.combine import SHARED, Measured, summable
 from fedprox.deployment.crypto import (
     KEY_BYTES,
     SHARE_BYTES,
@@ -348,7 +348,7 @@ class Sums:
         return {**part._replace(message=None).arrays(), MASKED: vector}
 
     def masked_measures(
-        self, request: Request, setup: Setup, shapes: Shapes, shown: Measured
+        self, request: Request, setup: Setup, shapes: Measured, shown: Measured
     ) -> dict[str, Array]:
         """A node's measures under masks, all of which must be finite.
 
@@ -357,7 +357,7 @@ class Sums:
         """
         secret = secret_of(request)
         current, fixed = self._current(secret), fixed_point_of(setup, "evaluate")
-        message = jax.tree.map(lambda a: np.zeros(a.shape), shapes.summable)
+        message = jax.tree.map(lambda a: np.zeros(a.shape), summable(shapes))
         for measure in [each for each in message if each in current.measures and each in shown]:
             message[measure] = shown[measure]
             finite = all(np.isfinite(a).all() for a in jax.tree.leaves(message[measure]))

@@ -34,6 +34,7 @@ from fedprox.deployment.combine import (
     combined,
     declared_together,
     measures_together,
+    summable,
     summed,
     sums_of,
 )
@@ -425,8 +426,8 @@ class RemoteSeed:
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }
-        allowed = arrays_of(self.remote.shapes.measures)
-        secret = self._secret_sum("evaluate", self.remote.shapes.summable)
+        allowed = arrays_of(self.remote.shapes)
+        secret = self._secret_sum("evaluate", summable(self.remote.shapes))
         if secret is not None and requests:
             try:
                 requests, allowed = secret.prepared(requests, arrays), secret.allowed
@@ -488,7 +489,7 @@ class RemoteSeed:
         shown = {measure: total[measure] for measure in total if measure in secret.measures}
         declared = declared_together([remote.declared[index] for index in answers])
         with unknown_liar():
-            check_sums(shown, remote.shapes, declared)
+            check_sums(shown, declared)
         return shown
 
     def measure_own(self, now: RunState) -> None:
