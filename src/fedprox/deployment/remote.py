@@ -24,7 +24,7 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, State
-from fedprox.deployment.arrivals import Training, works_at_nodes
+from fedprox.deployment.arrivals import Training
 from fedprox.deployment.combine import (
     Combined,
     Measured,
@@ -144,7 +144,7 @@ class RemoteSeed:
             solver = self.method.solver
             self.works = drawn_works(protocol, algorithm, solver, drawn_by, start.round)
         else:
-            self.works = works_at_nodes(self.training, self.seed, start.round)
+            self.works = self.training.works(start.round)
 
     def next(self, now: RunState) -> RunState:
         """Compute one round on the nodes."""
