@@ -42,7 +42,6 @@ from fedprox.deployment.policy import (
     Policy,
     check_clip,
     check_declaration,
-    check_hidden_rows,
     check_jobs,
 )
 from fedprox.deployment.wire import (
@@ -205,12 +204,10 @@ class Node:
             self._sums.check(setup)
         method = self._method_of(setup)
         self.policy.check_measures(method.given, method.solver)
+        check_declaration(setup, method.given, method.points)
         if setup.privacy is not None:
-            check_declaration(setup, setup.privacy, method.given, method.points)
             others, before = self.spent.others(setup), self.spent.before
             self.policy.check_privacy(setup.privacy, others, before)
-        if setup.private_steps is not None:
-            check_hidden_rows(setup, method.points)
         if request.kind == "prepare":
             self._prepare(request, setup, method)
             return {}, {}
