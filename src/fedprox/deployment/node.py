@@ -35,7 +35,6 @@ from fedprox.deployment.kept import (
 )
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
-from fedprox.deployment.node_sum import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.payload import RoundPart, at_points, filled
 from fedprox.deployment.policy import (
     REPORTS,
@@ -44,6 +43,7 @@ from fedprox.deployment.policy import (
     check_declaration,
     check_jobs,
 )
+from fedprox.deployment.secure_sum import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.wire import (
     Answer,
     Array,

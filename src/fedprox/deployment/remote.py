@@ -43,7 +43,6 @@ from fedprox.deployment.coordinator import Coordinator, Deployment, RemoteMethod
 from fedprox.deployment.crypto import normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.node_method import planned_rows, shares_of_first
-from fedprox.deployment.operator_sum import SecureSum, unknown_liar
 from fedprox.deployment.payload import (
     Possible,
     checked_part,
@@ -51,6 +50,7 @@ from fedprox.deployment.payload import (
     require_clipped,
     require_possible,
 )
+from fedprox.deployment.secure_sum import SecureSum, unknown_liar
 from fedprox.deployment.wire import Array, NodeWork, Request, Summed
 from fedprox.engine.compiled.client_step import round_hparams
 from fedprox.engine.compiled.evaluation import Measures

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedprox.deployment.crypto import Identity, Words
-from fedprox.deployment.node_sum import NodeSum
-from fedprox.deployment.operator_sum import OperatorSum
+from fedprox.deployment.secure_sum import NodeSum, OperatorSum
 from fedprox.deployment.wire import STAGES, Advert, Answer, Claims, Secret, Securing, Stage
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped

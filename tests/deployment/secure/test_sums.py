@@ -15,9 +15,8 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedprox.deployment.crypto import SHARE_BYTES, Words, joined_secret, seal
-from fedprox.deployment.node_sum import Sums, claims_of, commitment_of
-from fedprox.deployment.operator_sum import OperatorSum
 from fedprox.deployment.payload import RoundPart
+from fedprox.deployment.secure_sum import OperatorSum, Sums, claims_of, commitment_of
 from fedprox.deployment.wire import Advert, Answer, Claims, Secret
 from fedprox.engine.planning.jobs import no_jobs
 from fedprox.errors import InputError
