@@ -437,6 +437,7 @@ class OperatorSum:
 
     Attributes:
         answers: What nodes have answered, by stage and name.
+        roster: The advertisements, by name.
         masked: The masked messages, by name.
         liars: What nodes have revealed wrongly, by name. The sum does without it.
         dishonest: What makes the secrets of nodes useless, by name. There is no sum with them.
@@ -452,6 +453,8 @@ class OperatorSum:
         self.securing, self.secret, self.rates, self.key_of = securing, secret, rates, key_of
         self.everyone = secret.of == "evaluate"
         self.answers: dict[Stage, Mapping[str, Answer]] = {}
+        self.roster: list[Advert] = []
+        self.digest = ""
         self.masked: dict[str, Words] = {}
         self.liars: dict[str, str] = {}
         self.dishonest: dict[str, str] = {}
@@ -490,7 +493,7 @@ class OperatorSum:
             require(set(answer.unusable) <= others, "it names shares that it was not given")
         elif stage == "confirm":
             shared = self.answers["share"].keys()
-            content = confirmation(roster_digest(self.roster), shared, self.masked)
+            content = confirmation(self.digest, shared, self.masked)
             self._require_signed(name, answer.signature, content)
         else:
             usable = self.answers["share"].keys() - set(self.answers["accept"][name].unusable)
@@ -507,14 +510,12 @@ class OperatorSum:
         else:
             self.require_messages(answers)
         self.answers[stage] = answers
+        if stage == "advertise":
+            adverts = [answers[name].advert for name in sorted(answers)]
+            self.roster = [each for each in adverts if each]
+            self.digest = roster_digest(self.roster)
         if stage == "accept":
             self._judge()
-
-    @property
-    def roster(self) -> list[Advert]:
-        """The advertisements, by name."""
-        answers = sorted(self.answers["advertise"].items())
-        return [answer.advert for _, answer in answers if answer.advert]
 
     @property
     def disagreements(self) -> list[tuple[str, str]]:
@@ -557,14 +558,13 @@ class OperatorSum:
         total, *others = self.masked.values()
         for vector in others:
             total += vector
-        digest = roster_digest(self.roster)
         for name, secret in secrets.items():
             if name in self.masked:
                 add_mask(total, secret, subtract=True)
                 continue
             key = X25519PrivateKey.from_private_bytes(secret)
             for other in self.masked:
-                purpose = pairwise_purpose(digest, name, other)
+                purpose = pairwise_purpose(self.digest, name, other)
                 pairwise = agreed(key, bytes.fromhex(adverts[other].masking), purpose)
                 add_mask(total, pairwise, subtract=other < name)
         return total
