@@ -27,7 +27,7 @@ from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS, NOISES, Accountant
 
-VERSION = 9
+VERSION = 10
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
