@@ -25,7 +25,7 @@ from benchmarks.deployment import BIG, Case, ours, scratch, write_data
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.fixed_point import FixedPoint
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
-from fedprox.deployment.wire import Advert, Answer, Claims, Secret, Securing, Stage
+from fedprox.deployment.wire import Advert, Answer, Claims, Secret, Securing, SumStage
 
 TURNS = 3
 
@@ -55,7 +55,7 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     secret = Secret(sum=number, of="train", by="clients")
     operator = OperatorSum(securing, secret, {}, lambda name: b"")  # noqa: ARG005
 
-    def ask(stage: Stage, among: Iterable[str]) -> tuple[float, int, int]:
+    def ask(stage: SumStage, among: Iterable[str]) -> tuple[float, int, int]:
         """Seconds of the first node in a stage, and its bytes down and up."""
         answers, costs = {}, []
         for name in among:

@@ -57,8 +57,8 @@ from fedprox.deployment.wire import (
     Secret,
     Securing,
     Setup,
-    Stage,
     Summed,
+    SumStage,
     WeightsBy,
     digest_of,
     required,
@@ -420,7 +420,7 @@ def measured_claims_of(secret: Secret, rows: int, measures: Sequence[str]) -> Cl
     return Claims(by="rows", rate=secret.share / rows, measures=sorted(measures))
 
 
-AFTER_MASKS: tuple[Stage, ...] = "confirm", "reveal"
+AFTER_MASKS: tuple[SumStage, ...] = "confirm", "reveal"
 """The stages after all messages of the sum have come, so that it goes on without a node."""
 
 SHARE_SETS = 200
@@ -452,14 +452,14 @@ class OperatorSum:
     ) -> None:
         self.securing, self.secret, self.rates, self.key_of = securing, secret, rates, key_of
         self.everyone = secret.of == "evaluate"
-        self.answers: dict[Stage, Mapping[str, Answer]] = {}
+        self.answers: dict[SumStage, Mapping[str, Answer]] = {}
         self.roster: list[Advert] = []
         self.digest = ""
         self.masked: dict[str, Words] = {}
         self.liars: dict[str, str] = {}
         self.dishonest: dict[str, str] = {}
 
-    def asked(self, stage: Stage, name: str) -> dict[str, Any]:
+    def asked(self, stage: SumStage, name: str) -> dict[str, Any]:
         """What a node is sent in a stage, as fields of `Secret`."""
         if stage == "share":
             return {"roster": self.roster}
@@ -476,7 +476,7 @@ class OperatorSum:
             return {"signatures": {each: answer.signature for each, answer in signed}}
         return {}
 
-    def check(self, stage: Stage, name: str, answer: Answer) -> None:
+    def check(self, stage: SumStage, name: str, answer: Answer) -> None:
         """Raise `InputError` if a node's answer to a stage is of no use, whatever others answer."""
         if stage == "advertise":
             self._check_advert(name, answer.advert)
@@ -503,7 +503,7 @@ class OperatorSum:
                 "its shares are not those of the nodes of the sum",
             )
 
-    def take(self, stage: Stage, answers: Mapping[str, Answer]) -> None:
+    def take(self, stage: SumStage, answers: Mapping[str, Answer]) -> None:
         """Keep the answers to a stage; `InputError` if there is no sum of the nodes left."""
         if stage in AFTER_MASKS:
             self.require_enough(answers)
@@ -758,7 +758,7 @@ class SecureSum:
             bytes_down=answered.bytes_down + down, bytes_up=answered.bytes_up + up
         )
 
-    def _ask(self, stage: Stage, names: Iterable[str]) -> Iterable[str]:
+    def _ask(self, stage: SumStage, names: Iterable[str]) -> Iterable[str]:
         """Ask nodes for a stage; those that answer. `problems` says why others have not."""
         server, operator = self.server, self.operator
         requests = {}

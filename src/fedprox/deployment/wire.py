@@ -46,10 +46,10 @@ Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
 Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 """32 bytes in hexadecimal, or none."""
 
-Stage = Literal["advertise", "share", "accept", "confirm", "reveal"]
+SumStage = Literal["advertise", "share", "accept", "confirm", "reveal"]
 """Requests of a secure sum, beside those whose answers are summed."""
 
-RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", Stage]
+RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", SumStage]
 """What a request asks for."""
 
 Summed = Literal["gradients", "train", "evaluate"]

@@ -30,7 +30,7 @@ from fedprox.parts.part import Part, Reduction
 from fedprox.parts.sums import Screened
 from fedprox.precision import real_type
 
-Policy = Literal["drop", "fail", "clip"]
+FaultPolicy = Literal["drop", "fail", "clip"]
 """What happens to a faulty update, or to the run."""
 
 
@@ -59,11 +59,11 @@ class Faults(Part):
         'clip'
     """
 
-    policy: Policy = "drop"
+    policy: FaultPolicy = "drop"
     norm: float = 10.0
 
     def __post_init__(self) -> None:
-        require_one_of("faults.policy", self.policy, get_args(Policy))
+        require_one_of("faults.policy", self.policy, get_args(FaultPolicy))
         number = isinstance(self.norm, Real) and not isinstance(self.norm, bool)
         require(
             number and self.norm >= 1,

@@ -26,7 +26,7 @@ PATIENCE = 1.0
 SHOW_CURSOR = b"\x1b[?25h"
 """Sent to a terminal before the process ends, because a progress bar hides the cursor."""
 
-Answer = Callable[[signal.Signals], str | None]
+OnSignal = Callable[[signal.Signals], str | None]
 """Answers a signal: ends the process, or returns a line to log and lets the process continue.
 
 If it returns None, the enclosing answer is called; the outermost is `end_now`.
@@ -39,7 +39,7 @@ _tidying: list[Callable[[], object]] = []
 class _Handler:
     """A signal handler that waits until the thread has answered the signal."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: OnSignal) -> None:
         self.answer = answer
         self.answered = threading.Semaphore(0)
 
@@ -48,7 +48,7 @@ class _Handler:
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[None]:
+def answering(answer: OnSignal) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP within `with`, except those that are ignored (`nohup`).
 
     `answer` is called in a separate thread.

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedprox.deployment.crypto import Identity, Words
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
-from fedprox.deployment.wire import STAGES, Advert, Answer, Claims, Secret, Securing, Stage
+from fedprox.deployment.wire import STAGES, Advert, Answer, Claims, Secret, Securing, SumStage
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -93,7 +93,7 @@ def operator_of(nodes: Nodes) -> OperatorSum:
     return operator
 
 
-def ask(operator: OperatorSum, nodes: Nodes, stage: Stage, names: Collection[str]) -> None:
+def ask(operator: OperatorSum, nodes: Nodes, stage: SumStage, names: Collection[str]) -> None:
     """Let nodes answer a stage."""
     answers = {}
     for name in names:
