@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.deployment.combine import SHARED, Measured, summable
+from fedprox.deployment.combine import OF_LOSS, SHARED, Measured, summable
 from fedprox.deployment.conversation import Answered, Failed
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import (
@@ -623,6 +623,9 @@ class OperatorSum:
             advert.work.measures is not None,
         ) != (name, secret.sum, secret.context, secret.by, self.everyone):
             raise InputError("it advertises something else than it was asked")
+        of_loss = set(OF_LOSS) & set(advert.work.measures or ())
+        whole = len(of_loss) in (0, len(OF_LOSS))
+        require(whole, f"it reports {', '.join(sorted(of_loss))}, a part of what losses need")
         rate = self.rates[name]
         require(
             abs(advert.work.rate - rate) <= EQUAL / 2 * rate,

@@ -234,6 +234,20 @@ def test_measures_are_summed_over_all_nodes_or_none(known: Any) -> None:
         everyone.sums["a"].confirm([name for name in known if name != "d"])
 
 
+@pytest.mark.parametrize("measures", [["loss"], ["loss", "weight"], ["unmeasured", "test/loss"]])
+def test_losses_are_not_advertised_without_their_weights(measures: list[str], known: Any) -> None:
+    def judged(more: list[str]) -> None:
+        claims = Claims(by="rows", rate=0.02, measures=[*measures, *more])
+        nodes = begun(known, 3, work=lambda name: claims)  # noqa: ARG005
+        secret = Secret(sum=nodes.roster[0].sum, of="evaluate", by="rows", context="context")
+        operator = OperatorSum(nodes.securing, secret, {"a": 0.02}, lambda name: b"")  # noqa: ARG005
+        operator.check("advertise", "a", Answer(id="", advert=nodes.roster[0]))
+
+    judged(["loss", "weight", "unmeasured"])
+    with pytest.raises(InputError, match=r"it reports .*, a part of what losses need"):
+        judged([])
+
+
 def test_weights_within_a_node_are_of_one_kind() -> None:
     jobs = no_jobs()._replace(
         weight=np.array([0.1, 0.3]), size=np.array([10, 30]), steps=np.array([1, 2])
