@@ -14,7 +14,8 @@ import argparse
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from benchmarks.deployment import BIG, Case, ours, scratch, write_data
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.fixed_point import FixedPoint
-from fedprox.deployment.node_sum import NodeSum
-from fedprox.deployment.operator_sum import OperatorSum
-from fedprox.deployment.wire import Advert, Claims, Securing
+from fedprox.deployment.secure_sum import NodeSum, OperatorSum
+from fedprox.deployment.wire import Advert, Answer, Claims, Secret, Securing, SumStage
 
 TURNS = 3
 
@@ -52,32 +52,39 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
         return NodeSum(Identity(name, keys[name], peers), securing, advert)
 
     nodes = {name: begin(name) for name in names}
-    operator = OperatorSum(securing)
-    roster = operator.advertised({name: node.advert for name, node in nodes.items()})
+    secret = Secret(sum=number, of="train", by="clients")
+    operator = OperatorSum(securing, secret, {}, lambda name: b"")  # noqa: ARG005
+
+    def ask(stage: SumStage, among: Iterable[str]) -> tuple[float, int, int]:
+        """Seconds of the first node in a stage, and its bytes down and up."""
+        answers, costs = {}, []
+        for name in among:
+            fields = operator.asked(stage, name)
+            spent, answer = seconds(partial(getattr(nodes[name], stage), **fields))
+            answers[name] = Answer(id="", **answer)
+            costs.append((spent, size_of(fields), size_of(answer)))
+        operator.take(stage, answers)
+        return costs[0]
+
+    operator.take(
+        "advertise", {name: Answer(id="", advert=node.advert) for name, node in nodes.items()}
+    )
     took = {}
-    took["node: keys and shares"], first = seconds(lambda: nodes[names[0]].share(roster))
-    down = size_of({"roster": roster})
-    up = size_of({"advert": roster[0], **first._asdict()})
-    dealt = {name: nodes[name].share(roster) for name in names[1:]} | {names[0]: first}
-    given = operator.shared(dealt)
-    down += size_of(given[names[0]]._asdict())
-    operator.accepted({name: nodes[name].accept(*shares) for name, shares in given.items()})
+    sharing, accepting = ask("share", names), ask("accept", names)
+    took["node: keys and shares"] = sharing[0]
     fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
     took["node: whole numbers"], vector = seconds(lambda: fixed.quantized([message], one))
     took["node: masks"], _ = seconds(lambda: nodes[names[0]].mask(vector))
-    masked = {names[0]: vector}
+    operator.masked = {names[0]: vector}
     for name in names[1:left]:
-        masked[name] = vector.copy()  # as large as the node's own would be
+        operator.masked[name] = vector.copy()  # as large as the node's own would be
         nodes[name].mask(np.zeros(1, fixed.word))
-    signatures = {name: nodes[name].confirm(masked) for name in masked}
-    revealed = {name: nodes[name].reveal(signatures) for name in masked}
-    took["operator, one node of more than three dropped out"], _ = seconds(
-        lambda: operator.unmasked(masked, revealed)
-    )
-    down += size_of({"included": names, "signatures": signatures})
-    up += size_of({"signature": signatures[names[0]], "shares": revealed[names[0]]})
+    stages = [sharing, accepting, ask("confirm", names[:left]), ask("reveal", names[:left])]
+    took["operator, one node of more than three dropped out"], _ = seconds(operator.unmasked)
+    down = sum(each[1] for each in stages)
+    up = size_of({"advert": nodes[names[0]].advert}) + sum(each[2] for each in stages)
     took |= {"kB down beside the model": down / 1e3, "kB up beside the message": up / 1e3}
     return took | {"MB of the message": vector.nbytes / 1e6}
 

@@ -1,9 +1,9 @@
 """What an answer may hold follows from the request and from what the node declared."""
 
-import itertools
 import json
 import tracemalloc
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,13 +13,21 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
-from fedprox.deployment.combine import Declared, NodeSums, Shapes, declared_by, sums_of
+from fedprox.deployment.combine import (
+    Declared,
+    Measured,
+    arrays_of,
+    declared_by,
+    declared_together,
+    sums_of,
+)
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, require_clipped
 from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
+from fedprox.model import cross_entropy
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.setting import Clipped, private
 from tests.deployment.federations import described, in_memory
@@ -112,10 +120,20 @@ def test_a_refusal_is_one_short_line() -> None:
 
 MEAN = {"sum": FLOAT, "rows": FLOAT}
 PARAMS = {"w": jax.ShapeDtypeStruct((2, 4), np.float32)}
-SHAPES = Shapes(2, {}, {"loss": MEAN, "accuracy": MEAN}, (FLOAT, PARAMS, FLOAT), 0.0, True)
-NODE = Declared(
-    share=0.5, clients=3, test=10, labels=8, validation=5, validation_labels=5, central=False
-)
+HELD_OUT = "test/loss", "test/accuracy", "validation/loss", "validation/accuracy"
+SHAPES: dict[str, Any] = {
+    **{"loss": FLOAT, "weight": FLOAT, "unmeasured": jax.ShapeDtypeStruct((2,), np.int32)},
+    **dict.fromkeys(HELD_OUT, MEAN),
+    "scatter": (FLOAT, PARAMS, FLOAT),
+}
+
+
+def declared(share: float, clients: int, *rows: int, central: bool = False) -> Declared:
+    """What a node holds: rows of the losses and accuracies."""
+    return Declared(share, clients, dict(zip(HELD_OUT, rows, strict=True)), central, 0.0, True)
+
+
+NODE = declared(0.5, 3, 10, 8, 5, 5)
 
 
 def numbers(value: float, kind: Any = np.float32) -> Array:
@@ -143,23 +161,22 @@ MEASURED: dict[str, Array] = {
 
 def measured(
     changes: Mapping[str, float],
-    declared: Declared = NODE,
-    shapes: Shapes = SHAPES,
+    node: Declared = NODE,
     *,
     last: bool = False,
-) -> NodeSums:
+) -> Measured:
     """Read an evaluation in which some arrays, or their last numbers, have another value."""
     arrays = {name: array.copy() for name, array in MEASURED.items()}
     for name, value in changes.items():
         arrays[name].reshape(-1)[-1 if last else 0 :] = value
-    return read_sums(arrays, declared, shapes)
+    return read_sums(arrays, node)
 
 
 def read_sums(
-    arrays: dict[str, Array], declared: Declared = NODE, shapes: Shapes = SHAPES
-) -> NodeSums:
-    assert arrays.keys() <= shapes.arrays().keys()
-    return sums_of(arrays, shapes, declared)
+    arrays: dict[str, Array], node: Declared = NODE, shapes: Measured = SHAPES
+) -> Measured:
+    assert arrays.keys() <= arrays_of(shapes).keys()
+    return sums_of(arrays, shapes, node)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +257,7 @@ def test_the_largest_measures_are_read(largest: dict[str, float], beyond: dict[s
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
+        ("loss", "the array 'loss' is missing"),
         ("weight", "the array 'weight' is missing"),
         ("unmeasured", "the array 'unmeasured' is missing"),
         ("test/loss['rows']", "the array \"test/loss['rows']\" is missing"),
@@ -263,49 +281,52 @@ def test_what_a_node_measured_is_read() -> None:
     """A node answers what its policy reports."""
     values = {name: float(i + 1) / 10 for i, name in enumerate(MEASURED)} | {"unmeasured": 2}
     values |= {"test/accuracy['rows']": 1.0, "scatter[0]": 0.95, "validation/accuracy['rows']": 2.0}
-    share, sums = measured(values, NODE._replace(share=0.25))
-    assert share == 0.25
+    sums = measured(values)
     given = {name: np.full_like(MEASURED[name], value) for name, value in values.items()}
     expected: dict[str, Any] = {name: given[name] for name in ("loss", "weight", "unmeasured")}
-    expected |= {"train": {}, "test": {}, "validation": {}}
-    for part, name in itertools.product(("test", "validation"), ("loss", "accuracy")):
-        terms = {term: given[f"{part}/{name}['{term}']"] for term in ("sum", "rows")}
-        expected[part][name] = terms
+    for name in HELD_OUT:
+        expected[name] = {term: given[f"{name}['{term}']"] for term in ("sum", "rows")}
     scatter = given["scatter[0]"], {"w": given["scatter[1]['w']"]}, given["scatter[2]"]
     expected["scatter"] = scatter
     assert jax.tree.all(jax.tree.map(np.array_equal, sums, expected))
     only = read_sums({name: a for name, a in MEASURED.items() if name.startswith("validation")})
-    assert only.sums.keys() == {"train", "test", "validation"}
-    with_metric = SHAPES._replace(train={"m": MEAN, "n": FLOAT})
+    assert only.keys() == {"validation/loss", "validation/accuracy"}
+    with_metric = SHAPES | {"train/m": MEAN, "train/n": FLOAT}
     arrays = {"train/m['sum']": numbers(2.0), "train/m['rows']": numbers(3.0)}
-    assert list(read_sums(arrays, shapes=with_metric).sums["train"]) == ["m"]
+    assert list(read_sums(arrays, shapes=with_metric)) == ["train/m"]
 
 
 def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
     measured({"validation/loss['sum']": np.nan}, NODE._replace(central=True))
-    negative = SHAPES._replace(least_loss=-np.inf)
-    measured({"loss": -3.0, "test/loss['sum']": -1.0}, shapes=negative)
-    unknown = SHAPES._replace(has_accuracy=False)
-    measured({"validation/accuracy['sum']": np.nan}, shapes=unknown)
+    negative = NODE._replace(least_loss=-np.inf)
+    measured({"loss": -3.0, "test/loss['sum']": -1.0}, negative)
+    unknown = NODE._replace(has_accuracy=False)
+    measured({"validation/accuracy['sum']": np.nan}, unknown)
     measured({"scatter[0]": 0, "scatter[1]['w']": np.nan, "scatter[2]": np.nan})
     with pytest.raises(InputError, match="its validation loss is not finite"):
         measured({"validation/loss['sum']": np.nan})
     with pytest.raises(InputError, match="its test loss is not finite"):
         measured({"test/loss['sum']": np.nan}, NODE._replace(central=True))
     with pytest.raises(InputError, match="its validation loss is not finite"):
-        measured({"validation/loss['sum']": np.nan}, shapes=unknown)
+        measured({"validation/loss['sum']": np.nan}, unknown)
 
 
 def test_a_node_declares_its_rows() -> None:
     values = {"version": "1", "label": [4], "test": [10], "labels": [7], "validation": [5]}
     description = Description.model_validate(described(**values))
-    exact = declared_by(description, 0.5)
-    assert exact == Declared(0.5, 1, 10, 7, 5, 20, central=False)
+    model: Any = SimpleNamespace(loss=cross_entropy, correct=lambda outputs, y: outputs == y)
+    exact = declared_by(description, 0.5, model)
+    assert exact == declared(0.5, 1, 10, 7, 5, 20)
     clients = Clients(
         names=["a", "b"], train=[3, 4], test=[10, 20], labels=[7, 9], validation=[5, 6]
     )
     both = description.model_copy(update={"clients": clients, "central_validation": 100})
-    assert declared_by(both, 0.25) == Declared(0.25, 2, 30, 16, 111, 444, central=True)
+    of_both = declared(0.25, 2, 30, 16, 111, 444, central=True)
+    assert declared_by(both, 0.25, model) == of_both
+    together = declared(1.0, 3, 40, 23, 116, 464, central=True)._replace(weight=0.75)
+    assert declared_together([exact, of_both]) == together
+    own: Any = SimpleNamespace(loss=lambda outputs, y: outputs - y, correct=None)
+    assert declared_by(both, 0.25, own)[4:6] == (-np.inf, False)
 
 
 def jobs_of(steps: list[int], weight: list[float]) -> Jobs:

@@ -12,7 +12,7 @@ import pytest
 
 from fedprox.deployment.combine import (
     NodePart,
-    NodeSums,
+    arrays_of,
     combined,
     evaluation_shapes,
     measures_together,
@@ -215,13 +215,13 @@ def test_what_nodes_answer_to_an_evaluation() -> None:
             names |= {f"{part}/{name}['{term}']": ((4,), single) for term in ("sum", "rows")}
         names |= {f"{part}/near['near']": ((4, 2), single), f"{part}/near['rows']": ((4,), single)}
     names |= {"loss": ((4,), single), "weight": ((4,), single), "unmeasured": ((4,), whole)}
-    given = {name: (a.shape, a.dtype.type) for name, a in shapes.arrays().items()}
+    given = {name: (a.shape, a.dtype.type) for name, a in arrays_of(shapes).items()}
     assert given == names
-    assert (shapes.points, shapes.least_loss, shapes.has_accuracy) == (4, -np.inf, False)
     classes = evaluation_shapes(Model(init, apply), KIND, 1)
-    assert (classes.points, classes.least_loss, classes.has_accuracy) == (1, 0.0, True)
-    assert not classes.train
-    assert classes.held_out.keys() == {"loss", "accuracy"}
+    held_out = {
+        f"{part}/{name}" for part in ("test", "validation") for name in ("loss", "accuracy")
+    }
+    assert classes.keys() == {"loss", "weight", "unmeasured", "scatter"} | held_out
 
 
 GRADIENTS = {
@@ -263,30 +263,31 @@ MEASURED = evaluation_shapes(MODEL, KIND, 2)
 def test_the_measures_of_nodes_are_those_of_all_clients() -> None:
     """Two nodes report gradients, other two report losses, one neither."""
     share = [0.5, 0.3, 0.2]
-    every: dict[str, Any] = {"train": {}, "test": {}, "validation": {}}
-    one = every | {
+    one: dict[str, Any] = {
         "loss": np.array([2.0, 8.0], np.float32),
         "weight": np.array([1.0, 0.5], np.float32),
         "unmeasured": np.array([0, 1], np.int32),
         "scatter": tuple(scatter_of([0], np.array([[1.0, 0.5]]))),
-        "train": {"near": metric(1.0)},
-        "test": {
-            "loss": mean([3, 4], [2, 4]),
-            "accuracy": mean([3, 5], [8, 8]),
-            "near": metric(0.5),
-        },
-        "validation": {"loss": mean([3, 5], [2, 2]), "accuracy": mean([1, 2], [4, 4])},
+        "train/near": metric(1.0),
+        "test/loss": mean([3, 4], [2, 4]),
+        "test/accuracy": mean([3, 5], [8, 8]),
+        "test/near": metric(0.5),
+        "validation/loss": mean([3, 5], [2, 2]),
+        "validation/accuracy": mean([1, 2], [4, 4]),
     }
-    two = every | {"scatter": tuple(scatter_of([1, 2], np.array([[0.4, 1.0], [0.6, 0.0]])))}
-    two |= {"train": {"near": metric(3.0)}}
-    two |= {"test": {"loss": mean([1, 4], [2, 1]), "accuracy": mean([2, 0], [2, 2])}}
-    three = every | {
+    two = {
+        "scatter": tuple(scatter_of([1, 2], np.array([[0.4, 1.0], [0.6, 0.0]]))),
+        "train/near": metric(3.0),
+        "test/loss": mean([1, 4], [2, 1]),
+        "test/accuracy": mean([2, 0], [2, 2]),
+    }
+    three = {
         "loss": np.array([5.0, 1.0], np.float32),
         "weight": np.array([0.5, 1.0], np.float32),
         "unmeasured": np.array([2, 0], np.int32),
-        "validation": {"loss": mean([1, 1], [2, 1])},
+        "validation/loss": mean([1, 1], [2, 1]),
     }
-    nodes = [NodeSums(*each) for each in zip(share, (one, two, three), strict=True)]
+    nodes = [*zip(share, (one, two, three), strict=True)]
     measures = measures_together(MODEL, nodes, MEASURED, validated=True)
     weight = np.array([0.5 * 1 + 0.2 * 0.5, 0.5 * 0.5 + 0.2 * 1])
     loss = np.array([0.5 * 2 + 0.2 * 5, 0.5 * 8 + 0.2 * 1])
@@ -314,8 +315,7 @@ def test_the_measures_of_nodes_are_those_of_all_clients() -> None:
 def test_what_no_node_reports_is_nan() -> None:
     number = np.array([1, 0], np.float32)
     sums: dict[str, Any] = {"loss": number, "weight": number, "unmeasured": np.zeros(2, np.int32)}
-    nodes = [NodeSums(1.0, sums | {"train": {}, "test": {}, "validation": {}})]
-    measures = measures_together(MODEL, nodes, MEASURED, validated=False)
+    measures = measures_together(MODEL, [(1.0, sums)], MEASURED, validated=False)
     assert measures.gradient_variance is measures.dissimilarity is None
     for name in ("train_near", "test_near"):
         np.testing.assert_array_equal(measures.metrics[name], [np.nan, np.nan])
@@ -328,7 +328,6 @@ def test_gradients_of_nodes_without_a_measured_client_do_not_count() -> None:
     """The mean of no gradients is not a number."""
     number = np.ones(2, np.float32)
     sums: dict[str, Any] = {"loss": number, "weight": number, "unmeasured": np.zeros(2, np.int32)}
-    sums |= {"train": {}, "test": {}, "validation": {}}
 
     def variance(*weights: Sequence[float]) -> list[float]:
         nodes = []
@@ -342,7 +341,7 @@ def test_gradients_of_nodes_without_a_measured_client_do_not_count() -> None:
                 each[1:],
             )
             given = sums | {"scatter": (known, means, scatter)}
-            nodes.append(NodeSums(0.5, given))
+            nodes.append((0.5, given))
         measures = measures_together(MODEL, nodes, MEASURED, validated=False)
         return np.asarray(measures.gradient_variance).tolist()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedprox.deployment.combine import Declared, Shapes, sums_of
+from fedprox.deployment.combine import Declared, sums_of
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
@@ -405,11 +405,11 @@ def test_what_follows_measures_stays_where_nothing_is_measured(
 def test_a_metric_may_be_named_like_a_measure() -> None:
     """A node reports metrics, and no accuracies."""
     number = jax.ShapeDtypeStruct((1,), np.float32)
-    like = {name: {"rows": number} for name in ("accuracy", "accuracy_of_two")}
+    like = {name: {"rows": number} for name in ("test/accuracy", "test/accuracy_of_two")}
     arrays = {"test/accuracy_of_two['rows']": np.ones(1, np.float32)}
-    shapes = Shapes(1, {}, like, None, 0.0, has_accuracy=True)
-    read = sums_of(arrays, shapes, Declared(1.0, 1, 1, 1, 0, 0, central=False))
-    assert list(read.sums["test"]) == ["accuracy_of_two"]
+    declared = Declared(1.0, 1, {"test/accuracy": 1}, False, 0.0, True)
+    read = sums_of(arrays, like, declared)
+    assert list(read) == ["test/accuracy_of_two"]
 
 
 @pytest.mark.parametrize(

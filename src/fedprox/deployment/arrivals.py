@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
 from fedprox.deployment.combine import NodePart
@@ -37,14 +38,20 @@ Started = tuple[int, int]
 class Training:
     """The training of single clients, from the server's states at several steps.
 
+    By the real clock it is the `AtWork` of nodes: a client is drawn among those of the connected
+    nodes with the fewest open requests.
+
     Attributes:
-        now: The current state of the run, set by `at`.
+        current: The state of the run after the last step, set by `at`.
         open: The requests without an answer.
-        parts: What came of the others, until it is used; None if it cannot be.
+        parts: What came of the others, until it is used; empty if it cannot be.
         sent: The last step from which clients started, and the arrays that they were sent.
+        rest: Until when a node is not asked again, since the last step.
     """
 
-    now: RunState
+    current: RunState
+    now = float("nan")
+    """A record has no time by the real clock."""
 
     def __init__(
         self,
@@ -56,25 +63,49 @@ class Training:
         self.remote, self.setup, self.work_of, self.settings = remote, setup, work_of, settings
         self.server, self.method = remote.server, remote.method
         self.open: dict[Started, str] = {}
-        self.parts: dict[Started, NodePart | None] = {}
-        self.sent: tuple[int, Digested] | None = None
+        self.parts: dict[Started, list[NodePart]] = {}
+        self.sent: tuple[int, Digested] = -1, []
+        self.clients = len(self.server.owner)
+        self.busy = np.zeros(self.clients, bool)
+        self.rest: dict[int, float] = {}
 
-    def at(self, now: RunState) -> None:
+    def works(self, first: int) -> Iterator[RoundWork]:
+        """The work of the server's steps from one on, as clients arrive.
+
+        With a population, they arrive in the order of their devices' events, which are drawn again
+        from the first step on; else as the nodes answer.
+        """
+        settings, seed = self.settings, self.setup.seed
+        method = self.method.protocol, self.method.algorithm, self.method.solver
+        most = method[0].cohort.clients_per_round
+        if method[0].population is None:
+            self.stream, self.step = generator(seed, Purpose.ARRIVALS, first), first
+            steps = server_steps(settings, self, most, first)
+        else:
+
+            def send(client: int, step: int) -> None:
+                if step >= first:
+                    self.send(client, step)
+
+            events = method[0].events(*method[1:], seed, send)
+            steps = itertools.islice(server_steps(settings, events, most), first, None)
+        return buffered_works(*method, steps, first)
+
+    def at(self, current: RunState) -> None:
         """Go on with the state after a step; what is too old by now is forgotten."""
-        self.now = now
-        oldest = now.round - self.settings.most_staleness
-        for key in [key for key in self.parts if key[1] < oldest]:
-            del self.parts[key]
+        self.current = current
+        oldest = current.round - self.settings.most_staleness
+        self.parts = {key: part for key, part in self.parts.items() if key[1] >= oldest}
 
     def state(self, step: int) -> State:
         """The method's state at a step, one of the last."""
         count = self.settings.most_staleness + 1
-        return jax.tree.map(lambda a: np.asarray(a[:, step % count]), self.now.state.past)
+        return jax.tree.map(lambda a: np.asarray(a[:, step % count]), self.current.state.past)
 
     def send(self, client: int, step: int) -> None:
         """Ask a client to train from the state at a step."""
-        if self.sent is None or self.sent[0] != step:
-            arrays = self.remote.arrays(self.state(step), self.now.hparams)
+        if self.sent[0] != step:
+            arrays = self.remote.arrays(self.state(step), self.current.hparams)
             self.sent = step, digested(arrays)
         jobs = self.jobs(client)
         request = self.server.request(
@@ -103,26 +134,24 @@ class Training:
             self.parts[key] = self.read(key, conversation.ended.pop(self.open.pop(key)))
         return over
 
-    def read(self, key: Started, ended: Answered | Failed) -> NodePart | None:
-        """A client's part of a step; None, with a warning, if there is none that can be used."""
+    def read(self, key: Started, ended: Answered | Failed) -> list[NodePart]:
+        """A client's part of a step; empty, with a warning, if there is none that can be used."""
         client, step = key
         index, message = int(self.server.owner[client]), self.remote.messages["train"]
         if isinstance(ended, Answered):
             try:
-                possible = self.remote.possible(step, self.now.hparams)
+                possible = self.remote.possible(step, self.current.hparams)
                 points = len(self.method.points)
                 part = checked_part(ended.arrays, self.jobs(client), message, points, possible)
-                return NodePart(index, np.zeros(1, np.int64), part, ended)
+                return [NodePart(index, np.zeros(1, np.int64), part, ended)]
             except InputError as error:
                 ended = Failed(f"its answer is refused: {error}")
         name, node = self.server.protocol.federation.names[client], self.server.name(index)
         line = f"client {name}, from step {step + 1}: node {node!r}: {ended.why}"
-        conversation = self.server.conversation
-        conversation.unused[self.method.algorithm.name, self.setup.seed] = line
-        logging.getLogger(__name__).warning(
-            "%s, seed %d: %s", self.method.name, self.setup.seed, line
-        )
-        return None
+        unused, seed = self.server.conversation.unused, self.setup.seed
+        unused[self.method.algorithm.name, seed] = line
+        logging.getLogger(__name__).warning("%s, seed %d: %s", self.method.name, seed, line)
+        return []
 
     def parts_of(self, jobs: Jobs) -> list[NodePart]:
         """The parts of the clients in the buffer, times their weights.
@@ -130,14 +159,13 @@ class Training:
         Who started before the run was interrupted is asked again.
         """
         parts = []
-        for i, client in enumerate(jobs.client.tolist()):
-            key = client, int(jobs.started(self.now.round)[i])
+        starts = jobs.started(self.current.round).tolist()
+        for i, key in enumerate(zip(jobs.client.tolist(), starts, strict=True)):
             if key not in self.parts and key not in self.open:
                 self.send(*key)
             while key not in self.parts:
                 self.turn()
-            part = self.parts.pop(key)
-            if part is not None:
+            for part in self.parts.pop(key):
                 own = self.weighted(part.part, float(jobs.weight[i]), key[1])
                 parts.append(part._replace(at=np.array([i]), part=own))
         return parts
@@ -146,7 +174,7 @@ class Training:
         """A part with its message times a weight."""
         message = part.message
         if self.settings.adds == "models":
-            start, now = map(self.remote.params, (self.state(step), self.now.state.state))
+            start, now = map(self.remote.params, (self.state(step), self.current.state.state))
             message = jax.tree.map(
                 lambda m, a, b: m + beside(part.counted, m) * (np.asarray(a) - np.asarray(b)),
                 *(message, start, now),
@@ -156,99 +184,49 @@ class Training:
             message=jax.tree.map(lambda m: factor * m, message), counted=factor * part.counted
         )
 
-
-def works_at_nodes(training: Training, seed: int, first: int) -> Iterator[RoundWork]:
-    """The work of the server's steps, as clients arrive.
-
-    With a population, they arrive in the order of their devices' events, which are drawn again from
-    the first step on; else as the nodes answer.
-    """
-    method, settings = training.method, training.settings
-    protocol, algorithm, solver = method.protocol, method.algorithm, method.solver
-    most = protocol.cohort.clients_per_round
-    if protocol.population is None:
-        steps = server_steps(settings, NodeClock(training, seed, first), most, first)
-    else:
-
-        def send(client: int, step: int) -> None:
-            if step >= first:
-                training.send(client, step)
-
-        events = protocol.events(algorithm, solver, seed, send)
-        steps = itertools.islice(server_steps(settings, events, most), first, None)
-    return buffered_works(protocol, algorithm, solver, steps, first)
-
-
-class NodeClock:
-    """The clients at work, by the real clock: `AtWork` of nodes.
-
-    A client is drawn among those of the connected nodes with the fewest open requests.
-    """
-
-    def __init__(self, training: Training, seed: int, first: int) -> None:
-        self.training, self.server = training, training.server
-        self.clients = len(self.server.owner)
-        self.busy = np.zeros(self.clients, bool)
-        self.stream = generator(seed, Purpose.ARRIVALS, first)
-        self.began, self.step = time.monotonic(), first
-        self.rest: dict[int, float] = {}
-
-    @property
-    def now(self) -> float:
-        """Seconds since the run began or was resumed."""
-        return time.monotonic() - self.began
-
     def start(self, most: int, step: int) -> int:
         """Start clients at a step, at most so many, and return their number."""
         if step != self.step:
             self.step, self.rest = step, {}
-        started = 0
-        while started < most and (client := self.draw()) is not None:
+        for started in range(most):
+            free = self.startable()
+            if not len(free):
+                return started
+            client = int(self.stream.choice(free))
             self.busy[client] = True
-            self.training.send(client, step)
-            started += 1
-        return started
+            self.send(client, step)
+        return most
 
-    def draw(self) -> int | None:
-        """A client that may start; None if there is none."""
+    def startable(self) -> NDArray[np.int64]:
+        """The clients of which one may start next."""
         online, now = set(self.server.conversation.network.nodes()), time.monotonic()
         free = np.flatnonzero(~self.busy)
-        load = Counter(int(self.server.owner[client]) for client, _ in self.training.open)
+        owner = self.server.owner[free]
+        load = Counter(int(self.server.owner[client]) for client, _ in self.open)
         loads = {
             index: load[index]
-            for index in np.unique(self.server.owner[free]).tolist()
+            for index in np.unique(owner).tolist()
             if self.server.nodes[index] in online and self.rest.get(index, 0.0) <= now
         }
-        if not loads:
-            return None
-        least = min(loads.values())
-        chosen = [index for index, each in loads.items() if each == least]
-        return int(self.stream.choice(free[np.isin(self.server.owner[free], chosen)]))
+        least = min(loads.values(), default=0)
+        return free[np.isin(owner, [index for index, each in loads.items() if each == least])]
 
     def next(self, *, full: bool) -> Iterator[tuple[int, int, bool]]:
         """The clients whose requests end next, as `AtWork` says."""
         del full
-        if not self.training.open:
-            require(
-                self.wait(),
-                f"{self.training.method.name}: no node trains; resume the run when nodes are "
-                "connected",
-            )
-            return
-        for client, step in self.training.turn():
-            arrives = self.training.parts[client, step] is not None
+        if not self.open:
+            end = time.monotonic() + self.server.conversation.patience
+            while not len(self.startable()):
+                require(
+                    time.monotonic() < end,
+                    f"{self.method.name}: no node trains; resume the run when nodes are connected",
+                )
+                time.sleep(0.1)
+        for client, step in self.turn() if self.open else ():
+            arrives = bool(self.parts[client, step])
             if not arrives:
                 self.rest[int(self.server.owner[client])] = time.monotonic() + REST
             yield client, step, arrives
-
-    def wait(self) -> bool:
-        """Wait until a client may start, as long as for a node's answer; whether one may."""
-        end = time.monotonic() + self.server.conversation.patience
-        while self.draw() is None:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.1)
-        return True
 
     def free(self, clients: list[int]) -> None:
         """Let clients be drawn again."""

@@ -15,7 +15,6 @@ from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import (
-    Allowed,
     Array,
     DataKind,
     Description,
@@ -83,20 +82,27 @@ def combined(
     A part's message is one update: it is faulty if it is not finite, or if its mean is far larger
     than those of the others. A robust rule reads the means of the parts that count.
     """
-    points = len(method.points)
-    shape = (len(jobs.client), points)
-    steps, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
-    faulty = np.zeros(shape, bool)
+    shape = len(jobs.client), len(method.points)
+    steps, counts, faulty = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
     nodes = sorted(nodes, key=lambda each: (each.node, int(each.at[0])))
-    parts = [node.part for node in nodes]
     for _, at, part, _ in nodes:
         steps[at], counts[at], faulty[at] = part.steps, part.counts, part.faulty
     if not nodes:
-        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), message)
-        return Combined(nodes, zeros, steps, counts, faulty)
-    if total is not None:
-        mean = mean_of(total, jnp.asarray(summed([part.counted for part in parts])))
-        return Combined(nodes, mean, steps, counts, faulty)
+        mean = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), message)
+    elif total is not None:
+        mean = mean_of(total, jnp.asarray(summed([node.part.counted for node in nodes])))
+    else:
+        mean, scales, flagged = _screened(method, [node.part for node in nodes], size)
+        for (_, at, part, _), scale, bad in zip(nodes, scales, flagged, strict=True):
+            faulty[at] |= bad[None] & part.counts
+            counts[at] &= (scale > 0)[None]
+    return Combined(nodes, mean, steps, counts, faulty)
+
+
+def _screened(
+    method: Method, parts: Sequence[RoundPart], size: Callable[[Any], jax.Array] | None
+) -> tuple[Any, Array, Array]:
+    """The mean of some parts, the scale of each, and whether each is faulty, (parts, points)."""
     reduction = method.reduction
     assert reduction.screen is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
@@ -109,22 +115,17 @@ def combined(
         sizes = jnp.stack([measure(mean) for mean in means])
     weight = jnp.array([part.counted.max() for part in parts])
     screened = reduction.screened(finite * answered, sizes, weight)
-    scales = np.asarray(screened.scale)
-    bad = answered & np.asarray(screened.flagged)
-    for i, (_, at, part, _) in enumerate(nodes):
-        faulty[at] |= bad[i][None] & part.counts
-        counts[at] &= (scales[i] > 0)[None]
+    scales, bad = np.asarray(screened.scale), answered & np.asarray(screened.flagged)
     if reduction.rule is not None:
         stacked = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *means)
         kept = scaled(screened.scale.T, stacked)
         rule = jit_once(jax.vmap(reduction.rule.of, in_axes=(0, 0, None)))
-        taken = rule(kept, screened.scale.T > 0, weight)
-        return Combined(nodes, taken, steps, counts, faulty)
+        return rule(kept, screened.scale.T > 0, weight), scales, bad
     mean = weighted(scales, [part.message for part in parts])
     if not reduction.fixed:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
         mean = mean_of(mean, summed(counted))
-    return Combined(nodes, mean, steps, counts, faulty)
+    return mean, scales, bad
 
 
 def summed(parts: Sequence[Any]) -> Any:
@@ -151,185 +152,149 @@ def weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
         )
 
 
-class Shapes(NamedTuple):
-    """What nodes answer to an evaluation, in shape, leaves (points, ...).
+Measured = Mapping[str, Any]
+"""What a node measured, or its shape: a tree of arrays, leaves (points, ...), by measure."""
 
-    Attributes:
-        points: Number of sweep points.
-        train: Terms of the metrics.
-        held_out: Terms of the loss, the accuracy and the metrics.
-        scatter: Mean and scatter of the gradients.
-        least_loss: Least loss of an example; -inf for a loss of the user's own.
-        has_accuracy: Whether the model has an accuracy.
-    """
+OF_LOSS = "loss", "weight", "unmeasured"
+"""Measures that are reported together: the sum of losses, and of which clients it is."""
 
-    points: int
-    train: Mapping[str, Any]
-    held_out: Mapping[str, Any]
-    scatter: Any
-    least_loss: float
-    has_accuracy: bool
-
-    def arrays(self) -> Allowed:
-        """The arrays of an answer; a node leaves out what it does not report."""
-        return {name: leaf for each in self.by_measure().values() for name, leaf in each.items()}
-
-    def by_measure(self) -> dict[str, Allowed]:
-        """The arrays of each measure."""
-        number, whole = (
-            jax.ShapeDtypeStruct((self.points,), kind) for kind in (np.float32, np.int32)
-        )
-        return by_measure(
-            *(number, number, whole, self.scatter, self.train, self.held_out, self.held_out)
-        )
+SHARED = "loss", "weight"
+"""Means over a node's own clients, which count by its share of all rows."""
 
 
-def by_measure(
-    loss: Any,
-    weight: Any,
-    unmeasured: Any,
-    scatter: Any,
-    train: Mapping[str, Any],
-    test: Mapping[str, Any] | None,
-    validation: Mapping[str, Any] | None,
-) -> dict[str, Mapping[str, Any]]:
-    """The arrays of each measure of an evaluation, by the names under which they travel."""
-    own = {"loss": loss, "weight": weight, "unmeasured": unmeasured}
-    trees = {"scatter": scatter}
-    for part, terms in (("train", train), ("test", test), ("validation", validation)):
-        trees |= {f"{part}/{name}": each for name, each in (terms or {}).items()}
+def by_measure(sums: EvaluationSums) -> dict[str, Any]:
+    """What an evaluation has of each measure, by the name under which it travels."""
+    parts = {"train": sums.train, "test": sums.test or {}, "validation": sums.validation or {}}
     return {
-        "loss": {name: array for name, array in own.items() if array is not None},
-        **{measure: prefixed(measure, tree) for measure, tree in trees.items()},
+        **{name: getattr(sums, name) for name in OF_LOSS},
+        **{f"{part}/{name}": terms for part, each in parts.items() for name, terms in each.items()},
+        "scatter": tuple(sums.scatter or ()),
     }
 
 
-def summable(shapes: Shapes) -> dict[str, Allowed]:
-    """The arrays of each measure that is a sum, apart from measures of gradients."""
-    return {name: each for name, each in shapes.by_measure().items() if name != "scatter"}
+def arrays_of(measured: Measured) -> dict[str, Any]:
+    """The arrays of measures, by name."""
+    return {
+        name: a for measure, tree in measured.items() for name, a in prefixed(measure, tree).items()
+    }
 
 
-def summed_arrays(shapes: Shapes) -> Allowed:
-    """The arrays of these measures."""
-    return {name: like for each in summable(shapes).values() for name, like in each.items()}
+def summable(measured: Measured) -> dict[str, Any]:
+    """The measures that are sums, apart from those of gradients."""
+    return {name: each for name, each in measured.items() if name != "scatter"}
 
 
-def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Shapes:
-    """What nodes answer to an evaluation of a model."""
+def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Measured:
+    """What nodes may answer to an evaluation of a model, in shape."""
     x = in_shape((1, *kind.features), kind.feature_type)
     y = in_shape((1, *kind.label), kind.label_type)
 
     def terms(params: Any, x: Any, y: Any) -> Any:
         return terms_of(model.metrics, model.apply(params, x), y)
 
+    def at_points(shape: tuple[int, ...] = (), kind: Any = np.float32) -> Any:
+        return jax.ShapeDtypeStruct((points, *shape), kind)
+
     by_row = jax.eval_shape(terms, model.shapes, x, y)
-
-    def at_points(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((points, *a.shape), np.float32), tree)
-
-    metrics = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((points, *a.shape[1:]), np.float32), by_row
-    )
-    number = jax.ShapeDtypeStruct((points,), np.float32)
+    metrics = jax.tree.map(lambda a: at_points(a.shape[1:]), by_row)
+    number = at_points()
     mean = {"sum": number, "rows": number}
-    scatter = (number, at_points(model.shapes), number)
     held_out = {"loss": mean, "accuracy": mean, **metrics}
-    least = 0.0 if model.loss is cross_entropy else -np.inf
-    return Shapes(points, metrics, held_out, scatter, least, model.correct is not None)
+    gradients = jax.tree.map(lambda a: at_points(a.shape), model.shapes)
+    unmeasured: Any = at_points(kind=np.int32)
+    scatter = Scatter(number, gradients, number)
+    sums = EvaluationSums(number, number, unmeasured, scatter, metrics, held_out, held_out)
+    return by_measure(sums)
 
 
 class Declared(NamedTuple):
-    """What a node says it holds, which bounds what it can measure.
+    """What bounds a node's measures: what it says it holds, and the model.
 
     Attributes:
         share: Its share of all training rows.
         clients: Its clients.
-        test: Its test rows.
-        labels: Labels of its test rows.
-        validation: Its validation rows.
-        validation_labels: Labels of its validation rows, at most.
+        rows: Its rows over which a measure is a mean, at most.
         central: Whether some of its validation rows belong to no client.
+        least_loss: Least loss of an example; -inf for a loss of the user's own.
+        has_accuracy: Whether the model has an accuracy.
         weight: The largest weight of its measures.
     """
 
     share: float
     clients: int
-    test: int
-    labels: int
-    validation: int
-    validation_labels: int
+    rows: Mapping[str, int]
     central: bool
+    least_loss: float
+    has_accuracy: bool
     weight: float = 1.0
 
 
-def declared_by(description: Description, share: float) -> Declared:
-    """What a node says it holds."""
-    clients, length = description.clients, math.prod(description.kind.label)
-    test, validation = sum(clients.test), sum(clients.validation) + description.central_validation
-    central = bool(description.central_validation)
-    count = len(clients.names)
-    labels = sum(clients.labels)
-    return Declared(share, count, test, labels, validation, validation * length, central)
+def declared_by(description: Description, share: float, model: Model) -> Declared:
+    """What bounds the measures of a node with a share of all training rows."""
+    clients, central = description.clients, description.central_validation
+    validation = sum(clients.validation) + central
+    rows = {
+        "test/loss": sum(clients.test),
+        "test/accuracy": sum(clients.labels),
+        "validation/loss": validation,
+        "validation/accuracy": validation * math.prod(description.kind.label),
+    }
+    least_loss = 0.0 if model.loss is cross_entropy else -math.inf
+    has_accuracy = model.correct is not None
+    return Declared(share, len(clients.names), rows, bool(central), least_loss, has_accuracy)
 
 
 def declared_together(nodes: Sequence[Declared]) -> Declared:
-    """What some nodes hold together, whose sums have each one's share already."""
-    added = [sum(column) for column in zip(*nodes, strict=True)]
-    together = Declared._make(added)
+    """What bounds the sum of some nodes' measures, which has each one's share already."""
+    clients, share = sum(each.clients for each in nodes), sum(each.share for each in nodes)
+    rows = {name: sum(each.rows[name] for each in nodes) for name in nodes[0].rows}
     central = any(each.central for each in nodes)
-    return together._replace(share=1.0, weight=together.share, central=central)
+    return nodes[0]._replace(share=1.0, clients=clients, rows=rows, central=central, weight=share)
 
 
-class NodeSums(NamedTuple):
-    """What a node with a share of all training rows answers to an evaluation, checked.
-
-    Sums that are weighted by p_k are means over the node's own clients.
-    """
-
-    share: float
-    sums: Mapping[str, Any]
-
-
-def sums_of(arrays: Mapping[str, Array], shapes: Shapes, declared: Declared) -> NodeSums:
+def sums_of(arrays: Mapping[str, Array], shapes: Measured, declared: Declared) -> Measured:
     """Check a node's answer to an evaluation, and read it."""
-    kinds = {"loss": np.float32, "weight": np.float32, "unmeasured": np.int32}
-    sums: dict[str, Any] = {}
-    if "loss" in arrays:
-        for name, kind in kinds.items():
-            sums[name] = tree_of(jax.ShapeDtypeStruct((shapes.points,), kind), arrays, name)
-        weight, unmeasured = sums["weight"], sums["unmeasured"]
+    sums = {
+        measure: tree_of(like, arrays, measure)
+        for measure, like in shapes.items()
+        if any(name in arrays for name in prefixed_names(measure, like))
+    }
+    check_sums(sums, declared)
+    return sums
+
+
+def check_sums(sums: Measured, declared: Declared) -> None:
+    """Raise `InputError` unless a node can have measured something."""
+    missing = [name for name in OF_LOSS if name not in sums]
+    require(len(missing) in (0, len(OF_LOSS)), f"the array {missing and missing[0]!r} is missing")
+    if not missing:
+        loss, weight, unmeasured = (sums[name] for name in OF_LOSS)
         require(
             ((weight >= 0) & (weight <= declared.weight * (1 + ROUNDING))).all(),
             f"it measures weights {weight.tolist()}; they must be from 0 to {declared.weight:g}",
         )
-        require(np.isfinite(sums["loss"]).all(), "its losses are not finite")
-        _require_least("training", sums["loss"], shapes.least_loss)
+        require(np.isfinite(loss).all(), "its losses are not finite")
+        _require_least("training", loss, declared.least_loss)
         require(
             ((unmeasured >= 0) & (unmeasured <= declared.clients)).all(),
             f"it did not measure {unmeasured.tolist()} clients; it has {declared.clients}",
         )
-    sums["train"] = _terms(arrays, "train", shapes.train)
-    for part, rows, labels, central in (
-        ("test", declared.test, declared.labels, False),
-        ("validation", declared.validation, declared.validation_labels, declared.central),
-    ):
-        sums[part] = _terms(arrays, part, shapes.held_out)
-        for name, most in (("loss", rows), ("accuracy", labels)):
-            if name in sums[part]:
-                has_value = name == "loss" or shapes.has_accuracy
-                # a model that diverged has no finite loss on rows that are always measured
-                _check_mean(part, name, sums[part][name], most, finite=has_value and not central)
-        if "loss" in sums[part]:
-            _require_least(part, sums[part]["loss"]["sum"], shapes.least_loss)
-    if any(name.startswith("scatter") for name in arrays):
-        sums["scatter"] = tree_of(shapes.scatter, arrays, "scatter")
+    for measure, most in declared.rows.items():
+        if measure in sums:
+            part, _, name = measure.partition("/")
+            has_value = name == "loss" or declared.has_accuracy
+            # a model that diverged has no finite loss on rows that are always measured
+            finite = has_value and not (declared.central and part == "validation")
+            _check_mean(part, name, sums[measure], most, finite=finite)
+            if name == "loss":
+                _require_least(part, sums[measure]["sum"], declared.least_loss)
+    if "scatter" in sums:
         weight, means, scatter = sums["scatter"]
         known = (weight >= 0) & (weight <= 1 + ROUNDING) & ~(scatter < 0)
         for leaf in jax.tree.leaves(means):
             finite = np.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
             known &= finite | (weight == 0)
         require(known.all(), "its gradients have a weight or scatter that cannot be")
-    return NodeSums(declared.share, sums)
 
 
 def _check_mean(
@@ -359,47 +324,40 @@ def _require_least(part: str, losses: Array, least: float) -> None:
     )
 
 
-def _terms(arrays: Mapping[str, Array], part: str, like: Mapping[str, Any]) -> dict[str, Any]:
-    """The terms of those measures of a part that a node reports."""
-    return {
-        name: tree_of(shape, arrays, f"{part}/{name}")
-        for name, shape in like.items()
-        if any(each in arrays for each in prefixed_names(f"{part}/{name}", shape))
-    }
-
-
 def measures_together(
-    model: Model, nodes: Sequence[NodeSums], shapes: Shapes, *, validated: bool
+    model: Model, nodes: Sequence[tuple[float, Measured]], shapes: Measured, *, validated: bool
 ) -> Measures:
-    """The measures of an evaluation; None or NaN for what no node reports."""
-    measured = [node for node in nodes if "loss" in node.sums]
+    """The measures of nodes, each with its share of all training rows.
 
-    def shared(name: str) -> jax.Array:
-        parts = [node.share * node.sums[name] for node in measured]
-        given = summed(parts) if parts else np.full(shapes.points, np.nan, np.float32)
-        return jnp.asarray(given)  # it divides by 0 without a warning
+    Those that no node reports are None or NaN.
+    """
+    total: dict[str, Any] = {}
+    for measure, like in summable(shapes).items():
+        given = [
+            jax.tree.map(partial(np.multiply, share if measure in SHARED else 1), sums[measure])
+            for share, sums in nodes
+            if measure in sums
+        ]
+        unknown = jax.tree.map(lambda a: np.full(a.shape, np.nan, np.float32), like)
+        total[measure] = summed(given) if given else unknown
 
-    def terms(part: str, like: Mapping[str, Any]) -> dict[str, Any]:
-        sums = {}
-        for name, shape in like.items():
-            given = [node.sums[part][name] for node in nodes if name in node.sums[part]]
-            unknown = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype), shape)
-            sums[name] = summed(given) if given else unknown
-        return sums
+    def terms(part: str) -> dict[str, Any]:
+        prefix = f"{part}/"
+        return {
+            name.removeprefix(prefix): a for name, a in total.items() if name.startswith(prefix)
+        }
 
-    scatters = [
-        (node.share, Scatter(*node.sums["scatter"])) for node in nodes if "scatter" in node.sums
-    ]
-    weight = shared("weight")
-    unmeasured = [node.sums["unmeasured"] for node in measured]
+    loss, weight = (jnp.asarray(total[name]) for name in SHARED)  # divided by 0 without a warning
+    scatters = [(share, Scatter(*sums["scatter"])) for share, sums in nodes if "scatter" in sums]
+    measured = any("loss" in sums for _, sums in nodes)
     sums = EvaluationSums(
-        loss=shared("loss"),
+        loss=loss,
         weight=weight,
-        unmeasured=summed(unmeasured) if unmeasured else None,
+        unmeasured=total["unmeasured"] if measured else None,
         scatter=_merged(scatters, weight) if scatters else None,
-        train=terms("train", shapes.train),
-        test=terms("test", shapes.held_out),
-        validation=terms("validation", shapes.held_out) if validated else None,
+        train=terms("train"),
+        test=terms("test"),
+        validation=terms("validation") if validated else None,
     )
     measures = measures_of_sums(model, sums)
     return measures if measured else measures._replace(given=False)

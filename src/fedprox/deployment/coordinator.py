@@ -446,7 +446,7 @@ class RemoteMethod:
         self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)
         self.declared = [
-            declared_by(each, float(share))
+            declared_by(each, float(share), protocol.model)
             for each, share in zip(
                 server.deployment.joined.descriptions, server.shares, strict=True
             )

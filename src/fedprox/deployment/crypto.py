@@ -14,7 +14,8 @@ References:
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,16 +226,26 @@ def read_public_key(file: Path) -> bytes:
 
 def load_public_key(file: Path) -> "ec.EllipticCurvePublicKey":
     """A node's public key."""
+    line = "no public ECDSA key, as ssh-keygen writes it to node.key.pub"
+    return _read_key(file, load_ssh_public_key, ec.EllipticCurvePublicKey, line)
+
+
+def read_private_key(file: Path) -> "ec.EllipticCurvePrivateKey":
+    """A node's private key."""
+    load = partial(load_ssh_private_key, password=None)
+    line = "a node's key is an ECDSA private key without a passphrase, as"
+    made = f"{line} ssh-keygen -t ecdsa -b 384 makes it"
+    return _read_key(file, load, ec.EllipticCurvePrivateKey, made)
+
+
+def _read_key(file: Path, load: Callable[[bytes], Any], kind: type, line: str) -> Any:
+    """The key in a file; `InputError` with a line if it is not of a kind."""
     require(file.is_file(), f"{file}: no such file")
-    try:
-        key = load_ssh_public_key(file.read_bytes())
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    require(
-        isinstance(key, ec.EllipticCurvePublicKey),
-        f"{file}: no public ECDSA key, as ssh-keygen writes it to node.key.pub",
-    )
-    return key
+    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+        key = load(file.read_bytes())
+        if isinstance(key, kind):
+            return key
+    raise InputError(f"{file}: {line}")
 
 
 def encoded(key: Any) -> bytes:
@@ -245,18 +256,3 @@ def encoded(key: Any) -> bytes:
 def decoded(key: bytes) -> Any:
     """The inverse of `encoded`."""
     return load_pem_public_key(key)
-
-
-def read_private_key(file: Path) -> "ec.EllipticCurvePrivateKey":
-    """A node's private key."""
-    require(file.is_file(), f"{file}: no such file")
-    try:
-        key = load_ssh_private_key(file.read_bytes(), None)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    require(
-        isinstance(key, ec.EllipticCurvePrivateKey),
-        f"{file}: a node's key is an ECDSA private key without a passphrase, as "
-        "ssh-keygen -t ecdsa -b 384 makes it",
-    )
-    return key

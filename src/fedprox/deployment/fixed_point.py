@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.crypto import FURTHEST, Words, normals
-from fedprox.deployment.wire import Setup, Summed
+from fedprox.deployment.wire import Securing, Setup, Summed, required
 from fedprox.errors import require
 
 ROUNDED_PIECE = 2**16
@@ -184,10 +184,14 @@ class FixedPoint(NamedTuple):
         return jax.tree.unflatten(structure, values), int(whole[-1])
 
 
+def secured(setup: Setup) -> Securing:
+    """How the messages of a run are summed in secret; `InputError` if they are not."""
+    return required(setup.secure, "the run has no secure sums")
+
+
 def fixed_point_of(setup: Setup, of: Summed) -> FixedPoint:
     """The whole numbers of a run's sums."""
-    securing, hiding = setup.secure, setup.privacy
-    assert securing is not None
+    securing, hiding = secured(setup), setup.privacy
     nodes = len(securing.nodes)
     if of == "evaluate":
         return FixedPoint(MEASURES_BOUND, 64, nodes)

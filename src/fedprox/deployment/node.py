@@ -21,7 +21,7 @@ import numpy as np
 
 from fedprox import __version__
 from fedprox.algorithms.base import ClientState
-from fedprox.deployment.combine import by_measure
+from fedprox.deployment.combine import OF_LOSS, Measured, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.joining import description_of, one_client
 from fedprox.deployment.kept import (
@@ -35,16 +35,15 @@ from fedprox.deployment.kept import (
 )
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
-from fedprox.deployment.node_sum import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.payload import RoundPart, at_points, filled
 from fedprox.deployment.policy import (
     REPORTS,
     Policy,
     check_clip,
     check_declaration,
-    check_hidden_rows,
     check_jobs,
 )
+from fedprox.deployment.secure_sum import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.wire import (
     Answer,
     Array,
@@ -204,12 +203,10 @@ class Node:
             self._sums.check(setup)
         method = self._method_of(setup)
         self.policy.check_measures(method.given, method.solver)
+        check_declaration(setup, method.given, method.points)
         if setup.privacy is not None:
-            check_declaration(setup, setup.privacy, method.given, method.points)
             others, before = self.spent.others(setup), self.spent.before
             self.policy.check_privacy(setup.privacy, others, before)
-        if setup.private_steps is not None:
-            check_hidden_rows(setup, method.points)
         if request.kind == "prepare":
             self._prepare(request, setup, method)
             return {}, {}
@@ -357,7 +354,7 @@ class Node:
                 return self._sums.advertise(request, setup, claims), {}
             self._sums.check_signed(request, setup, claims)
         params = self._model_in(request, method)
-        shown: dict[str, Array] = {}
+        shown: Measured = {}
         if measures:
             pay()
             sums = method.evaluate(params)
@@ -366,16 +363,11 @@ class Node:
                 require(setup.secure is None, "evaluate: some of its losses are not finite")
                 report = [measure for measure in report if measure == "accuracy"]
                 measures = self._measures(method, report)
-            weight = np.ones_like(sums.loss) if sums.weight is None else sums.weight
-            scatter = None if sums.scatter is None else tuple(sums.scatter)
-            known = by_measure(
-                *(sums.loss, weight, sums.unmeasured, scatter),
-                *(sums.train, sums.test, sums.validation),
-            )
-            shown = {k: a for each in measures for k, a in known.get(each, {}).items()}
+            known = by_measure(sums)
+            shown = {each: known[each] for each in measures if each in known}
         if setup.secure is not None:
             return {}, self._sums.masked_measures(request, setup, method.shapes, shown)
-        return {"withheld": [str(each) for each in REPORTS if each not in report]}, shown
+        return {"withheld": [str(each) for each in REPORTS if each not in report]}, arrays_of(shown)
 
     def _selects(self, sums: EvaluationSums) -> bool:
         """Whether some clients are left out of losses, which would show the others' alone."""
@@ -392,7 +384,7 @@ class Node:
         read, metrics = method.measuring.protocol.measured, list(method.model.metrics)
         accuracy = ["accuracy"] if method.model.correct else []
         named = {"loss": ["loss"], "accuracy": accuracy, "metrics": metrics}
-        measures = ["loss"] if "loss" in report else []
+        measures = [*OF_LOSS] if "loss" in report else []
         measures += [f"train/{name}" for name in metrics if "metrics" in report]
         for part in ("test", "validation"):
             rows = getattr(read, part)

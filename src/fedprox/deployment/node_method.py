@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.deployment.combine import Shapes, evaluation_shapes
+from fedprox.deployment.combine import Measured, evaluation_shapes
 from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.devices.mesh import accept_host_arrays, shard
@@ -166,7 +166,7 @@ class NodeMethod:
         )
 
     @cached_property
-    def shapes(self) -> Shapes:
+    def shapes(self) -> Measured:
         """What the node answers to an evaluation, in shape."""
         return evaluation_shapes(self.model, self.setup.data, self.points)
 

@@ -6,19 +6,20 @@ many steps clients take and where they stop needs no check: their messages are c
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
-from fedprox.deployment.wire import PrivateRounds, Securing, Setup
+from fedprox.deployment.wire import PrivateRounds, Securing, Setup, required
 from fedprox.engine.planning.jobs import Jobs
-from fedprox.errors import InputError, require
+from fedprox.errors import require
 from fedprox.experiment.messages import Section, Table
 from fedprox.models import MODELS
 from fedprox.parts.privacy.accounting import (
@@ -227,8 +228,9 @@ class Policy(Section):
             ("model", model.get("name"), self.models),
         ):
             require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
-        for name in _functions((solver, method.get("solver", {}))):
-            raise InputError(f"solver {name!r}; a node runs the solvers of its library")
+        for name in jax.tree.leaves((solver, method.get("solver", {}))):
+            own = isinstance(name, str) and ":" in name  # as "package.module:function"
+            require(not own, f"solver {name!r}; a node runs the solvers of its library")
 
     def _check_secure(self, securing: Securing | None) -> None:
         """Raise `InputError` if messages are not summed in secret as the policy asks."""
@@ -237,18 +239,16 @@ class Policy(Section):
             require(securing is None, "deployment.secure: the node has no policy.secure")
             return
         line = "a run without deployment.secure; the node's messages are summed in secret only"
-        require(securing is not None, line)
-        assert securing is not None
+        given = required(securing, line)
         require(
-            securing.threshold >= own.threshold,
-            f"deployment.secure.threshold = {securing.threshold}; at least {own.threshold} is "
-            "allowed",
+            given.threshold >= own.threshold,
+            f"deployment.secure.threshold = {given.threshold}; at least {own.threshold} is allowed",
         )
         require(
-            securing.honest <= own.honest,
-            f"deployment.secure.honest = {securing.honest}; at most {own.honest} is allowed",
+            given.honest <= own.honest,
+            f"deployment.secure.honest = {given.honest}; at most {own.honest} is allowed",
         )
-        require_threshold(securing.threshold, len(set(securing.nodes)))
+        require_threshold(given.threshold, len(set(given.nodes)))
 
     def check_rounds(self, spent: int, more: int) -> None:
         """Raise `InputError` if rounds are more than are left."""
@@ -266,19 +266,13 @@ class Policy(Section):
         before: Composed | None = None,
     ) -> None:
         """Raise `InputError` if a private run costs more epsilon than is left."""
-        weakest = self.privacy
-        if weakest is None:
+        if self.privacy is None:
             return
         clients = hiding.mechanism.clients
         among = Hidden(clients, f"the {clients:,} clients of this run")
-        among.require_delta("policy.privacy.delta", weakest.delta)
-        spent = (*others, (hiding.mechanism, hiding.rounds))
-        epsilon = epsilon_together(spent, weakest.delta, before)
-        require(
-            epsilon <= weakest.epsilon,
-            f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for this run "
-            f"and all before it together; at most epsilon = {weakest.epsilon:g} is allowed",
-        )
+        among.require_delta("policy.privacy.delta", self.privacy.delta)
+        taken = (*others, (hiding.mechanism, hiding.rounds))
+        _require_left(self.privacy, taken, before, "for this run")
 
     def check_steps(
         self,
@@ -286,19 +280,11 @@ class Policy(Section):
         before: Mapping[str, Composed] = MappingProxyType({}),
     ) -> None:
         """Raise `InputError` if the private steps of a client cost more epsilon than is left."""
-        weakest = self.privacy
-        if weakest is None:
-            return
-        for name, steps in clients.items():
-            if quick_epsilon(steps, weakest.delta, before.get(name)) <= weakest.epsilon:
-                continue
-            epsilon = epsilon_together(tuple(steps), weakest.delta, before.get(name))
-            require(
-                epsilon <= weakest.epsilon,
-                f"privacy: epsilon = {rounded_up(epsilon)} with delta = {weakest.delta:g} for each "
-                f"row of client {name!r}, of this run and all before it together; at most epsilon "
-                f"= {weakest.epsilon:g} is allowed",
-            )
+        most = self.privacy
+        for name, steps in clients.items() if most else ():
+            if most and quick_epsilon(steps, most.delta, before.get(name)) > most.epsilon:
+                whose = f"for each row of client {name!r}, of this run"
+                _require_left(most, steps, before.get(name), whose)
 
     def check_measures(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method's clients send measures that the node does not report."""
@@ -343,11 +329,10 @@ class Policy(Section):
 
     def check_counted(self, jobs: Jobs, counted: NDArray[np.float32]) -> None:
         """Raise `InputError` if some clients are left out of such a sum, and too few remain."""
-        if self.fewest_clients <= 1:
-            return
-        left_out = (jobs.weight.sum() - counted[counted > 0]) / jobs.weight.min()
-        most = np.ceil(left_out - 0.01).max(initial=0)
-        self._require_clients(len(jobs.client) - int(most))
+        if self.fewest_clients > 1:
+            left_out = (jobs.weight.sum() - counted[counted > 0]) / jobs.weight.min()
+            most = np.ceil(left_out - 0.01).max(initial=0)
+            self._require_clients(len(jobs.client) - int(most))
 
     def _require_clients(self, count: int) -> None:
         require(
@@ -367,39 +352,39 @@ class Policy(Section):
         )
 
 
-def _functions(tables: Any) -> Iterator[str]:
-    """The functions of users that tables name, as "package.module:function"."""
-    if isinstance(tables, Mapping):
-        tables = tables.values()
-    elif isinstance(tables, str):
-        if ":" in tables:
-            yield tables
-        return
-    elif not isinstance(tables, list | tuple):
-        return
-    for each in tables:
-        if each is not tables:
-            yield from _functions(each)
+def _require_left(
+    most: PrivacyPolicy,
+    taken: Sequence[tuple[Mechanism, int]],
+    before: Composed | None,
+    whose: str,
+) -> None:
+    """Raise `InputError` if releases cost more epsilon than a policy allows."""
+    epsilon = epsilon_together(tuple(taken), most.delta, before)
+    require(
+        epsilon <= most.epsilon,
+        f"privacy: epsilon = {rounded_up(epsilon)} with delta = {most.delta:g} {whose} and all "
+        f"before it together; at most epsilon = {most.epsilon:g} is allowed",
+    )
 
 
 SINGLE_ROUNDING = 1e-5
 """Relative error of numbers that were computed in single precision."""
 
-BOTH = "privacy hides clients or rows; a run has one of both"
-
 DEVIATIONS = 10
 """Standard deviations of noise that are never exceeded."""
 
 
-def check_declaration(
-    setup: Setup, hiding: PrivateRounds, algorithm: Algorithm, points: int
-) -> None:
+def check_declaration(setup: Setup, algorithm: Algorithm, points: int) -> None:
     """Raise `InputError` if what a private run declares does not fit its method."""
-    require(setup.private_steps is None, BOTH)
+    hiding = setup.privacy
+    private = [each for each in (hiding, setup.private_steps) if each is not None]
+    require(len(private) < 2, "privacy hides clients or rows; a run has one of both")
+    require(not private or points == 1, f"{points} sweep points; a private run has one")
+    if hiding is None:
+        return
     mechanism, cohort = hiding.mechanism, (setup.clients, setup.clients_per_round)
-    declared = mechanism.clients, mechanism.clients_per_round
+    declared, needed = (mechanism.clients, mechanism.clients_per_round), releases(algorithm)
     require(declared == cohort, f"cohorts of {cohort} clients; privacy is for {declared}")
-    needed = releases(algorithm)
     require(
         mechanism.releases == needed,
         f"privacy.mechanism.releases = {mechanism.releases}; a round of the method has {needed}",
@@ -408,17 +393,6 @@ def check_declaration(
         hiding.rounds >= setup.rounds,
         f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
     )
-    _require_one_point(points)
-
-
-def check_hidden_rows(setup: Setup, points: int) -> None:
-    """Raise `InputError` if a run whose local steps hide rows declares what it cannot keep."""
-    require(setup.privacy is None, BOTH)
-    _require_one_point(points)
-
-
-def _require_one_point(points: int) -> None:
-    require(points == 1, f"{points} sweep points; a private run has one")
 
 
 def check_jobs(setup: Setup, hiding: PrivateRounds, jobs: Jobs, participation: float) -> None:

@@ -24,17 +24,18 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, State
-from fedprox.deployment.arrivals import Training, works_at_nodes
+from fedprox.deployment.arrivals import Training
 from fedprox.deployment.combine import (
     Combined,
+    Measured,
     NodePart,
-    NodeSums,
+    arrays_of,
+    check_sums,
     combined,
     declared_together,
     measures_together,
     summable,
     summed,
-    summed_arrays,
     sums_of,
 )
 from fedprox.deployment.conversation import Answered, Conversation
@@ -42,7 +43,6 @@ from fedprox.deployment.coordinator import Coordinator, Deployment, RemoteMethod
 from fedprox.deployment.crypto import normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.node_method import planned_rows, shares_of_first
-from fedprox.deployment.operator_sum import SecureSum, unknown_liar
 from fedprox.deployment.payload import (
     Possible,
     checked_part,
@@ -50,6 +50,7 @@ from fedprox.deployment.payload import (
     require_clipped,
     require_possible,
 )
+from fedprox.deployment.secure_sum import SecureSum, unknown_liar
 from fedprox.deployment.wire import Array, NodeWork, Request, Summed
 from fedprox.engine.compiled.client_step import round_hparams
 from fedprox.engine.compiled.evaluation import Measures
@@ -143,7 +144,7 @@ class RemoteSeed:
             solver = self.method.solver
             self.works = drawn_works(protocol, algorithm, solver, drawn_by, start.round)
         else:
-            self.works = works_at_nodes(self.training, self.seed, start.round)
+            self.works = self.training.works(start.round)
 
     def next(self, now: RunState) -> RunState:
         """Compute one round on the nodes."""
@@ -425,8 +426,8 @@ class RemoteSeed:
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }
-        allowed = self.remote.shapes.arrays()
-        secret = self._secret_sum("evaluate", summed_arrays(self.remote.shapes))
+        allowed = arrays_of(self.remote.shapes)
+        secret = self._secret_sum("evaluate", summable(self.remote.shapes))
         if secret is not None and requests:
             try:
                 requests, allowed = secret.prepared(requests, arrays), secret.allowed
@@ -447,14 +448,15 @@ class RemoteSeed:
         Nothing is measured if nodes keep their measures to themselves, or a secure sum is given up.
         """
         server, remote = self.server, self.remote
-        nodes_sums = list[NodeSums]()
+        nodes_sums = list[tuple[float, Measured]]()
 
         def read(index: int, answered: Answered) -> Answered:
             if secret is not None:
                 secret.require_masked(answered)
             else:
                 declared = remote.declared[index]
-                nodes_sums.append(sums_of(answered.arrays, remote.shapes, declared))
+                sums = sums_of(answered.arrays, remote.shapes, declared)
+                nodes_sums.append((declared.share, sums))
             return answered
 
         answers, failed = server.gather(asked, read)
@@ -466,7 +468,7 @@ class RemoteSeed:
             self._warn(line, of_update=False)
         if secret is not None and asked:
             try:
-                nodes_sums = [self._sum_of_measures(secret, answers)]
+                nodes_sums = [(1.0, self._sum_of_measures(secret, answers))]
                 answers = {index: secret.counted(index, each) for index, each in answers.items()}
             except InputError as error:
                 self._not_measured(error)
@@ -480,19 +482,15 @@ class RemoteSeed:
         measures = measures_together(protocol.model, nodes_sums, remote.shapes, validated=validated)
         return measures, Done(network=self._cost(began, answers))
 
-    def _sum_of_measures(self, secret: SecureSum, answers: Mapping[int, Answered]) -> NodeSums:
+    def _sum_of_measures(self, secret: SecureSum, answers: Mapping[int, Answered]) -> Measured:
         """The sum over nodes, as that of one node."""
         remote = self.remote
-        total = secret.total(answers, np.full(remote.shapes.points, len(answers), np.float32))
-        shown = {
-            name: total[name]
-            for measure, arrays in summable(remote.shapes).items()
-            for name in arrays
-            if measure in secret.measures
-        }
+        total = secret.total(answers, np.full(len(self.method.points), len(answers), np.float32))
+        shown = {measure: total[measure] for measure in total if measure in secret.measures}
         declared = declared_together([remote.declared[index] for index in answers])
         with unknown_liar():
-            return sums_of(shown, remote.shapes, declared)
+            check_sums(shown, declared)
+        return shown
 
     def measure_own(self, now: RunState) -> None:
         """Nodes do not report measures of single clients."""

@@ -27,7 +27,7 @@ from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 9
+VERSION = 10
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -46,10 +46,10 @@ Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
 Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 """32 bytes in hexadecimal, or none."""
 
-Stage = Literal["advertise", "share", "accept", "confirm", "reveal"]
+SumStage = Literal["advertise", "share", "accept", "confirm", "reveal"]
 """Requests of a secure sum, beside those whose answers are summed."""
 
-RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", Stage]
+RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", SumStage]
 """What a request asks for."""
 
 Summed = Literal["gradients", "train", "evaluate"]
@@ -354,6 +354,15 @@ class Request(Head):
     secret: Secret | None = None
 
 
+STAGES: Mapping[RequestKind, tuple[str, ...]] = {
+    "advertise": (),
+    "share": ("roster",),
+    "accept": ("shares", "commitments"),
+    "confirm": ("included",),
+    "reveal": ("signatures",),
+}
+"""The stages of a secure sum, and the fields of `secret` that each reads beside what all read."""
+
 _STAGE = frozenset({"setup", "round", "secret", "secret.context", "secret.share"})
 _WORK = _STAGE | {"participation", "work"}
 
@@ -363,11 +372,8 @@ READS: Mapping[RequestKind, frozenset[str]] = {
     "gradients": _WORK | {"seconds", "arrays"},
     "train": _WORK | {"seconds", "arrays", "initial"},
     "evaluate": _STAGE | {"arrays"},
+    **{kind: _STAGE | {f"secret.{name}" for name in names} for kind, names in STAGES.items()},
     "advertise": _WORK,
-    "share": _STAGE | {"secret.roster"},
-    "accept": _STAGE | {"secret.shares", "secret.commitments"},
-    "confirm": _STAGE | {"secret.included"},
-    "reveal": _STAGE | {"secret.signatures"},
 }
 """What each kind of request reads, beside what all have, of `secret` field by field. A request has
 nothing else, so two that differ ask for different things."""

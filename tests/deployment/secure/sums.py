@@ -3,14 +3,13 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedprox.deployment.crypto import Identity, Words
-from fedprox.deployment.node_sum import Dealt, NodeSum
-from fedprox.deployment.operator_sum import OperatorSum
-from fedprox.deployment.wire import Advert, Claims, Securing
+from fedprox.deployment.secure_sum import NodeSum, OperatorSum
+from fedprox.deployment.wire import STAGES, Advert, Answer, Claims, Secret, Securing, SumStage
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -60,20 +59,49 @@ def begun(
     return Nodes(securing, sums, [sums[name].advert for name in sorted(sums)])
 
 
+Dealt = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""What nodes answer to "share", by their names."""
+
+
+def dealt_by(nodes: Nodes) -> dict[str, Any]:
+    """The shares that nodes give each other."""
+    return {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+
+
 def shared(nodes: Nodes) -> None:
     """Let all nodes share and accept."""
-    dealt = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+    dealt = dealt_by(nodes)
     for name, each in nodes.sums.items():
-        assert each.accept(*given_to(name, dealt)) == []
+        assert each.accept(*given_to(name, dealt)) == {"unusable": []}
 
 
-def given_to(name: str, dealt: Mapping[str, Dealt]) -> Dealt:
-    """The shares that nodes have dealt to one of them, by sender."""
+def given_to(name: str, dealt: Dealt) -> tuple[dict[str, str], dict[str, str]]:
+    """The shares that nodes have dealt to one of them, and their digests, by sender."""
     others = {other: each for other, each in dealt.items() if other != name}
-    return Dealt(
-        {other: each.sealed[name] for other, each in others.items()},
-        {other: each.commitments[name] for other, each in others.items()},
+    return (
+        {other: each["shares"][name] for other, each in others.items()},
+        {other: each["commitments"][name] for other, each in others.items()},
     )
+
+
+def operator_of(nodes: Nodes) -> OperatorSum:
+    """The operator of nodes that have advertised."""
+    secret = Secret(sum="0" * 32, of="train", by="rows")
+    operator = OperatorSum(nodes.securing, secret, {}, lambda name: b"")  # noqa: ARG005
+    advertised = {each.node: Answer(id="", advert=each) for each in nodes.roster}
+    operator.take("advertise", advertised)
+    return operator
+
+
+def ask(operator: OperatorSum, nodes: Nodes, stage: SumStage, names: Collection[str]) -> None:
+    """Let nodes answer a stage."""
+    answers = {}
+    for name in names:
+        fields = operator.asked(stage, name)
+        assert fields.keys() == set(STAGES[stage])
+        answers[name] = Answer(id="", **getattr(nodes.sums[name], stage)(**fields))
+        operator.check(stage, name, answers[name])
+    operator.take(stage, answers)
 
 
 Gone = Mapping[str, Collection[str]]
@@ -92,21 +120,17 @@ def summed(
 
     nodes = begun({name: known[name] for name in stage("advertise")}, threshold)
     nodes.securing.nodes[:] = sorted(known)
-    operator = OperatorSum(nodes.securing)
-    roster = operator.advertised({each.node: each for each in nodes.roster})
-    given = operator.shared({name: nodes.sums[name].share(roster) for name in stage("share")})
-    masked = {}
-    operator.accepted({name: nodes.sums[name].accept(*given[name]) for name in given})
+    operator = operator_of(nodes)
+    ask(operator, nodes, "share", stage("share"))
+    ask(operator, nodes, "accept", left)
     for name in stage("mask"):
-        masked[name] = messages[name].copy()
-        nodes.sums[name].mask(masked[name])
-        assert (masked[name] != messages[name]).any()
-    operator.require_enough(masked)
-    signatures = {name: nodes.sums[name].confirm(masked) for name in stage("confirm")}
-    operator.require_enough(signatures)
-    return operator.unmasked(
-        masked, {name: nodes.sums[name].reveal(signatures) for name in stage("reveal")}
-    )
+        operator.masked[name] = messages[name].copy()
+        nodes.sums[name].mask(operator.masked[name])
+        assert (operator.masked[name] != messages[name]).any()
+    operator.require_enough(operator.masked)
+    ask(operator, nodes, "confirm", stage("confirm"))
+    ask(operator, nodes, "reveal", stage("reveal"))
+    return operator.unmasked()
 
 
 def some_messages(names: Sequence[str], size: int = 50) -> dict[str, Words]:

@@ -22,8 +22,8 @@ from fedprox.deployment.kept import Revealed, read_kept
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.operator_sum import OperatorSum
 from fedprox.deployment.policy import Policy, SecurePolicy
+from fedprox.deployment.secure_sum import OperatorSum
 from fedprox.deployment.wire import (
     Answer,
     Request,

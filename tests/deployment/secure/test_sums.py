@@ -15,17 +15,19 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedprox.deployment.crypto import SHARE_BYTES, Words, joined_secret, seal
-from fedprox.deployment.node_sum import Dealt, Sums, claims_of, commitment_of
-from fedprox.deployment.operator_sum import OperatorSum
 from fedprox.deployment.payload import RoundPart
-from fedprox.deployment.wire import Advert, Claims, Secret
+from fedprox.deployment.secure_sum import OperatorSum, Sums, claims_of, commitment_of
+from fedprox.deployment.wire import Advert, Answer, Claims, Secret
 from fedprox.engine.planning.jobs import no_jobs
 from fedprox.errors import InputError
 from tests.deployment.secure.sums import (
     Nodes,
+    ask,
     begun,
+    dealt_by,
     given_to,
     identities,
+    operator_of,
     shared,
     some_messages,
     summed,
@@ -101,11 +103,11 @@ def test_no_node_reveals_both_secrets_of_a_peer(threshold: int, known: Any) -> N
         signatures: list[dict[str, str]] = []
         for included in (first, second):
             answers = {n: attempt(nodes.sums[n].confirm, included) for n in NAMES}
-            signatures.append({n: s for n, s in answers.items() if s})
+            signatures.append({n: each["signature"] for n, each in answers.items() if each})
         seen: dict[str, set[str]] = {}
         for name, given_ in itertools.product(NAMES, signatures):
-            shares = attempt(nodes.sums[name].reveal, given_) or {}
-            for peer, share in shares.items():
+            answer = attempt(nodes.sums[name].reveal, given_) or {"shares": {}}
+            for peer, share in answer["shares"].items():
                 seen.setdefault(f"{name} of {peer}", set()).add(share)
                 assert share in (
                     before[name][peer][:SHARE_BYTES].hex(),
@@ -131,15 +133,15 @@ def test_no_node_reveals_both_secrets_of_a_peer(threshold: int, known: Any) -> N
 def test_two_sums_are_not_both_confirmed(known: Any) -> None:
     nodes = begun(known, 3)
     masked(nodes)
-    one = {n: nodes.sums[n].confirm("abc") for n in "ab"}
-    two = {n: nodes.sums[n].confirm("cde") for n in "cde"}
+    one = {n: nodes.sums[n].confirm("abc")["signature"] for n in "ab"}
+    two = {n: nodes.sums[n].confirm("cde")["signature"] for n in "cde"}
     with pytest.raises(InputError, match="a sum over 2 nodes; at least 3 are needed"):
         nodes.sums["a"].reveal(one)
     with pytest.raises(InputError, match="signatures of nodes outside of the sum"):
         nodes.sums["a"].reveal(one | two)
     with pytest.raises(InputError, match="not signed by the key of node 'c'"):
         nodes.sums["a"].reveal({**one, "c": two["c"]})
-    revealed = {n: nodes.sums[n].reveal(two) for n in "cde"}
+    revealed = {n: nodes.sums[n].reveal(two)["shares"] for n in "cde"}
     assert joined_secret({i: bytes.fromhex(revealed[n]["c"]) for i, n in enumerate("cde", 3)})
 
 
@@ -153,10 +155,10 @@ def test_a_stage_is_passed_once(known: Any) -> None:
         node.share(nodes.roster)
     with pytest.raises(InputError, match="the node has masked already"):
         node.mask(np.zeros(3, np.uint32))
-    signatures = {n: nodes.sums[n].confirm(NAMES) for n in NAMES}
+    signatures = {n: nodes.sums[n].confirm(NAMES)["signature"] for n in NAMES}
     with pytest.raises(InputError, match="the node has confirmed already"):
         node.confirm("abc")
-    assert node.reveal(signatures).keys() == set(NAMES)
+    assert node.reveal(signatures)["shares"].keys() == set(NAMES)
     with pytest.raises(InputError, match="the node has revealed already"):
         node.reveal(signatures)
 
@@ -221,15 +223,29 @@ def test_measures_are_summed_over_all_nodes_or_none(known: Any) -> None:
     line = "measures without node d; they are summed over all of policy.secure.peers and this node"
     with pytest.raises(InputError, match=line):
         without.sums["a"].share(without.roster)
-    dealt = {name: each.share(everyone.roster) for name, each in everyone.sums.items()}
+    dealt = dealt_by(everyone)
     with pytest.raises(InputError, match=line):
         everyone.sums["a"].accept(*given_to("a", {n: dealt[n] for n in "abce"}))
     for name, each in everyone.sums.items():
         assert each.measures == {"loss"}  # fewer than the threshold report the other
-        assert each.accept(*given_to(name, dealt)) == []
+        assert each.accept(*given_to(name, dealt)) == {"unusable": []}
         each.mask(np.zeros(3, np.uint32))
     with pytest.raises(InputError, match=line):
         everyone.sums["a"].confirm([name for name in known if name != "d"])
+
+
+@pytest.mark.parametrize("measures", [["loss"], ["loss", "weight"], ["unmeasured", "test/loss"]])
+def test_losses_are_not_advertised_without_their_weights(measures: list[str], known: Any) -> None:
+    def judged(more: list[str]) -> None:
+        claims = Claims(by="rows", rate=0.02, measures=[*measures, *more])
+        nodes = begun(known, 3, work=lambda name: claims)  # noqa: ARG005
+        secret = Secret(sum=nodes.roster[0].sum, of="evaluate", by="rows", context="context")
+        operator = OperatorSum(nodes.securing, secret, {"a": 0.02}, lambda name: b"")  # noqa: ARG005
+        operator.check("advertise", "a", Answer(id="", advert=nodes.roster[0]))
+
+    judged(["loss", "weight", "unmeasured"])
+    with pytest.raises(InputError, match=r"it reports .*, a part of what losses need"):
+        judged([])
 
 
 def test_weights_within_a_node_are_of_one_kind() -> None:
@@ -259,22 +275,21 @@ def test_a_node_without_an_update_is_not_in_a_sum(known: Any, tmp_path: Path) ->
 
 def test_shares_that_are_of_no_use_are_named(known: Any) -> None:
     nodes, others = begun(known, 3), begun(known, 3)
-    dealt = {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
-    old = {name: each.share(others.roster) for name, each in others.sums.items()}
+    dealt, old = dealt_by(nodes), dealt_by(others)
     good, stated = given_to("a", dealt)
     flipped = f"{int(good['b'][0], 16) ^ 1:x}" + good["b"][1:]
     longer = seal(nodes.sums["b"]._sealing("b", "a"), bytes(70)).hex()
-    for share in (old["b"].sealed["a"], dealt["b"].sealed["c"], flipped, "", longer):
+    for share in (old["b"]["shares"]["a"], dealt["b"]["shares"]["c"], flipped, "", longer):
         told = {**stated, "b": commitment_of(bytes(70))} if share == longer else stated
         node = nodes.sums["a"]
-        assert node.accept({**good, "b": share}, told) == ["b"]
+        assert node.accept({**good, "b": share}, told) == {"unusable": ["b"]}
         node.stage, node.shares = "shared", {"a": node.shares["a"]}
     # a digest that is not of the share that was given
-    assert node.accept(good, {**stated, "c": stated["b"]}) == ["c"]
+    assert node.accept(good, {**stated, "c": stated["b"]}) == {"unusable": ["c"]}
     node.stage, node.shares = "shared", {"a": node.shares["a"]}
     with pytest.raises(InputError, match="shares of nodes that are not in the sum"):
         node.accept({**good, "x": good["b"]}, stated)
-    assert node.accept(good, stated) == []
+    assert node.accept(good, stated) == {"unusable": []}
 
 
 def test_a_roster_that_differs_between_nodes_gives_no_sum(known: Any) -> None:
@@ -282,46 +297,45 @@ def test_a_roster_that_differs_between_nodes_gives_no_sum(known: Any) -> None:
     # a is told of everybody, and the others of one node less
     dealt = {"a": nodes.sums["a"].share(nodes.roster)}
     dealt |= {n: nodes.sums[n].share(nodes.roster[:-1]) for n in "bcd"}
-    assert nodes.sums["a"].accept(*given_to("a", dealt)) == ["b", "c", "d"]
+    assert nodes.sums["a"].accept(*given_to("a", dealt)) == {"unusable": ["b", "c", "d"]}
 
 
 def accepted(nodes: Nodes) -> OperatorSum:
     """The operator of nodes that have taken each other's shares."""
-    operator = OperatorSum(nodes.securing)
-    operator.advertised({each.node: each for each in nodes.roster})
-    given_ = operator.shared({n: each.share(nodes.roster) for n, each in nodes.sums.items()})
-    operator.accepted({n: each.accept(*given_[n]) for n, each in nodes.sums.items()})
+    operator = operator_of(nodes)
+    ask(operator, nodes, "share", NAMES)
+    ask(operator, nodes, "accept", NAMES)
     return operator
 
 
-def revealed_by(nodes: Nodes, came: str) -> tuple[dict[str, Words], dict[str, dict[str, str]]]:
-    """The masked messages of zeros of some nodes, and the shares that these reveal."""
-    vectors = {name: np.zeros(3, np.uint32) for name in came}
-    for name, vector in vectors.items():
+def reveal(operator: OperatorSum, nodes: Nodes, came: str) -> dict[str, dict[str, str]]:
+    """Sum masked messages of zeros of some nodes; the shares that these reveal, to be changed."""
+    operator.masked = {name: np.zeros(3, np.uint32) for name in came}
+    for name, vector in operator.masked.items():
         nodes.sums[name].mask(vector)
-    signatures = {name: nodes.sums[name].confirm(came) for name in came}
-    return vectors, {name: nodes.sums[name].reveal(signatures) for name in came}
+    ask(operator, nodes, "confirm", came)
+    ask(operator, nodes, "reveal", came)
+    return {name: answer.shares for name, answer in operator.answers["reveal"].items()}
 
 
 @pytest.mark.parametrize("liar", ["a", "b", "d"])
 def test_a_share_that_is_revealed_wrongly_is_not_used(liar: str, known: Any) -> None:
     nodes = begun(known, 3)
     operator = accepted(nodes)
-    vectors, revealed = revealed_by(nodes, "abcd")  # e drops out, so its key is needed
+    revealed = reveal(operator, nodes, "abcd")  # e drops out, so its key is needed
     for name in NAMES:
         revealed[liar][name] = revealed["c"][name]
-    total = operator.unmasked(vectors, revealed)
-    assert not total.any()
+    assert not operator.unmasked().any()
     assert operator.liars == {liar: "it reveals another share than it was given"}
 
 
 def test_two_wrong_shares_of_four_are_too_many(known: Any) -> None:
     nodes = begun(known, 3)
     operator = accepted(nodes)
-    vectors, revealed = revealed_by(nodes, "abcd")
+    revealed = reveal(operator, nodes, "abcd")
     revealed["a"]["c"] = revealed["b"]["c"] = revealed["d"]["c"]
     with pytest.raises(InputError, match="2 right shares of a secret, and a secure sum needs 3"):
-        operator.unmasked(vectors, revealed)
+        operator.unmasked()
     assert operator.liars.keys() == {"a", "b"}
     assert not operator.dishonest
 
@@ -332,10 +346,10 @@ def test_a_node_that_shares_another_secret_is_named(gone: str, known: Any) -> No
     liar = nodes.sums["b"]
     liar.seed, liar.masking = bytes(32), X25519PrivateKey.generate()
     operator = accepted(nodes)
-    vectors, revealed = revealed_by(nodes, "acde" if gone else "abcde")
+    reveal(operator, nodes, "acde" if gone else "abcde")
     line = "^node 'b': its shares are not of the secret that it has advertised$"
     with pytest.raises(InputError, match=line):
-        operator.unmasked(vectors, revealed)
+        operator.unmasked()
     assert operator.dishonest.keys() == {"b"}
 
 
@@ -343,24 +357,24 @@ def test_shares_that_do_not_fit_the_others_are_left_out(known: Any) -> None:
     nodes = begun(known, 3)
     share = nodes.sums["b"].share
 
-    def uneven(roster: Any) -> Dealt:
+    def uneven(roster: Any) -> Any:
         dealt, wrong = share(roster), bytes(2 * SHARE_BYTES)
-        sealed = seal(nodes.sums["b"]._sealing("b", "a"), wrong).hex()
-        return Dealt(
-            {**dealt.sealed, "a": sealed}, {**dealt.commitments, "a": commitment_of(wrong)}
-        )
+        dealt["shares"]["a"] = seal(nodes.sums["b"]._sealing("b", "a"), wrong).hex()
+        dealt["commitments"]["a"] = commitment_of(wrong)
+        return dealt
 
     nodes.sums["b"].share = uneven  # type: ignore[method-assign]
     operator = accepted(nodes)
-    total = operator.unmasked(*revealed_by(nodes, "abcde"))
-    assert not total.any()
+    reveal(operator, nodes, "abcde")
+    assert not operator.unmasked().any()
     assert not operator.liars
 
 
 def test_who_disagrees_with_more_than_may_lie_lies(known: Any) -> None:
     def judged(unusable: dict[str, str], present: str = "abcde") -> OperatorSum:
-        operator = OperatorSum(begun(known, 3).securing)
-        operator.accepted({name: unusable.get(name, "") for name in present})
+        operator = operator_of(begun(known, 3))
+        told = {name: [*unusable.get(name, "")] for name in present}
+        operator.take("accept", {n: Answer(id="", unusable=each) for n, each in told.items()})
         return operator
 
     assert judged({}).dishonest == {}
