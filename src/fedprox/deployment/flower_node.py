@@ -15,25 +15,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedprox.deployment.crypto import read_private_key
-from fedprox.deployment.endpoints import (
-    Retry,
-    is_tls,
-    require_address,
-    require_certificates,
-    tls_in_words,
-)
 from fedprox.deployment.flower import (
     Incoming,
     Link,
     Lost,
+    Retry,
     environment,
     fleet_link,
+    is_tls,
     next_request,
     problem_of,
+    require_address,
+    require_certificates,
     require_flower,
     send_answer,
     sign_off,
     sign_on,
+    tls_in_words,
     until_next_look,
 )
 from fedprox.deployment.network import Parcel
@@ -117,7 +115,7 @@ class _Stopped(Exception):  # noqa: N818 - what has happened to a call
 def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Callable[[], bool]]:
     """Keep the node connected by a process of its own, and yield whether it lives."""
     program = Child(
-        entry="fedprox.deployment.heartbeat:main",
+        entry="fedprox.deployment.heartbeat:keep_connected",
         arguments=[
             connection.superlink,
             str(connection.ca_certificate),

@@ -14,17 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from fedprox.deployment.crypto import read_public_key
-from fedprox.deployment.endpoints import (
-    Retry,
-    is_tls,
-    require_address,
-    require_certificates,
-    tls_in_words,
-)
 from fedprox.deployment.flower import (
     Incoming,
     Link,
     Lost,
+    Retry,
     answers_begun,
     begin_task,
     connected_nodes,
@@ -32,13 +26,17 @@ from fedprox.deployment.flower import (
     drop,
     end_task,
     heartbeats,
+    is_tls,
     problem_of,
+    require_address,
+    require_certificates,
     require_flower,
     runtime_link,
     send_requests,
     start_run,
     stop_flower_run,
     take_task,
+    tls_in_words,
     until_next_look,
 )
 from fedprox.deployment.network import Network, Parcel, Received
