@@ -18,7 +18,7 @@ import fedprox as fp
 from fedprox import cli
 from fedprox.deployment import conversation, joining
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import Ledger, require_same_clients, resolve_deployment
+from fedprox.deployment.coordinator import Coordinator, Ledger, require_same_clients
 from fedprox.deployment.joining import (
     Joined,
     declared_in_words,
@@ -76,10 +76,17 @@ def joined(
     return join(Conversation(in_memory(nodes), patience=patience), count or len(nodes))
 
 
+def server_of(table: Any, joined: Joined) -> Coordinator:
+    """The coordinator of an experiment on some nodes, which it does not ask."""
+    return Coordinator(
+        Conversation(in_memory([])), parse("test", table), joined, Ledger(run="run1")
+    )
+
+
 def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str:
     """Why no federation is formed."""
     with pytest.raises(InputError) as raised:
-        resolve_deployment(parse("test", TABLE), joined(*nodes, count=count), Ledger(run="run1"))
+        server_of(TABLE, joined(*nodes, count=count))
     return str(raised.value)
 
 
@@ -116,7 +123,8 @@ def test_a_node_that_does_not_fit_those_before_it_is_left_out(
     (logged,) = (record.getMessage() for record in caplog.records)
     assert logged.startswith(f"node 1: {line}")
     assert logged.endswith("; left out")
-    assert resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).joined is result
+    small = {**TABLE, "cohort": {"clients_per_round": 2}}
+    assert server_of(small, result).joined is result
     refusal = refused(*nodes[:2], count=2)
     assert refusal.startswith(f"deployment.nodes = 2: 1 joined within 0.1 s (m, 1: {line}")
 
@@ -346,7 +354,7 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
         )
         assert waiting[0] == []
         assert sorted(waiting[-1]) == ["p", "q", "r"]
-        resolved = resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).resolved
+        resolved = server_of(TABLE, result).resolved
         orders.append(([each.name for each in result.descriptions], resolved.federation.names))
         assert [order[node] for node in result.nodes] == [0, 1, 2]
     assert all(each == orders[0] for each in orders)
@@ -423,6 +431,4 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
 def test_settings_that_no_deployment_has(sections: Any, line: str) -> None:
     result = joined(described_by("m", data("a", "b", "c", "d")))
     with pytest.raises(InputError, match=line):
-        resolve_deployment(
-            parse("test", table_of(*TABLE["method"], **sections)), result, Ledger(run="run1")
-        )
+        server_of(table_of(*TABLE["method"], **sections), result)

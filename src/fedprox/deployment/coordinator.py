@@ -11,7 +11,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ from fedprox.model import Params, digest
 from fedprox.parts import compatible
 from fedprox.parts.compatible import Case, check
 from fedprox.parts.faults import Faults
+from fedprox.precision import require_single
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
 from fedprox.report.directory import DEPLOYMENT
@@ -158,24 +159,6 @@ FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
 
 
-class Deployment(NamedTuple):
-    """An experiment on the nodes that have joined.
-
-    Attributes:
-        joined: The nodes.
-        experiment: The experiment.
-        resolved: Its objects, with a stand-in for the data.
-        ledger: The run's identifier, and how many of its rounds have been released.
-        secure: How messages are summed in secret; None if the operator sees each node's.
-    """
-
-    joined: Joined
-    experiment: Experiment
-    resolved: Resolved
-    ledger: Ledger
-    secure: Securing | None
-
-
 class _SectionsChecked(Exception):  # noqa: N818 (it is no error)
     """All sections have been checked that need no data."""
 
@@ -194,15 +177,15 @@ def check_deployable(experiment: Experiment) -> None:
         check(Case(experiment, method, place="deployment"), of=compatible.DEPLOYMENT)
 
 
-def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
-    """Build the objects of an experiment, for the clients of the nodes that have joined."""
+def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securing | None]:
+    """The objects of an experiment with a stand-in for the data, and how messages are summed."""
     check_deployable(experiment)
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
-    secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
+    secure = _securing(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
@@ -224,7 +207,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         finite = resolved.privacy.clip < math.inf
         require(finite, "privacy.clip = inf; in a deployment it must be finite")
     _require_measures(resolved, joined.reports)
-    return Deployment(joined, experiment, resolved, ledger, secure)
+    return resolved, secure
 
 
 def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
@@ -247,9 +230,7 @@ def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
         )
 
 
-def securing_of(
-    experiment: Experiment, resolved: Resolved, nodes: Sequence[str]
-) -> Securing | None:
+def _securing(experiment: Experiment, resolved: Resolved, nodes: Sequence[str]) -> Securing | None:
     """How a run's messages are summed in secret; None if they are not."""
     given = experiment.deployment.secure
     if given is None:
@@ -280,28 +261,32 @@ def securing_of(
     return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})
 
 
-def methods_of(deployment: Deployment) -> list[Method]:
-    """The methods of a deployment under its protocol."""
-    experiment, resolved = deployment.experiment, deployment.resolved
-    settings = settings_of(experiment, resolved) | {"client_store": "auto"}
-    protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
-    return checked_methods(protocol, resolved.methods)
-
-
 class Coordinator:
-    """What all methods of a deployment share.
+    """An experiment on the nodes that have joined: what all its methods share.
 
     Attributes:
+        resolved: The experiment's objects, with a stand-in for the data.
+        ledger: The run's identifier, and how many of its rounds have been released.
+        secure: How messages are summed in secret; None if the operator sees each node's.
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
         dishonest: Why nodes are left out of secure sums, by index.
     """
 
-    def __init__(self, conversation: Conversation, deployment: Deployment) -> None:
-        self.conversation, self.deployment = conversation, deployment
-        self.methods = methods_of(deployment)
+    def __init__(
+        self,
+        conversation: Conversation,
+        experiment: Experiment,
+        joined: Joined,
+        ledger: Ledger,
+    ) -> None:
+        require_single("a deployment")
+        self.conversation, self.joined, self.ledger = conversation, joined, ledger
+        self.resolved, self.secure = _resolved(experiment, joined)
+        settings = settings_of(experiment, self.resolved) | {"client_store": "auto"}
+        protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
+        self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol
-        joined = deployment.joined
         self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0
@@ -315,9 +300,9 @@ class Coordinator:
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
         number, protocol = self.number(method), self.protocol
-        table, compression = self.deployment.resolved.table, protocol.compression
+        table, compression = self.resolved.table, protocol.compression
         return Setup(
-            run=self.deployment.ledger.run,
+            run=self.ledger.run,
             number=number,
             seed=seed,
             rounds=protocol.rounds,
@@ -333,7 +318,7 @@ class Coordinator:
             gradients=protocol.evaluation.gradients,
             deadline=protocol.systems.deadline if protocol.population is None else None,
             **self._privacy(method),
-            secure=self.deployment.secure,
+            secure=self.secure,
             compression=None if compression is None else asdict(compression),
             products=protocol.aggregation.rule == "product",
         )
@@ -413,7 +398,7 @@ class Coordinator:
 
     def name(self, index: int) -> str:
         """The name of a node."""
-        return self.deployment.joined.descriptions[index].name
+        return self.joined.descriptions[index].name
 
 
 class RemoteMethod:
@@ -433,7 +418,7 @@ class RemoteMethod:
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
         shapes, compression = protocol.model.shapes, protocol.compression
-        given = server.deployment.resolved.methods[server.number(method)]
+        given = server.resolved.methods[server.number(method)]
         there = on_nodes(protocol.reported(given, sent="message"))
         self.sent = sent_state_of(there, shapes)
         self.params = jax.vmap(there.server.params)
@@ -447,13 +432,11 @@ class RemoteMethod:
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)
         self.declared = [
             declared_by(each, float(share))
-            for each, share in zip(
-                server.deployment.joined.descriptions, server.shares, strict=True
-            )
+            for each, share in zip(server.joined.descriptions, server.shares, strict=True)
         ]
         possible = algorithm.client.possible
         self._possible = None if possible is None else jit_once(jax.vmap(possible))
-        if server.deployment.secure is not None:
+        if server.secure is not None:
             setup = server.setup(method, protocol.seeds[0])
             for like in self.messages.values():
                 fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))
