@@ -52,8 +52,8 @@ from fedprox.deployment.wire import (
     Secret,
     Securing,
     Setup,
-    Stage,
     Summed,
+    SumRequest,
     WeightsBy,
     digest_of,
 )
@@ -401,7 +401,7 @@ class SecureSum:
 
     def _ask(
         self,
-        kind: Stage,
+        kind: SumRequest,
         secret: Mapping[str, Mapping[str, Any]],
         check: Callable[[str, Answer], None],
         others: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
