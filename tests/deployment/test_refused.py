@@ -456,7 +456,7 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
     [
         (
             lambda head: head["work"].update(steps=[1]),
-            "request: work: its lists have different lengths",
+            "request: work: its lists have diff",
         ),
         (lambda head: head["work"].update(names=["a", "b"]), "client 'a' is not on this node"),
         (
