@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedprox.algorithms import ALGORITHMS
-from fedprox.deployment.flower import (
-    command,
-    control_link,
-    environment,
-    register_node,
-    require_answer,
-    require_flower,
-)
+from fedprox.deployment import flower
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.network import Network
 from fedprox.deployment.policy import REPORTS, Policy
@@ -71,7 +64,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
     """Run a SuperLink on a free port of the loopback."""
-    require_flower()
+    flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
     certificate = make_certificate(folder)
     secret = folder / "secret"
@@ -88,21 +81,21 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
         "--ssl-ca-certfile": certificate,
     }
     program = Child(
-        entry=command("flower-superlink"),
+        entry=flower.command("flower-superlink"),
         arguments=[
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
             *(str(part) for option in options.items() for part in option),
         ],
         log=folder / "superlink.log",
-        environment=environment(folder / "flwr"),
+        environment=flower.environment(folder / "flwr"),
     )
-    control = control_link(address, certificate)
+    control = flower.control_link(address, certificate)
     with running([program]) as [process], contextlib.closing(control):
         deadline = time.monotonic() + 60
         while True:
             try:
-                require_answer(control)
+                flower.require_answer(control)
                 break
             except httpx.TransportError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -110,13 +103,13 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
                     raise ConnectionError(f"{text}\n{tail(program.log)}") from error
             time.sleep(0.1)
 
-        register = functools.partial(register_node, control)
+        register = functools.partial(flower.register_node, control)
         yield LocalSuperLink(address, certificate, secret, register)
 
 
 def make_node_key(folder: Path) -> tuple[Path, Path]:
     """Make the key of a node as `ssh-keygen -t ecdsa -b 384` does, without a passphrase."""
-    require_flower()
+    flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / "node.key", folder / "node.key.pub"
