@@ -1,6 +1,5 @@
 """The experiment of a deployment on the nodes that have joined, and asking them for their parts."""
 
-import json
 import logging
 import math
 import secrets
@@ -16,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
@@ -79,20 +79,21 @@ class Ledger:
         folder: The run directory; None to keep nothing.
         run: Identifier of the run, under which nodes store client state.
         released: Round up to which the rounds have been released.
-        repeated: Rounds that were released, and after an interruption once more, each time.
+        repeated: Rounds, first and end, that were released, and after an interruption once more,
+            each time.
         clients: The training rows of each client, by node and client, in their order.
     """
 
     folder: Path | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     released: int = 0
-    repeated: list[range] = field(default_factory=list)
+    repeated: list[tuple[int, int]] = field(default_factory=list)
     clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
         if first < self.released:
-            self.repeated.append(range(first, self.released))
+            self.repeated.append((first, self.released))
             self.released = first
             self.write()
 
@@ -104,27 +105,25 @@ class Ledger:
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
-            content = {
-                "run": self.run,
-                "released": self.released,
-                "repeated": [[rounds.start, rounds.stop] for rounds in self.repeated],
-                "clients": self.clients,
-            }
-            write_whole(self.folder / DEPLOYMENT, json.dumps(content).encode())
+            write_whole(self.folder / DEPLOYMENT, self.content())
+
+    def content(self) -> bytes:
+        """The content of the file."""
+        return LEDGER.dump_json(self, exclude={"folder"})
+
+
+LEDGER = TypeAdapter(Ledger)
 
 
 def read_ledger(folder: Path) -> Ledger:
     """The ledger of the run in a run directory."""
     path = folder / DEPLOYMENT
     try:
-        content = json.loads(path.read_bytes())
-        clients = {
-            node: {client: int(rows) for client, rows in each.items()}
-            for node, each in content["clients"].items()
-        }
-        repeated = [range(int(first), int(end)) for first, end in content["repeated"]]
-        return Ledger(folder, str(content["run"]), int(content["released"]), repeated, clients)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = path.read_bytes()
+        ledger = replace(LEDGER.validate_json(content), folder=folder)
+        require(ledger.content() == content, "not as it was written, such as without a field")
+        return ledger
+    except (OSError, ValueError):
         raise InputError(f"{path}: missing or damaged; this run cannot be resumed") from None
 
 

@@ -282,7 +282,8 @@ def join(
             node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
             for node in new
         }
-        answers = conversation.ask(requests, patience=max(0.0, min(wait, end - time.monotonic())))
+        patience = max(0.0, min(wait, end - time.monotonic()))
+        answers = conversation.answers(conversation.begin_all(requests, patience=patience))
         for node, answer in answers.items():
             if isinstance(answer, Answered):
                 try:

@@ -102,7 +102,7 @@ class Nodes:
         if method.protocol.privacy is not None:  # which has one run
             ledger = self.server.ledger
             ledger.begin(start.round)
-            self.server.repeated = tuple(ledger.repeated)
+            self.server.repeated = [range(*rounds) for rounds in ledger.repeated]
         yield RemoteExecution(self.server, method)
 
 
