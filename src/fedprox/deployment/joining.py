@@ -37,7 +37,7 @@ def description_of(
         kind = DataKind(
             classes=federation.classes,
             features=list(features.shape),
-            feature_type=np.dtype(features.dtype).name,  # type: ignore[arg-type]
+            feature_type=np.dtype(features.dtype).name,
             label=list(train.y.shape[1:]),
             label_type=train.y.dtype.name,
             greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
@@ -177,7 +177,7 @@ def _federation(
     """A stand-in of these clients; a number of validation rows means rows of no client."""
 
     def x(rows: int) -> np.ndarray:
-        filled = np.array(kind.greatest, kind.feature_type)
+        filled: np.ndarray = np.array(kind.greatest, kind.feature_type)
         return np.broadcast_to(filled, (rows, *kind.features))
 
     def y(rows: int) -> np.ndarray:

@@ -84,10 +84,7 @@ def _held(shape: list[int]) -> list[int]:
 Name = Annotated[str, AfterValidator(_named)]
 Shape = Annotated[list[NotNegative], Field(max_length=8), AfterValidator(_held)]
 Symbols = Annotated[int, Field(ge=0, le=10**5)]
-NumberType = Literal[
-    *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64"),
-]
+NumberType = Annotated[str, Field(pattern="^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
 """The types that features and labels may have."""
 
 
@@ -379,7 +376,8 @@ class NodeWork(Head):
 
     @model_validator(mode="after")
     def _check(self) -> "NodeWork":
-        require_columns([values for _, values in self])
+        columns: list[list[Any]] = [values for _, values in self]
+        require_columns(columns)
         return self
 
 
