@@ -157,6 +157,7 @@ class Clients(Head):
 
     @model_validator(mode="after")
     def _check(self) -> "Clients":
+        lists: list[Sequence[Any]]
         lists = [self.names, self.train, self.test, self.labels, self.validation or self.names]
         require_columns(lists)
         return self
