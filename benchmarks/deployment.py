@@ -37,14 +37,13 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import Ledger, resolve_deployment
-from fedprox.deployment.endpoints import free_port
+from fedprox.deployment.coordinator import Coordinator, Ledger
 from fedprox.deployment.flower import environment
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.remote import run_deployment
-from fedprox.deployment.trial import local_nodes
+from fedprox.deployment.trial import free_port, local_nodes
 from fedprox.experiment import parse, resolve
 from fedprox.loop.train import Follow
 
@@ -131,8 +130,8 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
     with local_nodes(experiment, case.nodes, folder) as network:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
-        deployment = resolve_deployment(experiment, joined, Ledger())
-        (run,) = run_deployment(conversation, deployment, Follow(None, [], None, progress=False))
+        server = Coordinator(conversation, experiment, joined, Ledger())
+        (run,) = run_deployment(server, Follow(None, [], None, progress=False))
         kinds = {
             "node": "fedprox.cli",
             "heartbeat": "deployment.heartbeat",

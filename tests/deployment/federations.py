@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import Ledger, resolve_deployment
+from fedprox.deployment.coordinator import Coordinator, Ledger
 from fedprox.deployment.joining import join
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Network, Parcel, Received
@@ -296,8 +296,8 @@ def deployed(
     joined = join(conversation, len(conversation.network.nodes()))
     conversation.network = network
     experiment = parse("test", dict(table))
-    deployment = resolve_deployment(experiment, joined, ledger or Ledger(run="run1"))
-    return run_deployment(conversation, deployment, Follow(checkpoints, [], None, progress=False))
+    server = Coordinator(conversation, experiment, joined, ledger or Ledger(run="run1"))
+    return run_deployment(server, Follow(checkpoints, [], None, progress=False))
 
 
 def simulated(table: Mapping[str, Any]) -> list[Run]:

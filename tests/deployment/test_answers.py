@@ -41,7 +41,7 @@ def asked(answer: Callable[[Parcel], Parcel]) -> Answered | Failed:
     """What comes of asking a node for arrays."""
     conversation = Conversation(in_memory([answer]), patience=30.0)
     request = Request(version=VERSION, id="x", kind="train")
-    return conversation.ask({0: request}, allowed={0: ALLOWED})[0]
+    return conversation.answers(conversation.begin_all({0: request}, allowed={0: ALLOWED}))[0]
 
 
 def failed(answer: Callable[[Parcel], Parcel]) -> Failed:

@@ -287,7 +287,8 @@ def test_the_measures_of_nodes_are_those_of_all_clients() -> None:
         "unmeasured": np.array([2, 0], np.int32),
         "validation/loss": mean([1, 1], [2, 1]),
     }
-    nodes = [*zip(share, (one, two, three), strict=True)]
+    measured: list[dict[str, Any]] = [one, two, three]
+    nodes = [*zip(share, measured, strict=True)]
     measures = measures_together(MODEL, nodes, MEASURED, validated=True)
     weight = np.array([0.5 * 1 + 0.2 * 0.5, 0.5 * 0.5 + 0.2 * 1])
     loss = np.array([0.5 * 2 + 0.2 * 5, 0.5 * 8 + 0.2 * 1])

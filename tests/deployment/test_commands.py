@@ -200,9 +200,10 @@ def test_the_identifier_of_a_run_is_in_its_directory(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == ledger
     assert ledger.released == 1
     assert ledger.run != Ledger().run
-    (tmp_path / "deployment.json").write_text(json.dumps([ledger.run]))
-    with pytest.raises(InputError, match="missing or damaged"):
-        read_ledger(tmp_path)
+    for damaged in ([ledger.run], {"run": ledger.run}):
+        (tmp_path / "deployment.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match="missing or damaged"):
+            read_ledger(tmp_path)
 
 
 def test_an_operator_needs_no_data_and_others_do(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
-from fedprox.deployment import endpoints, flower, trial
+from fedprox.deployment import flower, trial
 from fedprox.deployment.crypto import decoded, has_signed, read_identity
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
@@ -234,14 +234,14 @@ def test_strangers_are_refused(federation: Federation, tmp_path: Path) -> None:
 
 def other_authority(folder: Path) -> Path:
     """The certificate of another authority."""
-    return trial._make_certificates(folder)
+    return trial.make_certificate(folder)
 
 
 def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) -> Child:
     """A SuperNode with options of its own."""
     folder.mkdir()
     arguments = ["--superlink", superlink.address, "--isolation", "process"]
-    arguments += ["--host", "127.0.0.1", "--port", str(endpoints.free_port())]
+    arguments += ["--host", "127.0.0.1", "--port", str(trial.free_port())]
     return Child(
         flower.command("flower-supernode"),
         [*arguments, *map(str, options)],
@@ -433,7 +433,7 @@ def tls_server(folder: Path) -> Iterator[int]:
     [
         ("127.0.0.1", -1, "certificate has expired"),
         ("127.0.0.2", 1, "certificate is not valid for '127.0.0.2'"),
-        ("127.0.0.1", 1, "ca.pem the certificate of its authority?"),
+        ("127.0.0.1", 1, "server.pem the certificate of its authority?"),
     ],
 )
 def test_both_ends_say_what_is_wrong_with_a_certificate(
@@ -446,7 +446,7 @@ def test_both_ends_say_what_is_wrong_with_a_certificate(
 ) -> None:
     key, _ = make_node_key(tmp_path / "node")
     monkeypatch.setattr(trial, "VALID", datetime.timedelta(minutes=valid))
-    ca_certificate = trial._make_certificates(tmp_path)
+    ca_certificate = trial.make_certificate(tmp_path)
     if "authority" in line:
         (tmp_path / "other").mkdir()
         ca_certificate = other_authority(tmp_path / "other")

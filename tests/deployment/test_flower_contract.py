@@ -27,7 +27,6 @@ from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 
 import fedprox
 from fedprox.deployment import flower, trial
-from fedprox.deployment.endpoints import Retry
 from fedprox.deployment.network import Parcel
 
 VERSION = importlib.metadata.version("flwr")
@@ -339,7 +338,7 @@ class SuperLink:
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The address of a SuperLink, and the certificate of its authority."""
-    return "fl.example.org:9092", trial._make_certificates(tmp_path_factory.mktemp("authority"))
+    return "fl.example.org:9092", trial.make_certificate(tmp_path_factory.mktemp("authority"))
 
 
 class Ends(NamedTuple):
@@ -352,8 +351,8 @@ class Ends(NamedTuple):
 @pytest.fixture
 def ends(where: tuple[str, Path]) -> Iterator[Ends]:
     key = ec.generate_private_key(ec.SECP384R1())
-    runtime = flower.runtime_link(*where, b"s" * 32, Retry(0.0))
-    fleet = flower.fleet_link(*where, key, Retry(0.0))
+    runtime = flower.runtime_link(*where, b"s" * 32, flower.Retry(0.0))
+    fleet = flower.fleet_link(*where, key, flower.Retry(0.0))
     yield Ends(runtime, fleet)
     for link in (runtime, fleet):
         link.close()
@@ -362,7 +361,7 @@ def ends(where: tuple[str, Path]) -> Iterator[Ends]:
 def reach(ends: Ends, handler: Callable[[httpx.Request], httpx.Response]) -> None:
     """Let a function answer in a SuperLink's place."""
     for link in ends:
-        link.transport.http._transport = httpx.MockTransport(handler)
+        link.http._transport = httpx.MockTransport(handler)
 
 
 @pytest.mark.parametrize("body", [b"", b"abc", os.urandom(200_000), bytes(11_000_000)])
@@ -398,7 +397,7 @@ def test_a_response_that_is_too_long_is_not_read(ends: Ends) -> None:
 
     length = {"content-length": "2000000"}
     reach(ends, lambda _: httpx.Response(200, headers=length, content=never()))
-    ends.runtime.transport.most = 1_000_000
+    ends.runtime.most = 1_000_000
     with pytest.raises(flower.TooLong):
         flower.connected_nodes(ends.runtime)
 
@@ -418,7 +417,7 @@ def test_a_response_without_a_length_is_read_up_to_a_bound(
 
     monkeypatch.setattr(flower, "MOST_REPLY", 2_000_000)
     reach(ends, lambda _: httpx.Response(200, content=endless()))
-    ends.runtime.transport.most = most
+    ends.runtime.most = most
     for call in (flower.connected_nodes, lambda link: flower.answers_begun(link, 7, {})):
         read = 0
         with pytest.raises(flower.TooLong, match="it has more bytes than were expected"):
@@ -453,7 +452,7 @@ def test_calls_carry_what_the_superlink_asks_for(ends: Ends) -> None:
 
     reach(ends, empty)
     assert flower.take_task(ends.runtime) is None
-    ends.runtime.transport.token = "token"
+    ends.runtime.token = "token"
     flower.connected_nodes(ends.runtime)
     flower.next_request(ends.fleet, 3)
     acquire, nodes, pull = sent

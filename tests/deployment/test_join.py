@@ -18,7 +18,7 @@ import fedprox as fp
 from fedprox import cli
 from fedprox.deployment import conversation, joining
 from fedprox.deployment.conversation import Conversation
-from fedprox.deployment.coordinator import Ledger, require_same_clients, resolve_deployment
+from fedprox.deployment.coordinator import Coordinator, Ledger, require_same_clients
 from fedprox.deployment.joining import (
     Joined,
     declared_in_words,
@@ -29,7 +29,7 @@ from fedprox.deployment.joining import (
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.wire import Answer, Description, parcel_of
+from fedprox.deployment.wire import Answer, Clients, Description, in_one_line, parcel_of
 from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.federation import Federation
@@ -76,10 +76,17 @@ def joined(
     return join(Conversation(in_memory(nodes), patience=patience), count or len(nodes))
 
 
+def server_of(table: Any, joined: Joined) -> Coordinator:
+    """The coordinator of an experiment on some nodes, which it does not ask."""
+    return Coordinator(
+        Conversation(in_memory([])), parse("test", table), joined, Ledger(run="run1")
+    )
+
+
 def refused(*nodes: Callable[[Parcel], Parcel], count: int | None = None) -> str:
     """Why no federation is formed."""
     with pytest.raises(InputError) as raised:
-        resolve_deployment(parse("test", TABLE), joined(*nodes, count=count), Ledger(run="run1"))
+        server_of(TABLE, joined(*nodes, count=count))
     return str(raised.value)
 
 
@@ -116,7 +123,8 @@ def test_a_node_that_does_not_fit_those_before_it_is_left_out(
     (logged,) = (record.getMessage() for record in caplog.records)
     assert logged.startswith(f"node 1: {line}")
     assert logged.endswith("; left out")
-    assert resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).joined is result
+    small = {**TABLE, "cohort": {"clients_per_round": 2}}
+    assert server_of(small, result).joined is result
     refusal = refused(*nodes[:2], count=2)
     assert refusal.startswith(f"deployment.nodes = 2: 1 joined within 0.1 s (m, 1: {line}")
 
@@ -175,6 +183,10 @@ def strange(**values: Any) -> Callable[[Parcel], Parcel]:
     return answer
 
 
+DESCRIBED = "its answer is refused: answer: description."
+TWICE = {"names": ["a", "a"], "train": [3, 3], "test": [1, 1], "labels": [1, 1]}
+
+
 @pytest.mark.parametrize(
     ("node", "line"),
     [
@@ -183,25 +195,34 @@ def strange(**values: Any) -> Callable[[Parcel], Parcel]:
             described_by("m", data("b"), version="0.0.1\n"),
             f"it has fedprox 0.0.1\\n; the coordinator has {VERSION}, and results are the same",
         ),
-        (strange(train=[1, 2]), "1 clients, and lists of other lengths"),
-        (strange(train=[0]), "a number of rows or classes, or a shape, that data cannot have"),
-        (strange(train=[2**40]), "a number of rows or classes, or a shape, that data cannot have"),
-        (strange(test=[-1]), "a number of rows or classes, or a shape, that data cannot have"),
-        (strange(features=[-60]), "a number of rows or classes, or a shape, that data cannot have"),
-        (strange(feature_type="object"), "feature type 'object'; it must be a number"),
-        (strange(feature_type="\x1b[2J" * 999), "feature type '\\x1b[2J\\x1b[2J"),
-        (strange(classes=10**9), "classes = 1000000000; at most 100,000 are allowed"),
-        (strange(classes=10**6), "classes = 1000000; at most 100,000 are allowed"),
-        (strange(greatest=10**6), "greatest = 1000000; at most 100,000 are allowed"),
-        (strange(features=[10**5, 10**5]), "features of 2 axes and 10000000000 numbers; at most"),
-        (strange(features=[1] * 99), "features of 99 axes and 1 numbers; at most 8 axes and"),
-        (strange(label=[10**8]), "label of 1 axes and 100000000 numbers; at most 8 axes and"),
-        (strange(features=[10**6], classes=10**4), "1,000,000 numbers of an example and 10,000"),
-        (strange(names=["a", "b", "c"]), "3 clients; at most 2 are allowed"),
-        (strange(names=["a", "a"]), "two of its clients have the same name"),
-        (strange(names=["a\nb"]), "client 'a\\nb'; a name has 1 to 200 printable characters"),
-        (strange(name="a\x1b[31m"), "name 'a\\x1b[31m'; a name has 1 to 200 printable"),
-        (strange(name="x" * 10**4), f"name '{'x' * 299} ...; a name has 1 to 200 printable"),
+        (strange(train=[1, 2]), f"{DESCRIBED}clients: its lists have different lengths"),
+        (strange(train=[0]), f"{DESCRIBED}clients.train.0: Input should be greater than or equal"),
+        (strange(train=[2**40]), f"{DESCRIBED}clients.train.0: Input should be less than or equal"),
+        (strange(test=[-1]), f"{DESCRIBED}clients.test.0: Input should be greater than or equal"),
+        (strange(validation=[1, 2]), f"{DESCRIBED}clients: its lists have different lengths"),
+        (strange(central_validation=-1), f"{DESCRIBED}central_validation: Input should be greater"),
+        (strange(features=[-60]), f"{DESCRIBED}kind.features.0: Input should be greater than or"),
+        (strange(feature_type="object"), f"{DESCRIBED}kind.feature_type: String should match"),
+        (strange(label_type="\x1b[2J" * 999), f"{DESCRIBED}kind.label_type: String should match"),
+        (strange(classes=10**9), f"{DESCRIBED}kind.classes: Input should be less than or"),
+        (strange(classes=10**5 + 1), f"{DESCRIBED}kind.classes: Input should be less than or"),
+        (strange(greatest=10**6), f"{DESCRIBED}kind.greatest: Input should be less than or equal"),
+        (
+            strange(features=[10**5, 10**5]),
+            f"{DESCRIBED}kind.features: 10000000000 numbers; at most 10,000,000 are allowed",
+        ),
+        (strange(features=[1] * 9), f"{DESCRIBED}kind.features: List should have at most 8 items"),
+        (strange(label=[10**8]), f"{DESCRIBED}kind.label: 100000000 numbers; at most 10,000,000"),
+        (
+            strange(features=[10**6], classes=10**4),
+            f"{DESCRIBED}kind: 1,000,000 numbers of an example and 10,000 classes; their product",
+        ),
+        (strange(names=[]), f"{DESCRIBED}clients.names: List should have at least 1 item"),
+        (strange(names=["a", "a"]), f"{DESCRIBED}clients: its lists have different lengths"),
+        (strange(**TWICE), f"{DESCRIBED}clients: a client appears twice"),
+        (strange(names=["a\nb"]), f"{DESCRIBED}clients.names.0: 'a\\nb'; 1 to 200 printable char"),
+        (strange(name="a\x1b[31m"), f"{DESCRIBED}name: 'a\\x1b[31m'; 1 to 200 printable"),
+        (strange(name="x" * 10**4), f"{DESCRIBED}name: '{'x' * 299} ...; 1 to 200 printable"),
         (strange(reports=["rows"]), "it reports ['rows']; there are loss, accuracy, metrics,"),
         (replied, "it does not describe its"),
         (lambda parcel: replied(parcel, refused="no\n" * 10**4), "it refuses: no\\nno\\nno"),
@@ -216,7 +237,6 @@ def test_a_node_that_cannot_join_is_left_out_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(conversation, "MOST_DESCRIBED", 100_000)
-    monkeypatch.setattr(joining, "MOST_CLIENTS", 2)
     began, seen = time.monotonic(), list[Sequence[str]]()
     nodes = [described_by("n", data("a")), node, described_by("o", data("c"))]
     result = join(Conversation(in_memory(nodes), patience=5.0), 2, seen.append)
@@ -227,6 +247,13 @@ def test_a_node_that_cannot_join_is_left_out_and_the_others_go_on(
     assert logged.endswith("; left out")
     assert logged.isprintable()
     assert len(logged) < 1_200
+
+
+def test_a_node_has_at_most_a_million_clients() -> None:
+    many = [1] * (10**6 + 1)
+    line = "here: names: List should have at most 1000000 items"
+    with pytest.raises(InputError, match=line), in_one_line("here"):
+        Clients(names=["a"] * len(many), train=many, test=many, labels=many, validation=[])
 
 
 def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -346,7 +373,7 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
         )
         assert waiting[0] == []
         assert sorted(waiting[-1]) == ["p", "q", "r"]
-        resolved = resolve_deployment(parse("test", TABLE), result, Ledger(run="run1")).resolved
+        resolved = server_of(TABLE, result).resolved
         orders.append(([each.name for each in result.descriptions], resolved.federation.names))
         assert [order[node] for node in result.nodes] == [0, 1, 2]
     assert all(each == orders[0] for each in orders)
@@ -423,6 +450,4 @@ PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
 def test_settings_that_no_deployment_has(sections: Any, line: str) -> None:
     result = joined(described_by("m", data("a", "b", "c", "d")))
     with pytest.raises(InputError, match=line):
-        resolve_deployment(
-            parse("test", table_of(*TABLE["method"], **sections)), result, Ledger(run="run1")
-        )
+        server_of(table_of(*TABLE["method"], **sections), result)

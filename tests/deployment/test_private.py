@@ -205,7 +205,7 @@ def interrupted(table: dict[str, Any], nodes: list[Site], folder: Path) -> tuple
 def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path: Path) -> None:
     table = private_table(rounds=4, evaluation={"every": 1, "gradients": False})
     run, ledger = interrupted(table, nodes, tmp_path)
-    assert (ledger.released, ledger.repeated) == (4, [range(2, 3)])
+    assert (ledger.released, ledger.repeated) == (4, [(2, 3)])
     mechanism = Mechanism(4, 4, "bernoulli", None, Z, 1, DELTA, "pld")
     spent = {record.round: record.epsilon for record in run.history}
     expected = dict(zip((2, 3, 4), [epsilon_of(mechanism, t) for t in (2, 4, 5)], strict=True))

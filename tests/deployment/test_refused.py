@@ -454,11 +454,14 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda head: head["work"].update(steps=[1]), "work: its lists have different lengths"),
+        (
+            lambda head: head["work"].update(steps=[1]),
+            "request: work: its lists have diff",
+        ),
         (lambda head: head["work"].update(names=["a", "b"]), "client 'a' is not on this node"),
         (
             lambda head: head["work"].update(names=head["work"]["names"][:1] * 2),
-            "work: a client appears twice",
+            "request: work: a client appears twice",
         ),
         (
             lambda head: head["work"].update(steps=[2**40] * 2),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fedprox as fp
+from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.remote import run_deployment
 from tests import methods
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, SOME, START
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
@@ -104,6 +104,6 @@ def test_the_precision_of_one_thread_is_refused() -> None:
 def test_deployments_are_refused(tmp_path: Path) -> None:
     nothing: Any = None
     with pytest.raises(fp.InputError, match="jax_enable_x64 is set: a deployment works in single"):
-        run_deployment(nothing, nothing, nothing)
+        Coordinator(nothing, nothing, nothing, nothing)
     with pytest.raises(fp.InputError, match="jax_enable_x64 is set: a node works in single"):
         Node("a", ragged_quadratics(0, [1, 2]), tmp_path, Policy())

@@ -31,13 +31,11 @@ from fedprox.commands.runs import (
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import (
-    Deployment,
+    Coordinator,
     Ledger,
     check_deployable,
-    methods_of,
     read_ledger,
     require_same_clients,
-    resolve_deployment,
 )
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
@@ -144,9 +142,9 @@ def deploy(
         if resumed:
             require_same_clients(f"--resume {resume}", ledger.clients, joined.clients)
         ledger.clients = joined.clients
-        deployment = resolve_deployment(experiment, joined, ledger)
+        server = Coordinator(conversation, experiment, joined, ledger)
         directory = RunDirectory(
-            *(folder, deployment.resolved.table),
+            *(folder, server.resolved.table),
             replace=force,
             extend=resumed,
             lock=False,
@@ -155,7 +153,7 @@ def deploy(
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
         declared = [printable(declared_in_words(each)) for each in joined.descriptions]
-        for line in (*declared, *_guarantee(deployment)):
+        for line in (*declared, *_guarantee(server)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
         def write_ledger(_: Record) -> None:
@@ -170,11 +168,11 @@ def deploy(
         ) -> list[Run]:
             before, after = Callback(on_record=write_ledger), Callback(on_record=show)
             follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
-            return run_deployment(conversation, deployment, follow)
+            return run_deployment(server, follow)
 
-        resolved = deployment.resolved
+        resolved = server.resolved
         runs = train_into(console, directory, train_methods, resolved, checkpoints, loggers)
-    if lines := without_updates(runs, conversation):
+    if lines := without_updates(runs, server):
         for line in lines:
             say(line)
         raise typer.Exit(1)
@@ -198,12 +196,9 @@ def _network(
     return operator_network(known.address, Path(known.ca_certificate), Path(known.secret), keys)
 
 
-def _guarantee(deployment: Deployment) -> list[str]:
+def _guarantee(server: Coordinator) -> list[str]:
     """The statement of the run's privacy; empty without privacy."""
-    if deployment.resolved.privacy is None:
-        return []
-    (method,) = methods_of(deployment)
-    return guarantee(method)
+    return [] if server.resolved.privacy is None else guarantee(*server.methods)
 
 
 def _network_line(record: Record) -> str:

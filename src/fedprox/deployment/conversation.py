@@ -201,17 +201,6 @@ class Conversation:
             for node, request in requests.items()
         }
 
-    def ask(
-        self,
-        requests: Mapping[int, Request],
-        arrays: Sequence[Array] = (),
-        *,
-        allowed: Mapping[int, Allowed] = MappingProxyType({}),
-        patience: float | None = None,
-    ) -> dict[int, Answered | Failed]:
-        """Send requests, and wait until each node has answered or patience is over."""
-        return self.answers(self.begin_all(requests, arrays, allowed=allowed, patience=patience))
-
     def _close(self, number: str, ended: Answered | Failed) -> None:
         del self.opened[number]
         self.ended[number] = ended

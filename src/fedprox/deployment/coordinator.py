@@ -1,6 +1,5 @@
 """The experiment of a deployment on the nodes that have joined, and asking them for their parts."""
 
-import json
 import logging
 import math
 import secrets
@@ -11,11 +10,12 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
@@ -59,6 +59,7 @@ from fedprox.model import Params, digest
 from fedprox.parts import compatible
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.faults import Faults
+from fedprox.precision import require_single
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
 from fedprox.report.directory import DEPLOYMENT_FILE
@@ -78,20 +79,21 @@ class Ledger:
         folder: The run directory; None to keep nothing.
         run: Identifier of the run, under which nodes store client state.
         released: Round up to which the rounds have been released.
-        repeated: Rounds that were released, and after an interruption once more, each time.
+        repeated: Rounds, first and end, that were released, and after an interruption once more,
+            each time.
         clients: The training rows of each client, by node and client, in their order.
     """
 
     folder: Path | None = None
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     released: int = 0
-    repeated: list[range] = field(default_factory=list)
+    repeated: list[tuple[int, int]] = field(default_factory=list)
     clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
         if first < self.released:
-            self.repeated.append(range(first, self.released))
+            self.repeated.append((first, self.released))
             self.released = first
             self.write()
 
@@ -103,27 +105,25 @@ class Ledger:
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
-            content = {
-                "run": self.run,
-                "released": self.released,
-                "repeated": [[rounds.start, rounds.stop] for rounds in self.repeated],
-                "clients": self.clients,
-            }
-            write_whole(self.folder / DEPLOYMENT_FILE, json.dumps(content).encode())
+            write_whole(self.folder / DEPLOYMENT_FILE, self.content())
+
+    def content(self) -> bytes:
+        """The content of the file."""
+        return LEDGER.dump_json(self, exclude={"folder"})
+
+
+LEDGER = TypeAdapter(Ledger)
 
 
 def read_ledger(folder: Path) -> Ledger:
     """The ledger of the run in a run directory."""
     path = folder / DEPLOYMENT_FILE
     try:
-        content = json.loads(path.read_bytes())
-        clients = {
-            node: {client: int(rows) for client, rows in each.items()}
-            for node, each in content["clients"].items()
-        }
-        repeated = [range(int(first), int(end)) for first, end in content["repeated"]]
-        return Ledger(folder, str(content["run"]), int(content["released"]), repeated, clients)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = path.read_bytes()
+        ledger = replace(LEDGER.validate_json(content), folder=folder)
+        require(ledger.content() == content, "not as it was written, such as without a field")
+        return ledger
+    except (OSError, ValueError):
         raise InputError(f"{path}: missing or damaged; this run cannot be resumed") from None
 
 
@@ -158,24 +158,6 @@ FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
 
 
-class Deployment(NamedTuple):
-    """An experiment on the nodes that have joined.
-
-    Attributes:
-        joined: The nodes.
-        experiment: The experiment.
-        resolved: Its objects, with a stand-in for the data.
-        ledger: The run's identifier, and how many of its rounds have been released.
-        secure: How messages are summed in secret; None if the operator sees each node's.
-    """
-
-    joined: Joined
-    experiment: Experiment
-    resolved: Resolved
-    ledger: Ledger
-    secure: Securing | None
-
-
 class _SectionsChecked(Exception):  # noqa: N818 (it is no error)
     """All sections have been checked that need no data."""
 
@@ -194,15 +176,15 @@ def check_deployable(experiment: Experiment) -> None:
         check_case(Case(experiment, method, place="deployment"), of=compatible.ON_NODES)
 
 
-def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -> Deployment:
-    """Build the objects of an experiment, for the clients of the nodes that have joined."""
+def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securing | None]:
+    """The objects of an experiment with a stand-in for the data, and how messages are summed."""
     check_deployable(experiment)
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
-    secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
+    secure = _securing(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved = resolved._replace(faults=FINITE)
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
@@ -224,7 +206,7 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
         finite = resolved.privacy.clip < math.inf
         require(finite, "privacy.clip = inf; in a deployment it must be finite")
     _require_measures(resolved, joined.reports)
-    return Deployment(joined, experiment, resolved, ledger, secure)
+    return resolved, secure
 
 
 def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
@@ -247,9 +229,7 @@ def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
         )
 
 
-def securing_of(
-    experiment: Experiment, resolved: Resolved, nodes: Sequence[str]
-) -> Securing | None:
+def _securing(experiment: Experiment, resolved: Resolved, nodes: Sequence[str]) -> Securing | None:
     """How a run's messages are summed in secret; None if they are not."""
     given = experiment.deployment.secure
     if given is None:
@@ -280,28 +260,32 @@ def securing_of(
     return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})
 
 
-def methods_of(deployment: Deployment) -> list[Method]:
-    """The methods of a deployment under its protocol."""
-    experiment, resolved = deployment.experiment, deployment.resolved
-    settings = settings_of(experiment, resolved) | {"client_store": "auto"}
-    protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
-    return checked_methods(protocol, resolved.methods)
-
-
 class Coordinator:
-    """What all methods of a deployment share.
+    """An experiment on the nodes that have joined: what all its methods share.
 
     Attributes:
+        resolved: The experiment's objects, with a stand-in for the data.
+        ledger: The run's identifier, and how many of its rounds have been released.
+        secure: How messages are summed in secret; None if the operator sees each node's.
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
         dishonest: Why nodes are left out of secure sums, by index.
     """
 
-    def __init__(self, conversation: Conversation, deployment: Deployment) -> None:
-        self.conversation, self.deployment = conversation, deployment
-        self.methods = methods_of(deployment)
+    def __init__(
+        self,
+        conversation: Conversation,
+        experiment: Experiment,
+        joined: Joined,
+        ledger: Ledger,
+    ) -> None:
+        require_single("a deployment")
+        self.conversation, self.joined, self.ledger = conversation, joined, ledger
+        self.resolved, self.secure = _resolved(experiment, joined)
+        settings = settings_of(experiment, self.resolved) | {"client_store": "auto"}
+        protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
+        self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol
-        joined = deployment.joined
         self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0
@@ -315,9 +299,9 @@ class Coordinator:
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
         number, protocol = self.number(method), self.protocol
-        table, compression = self.deployment.resolved.table, protocol.compression
+        table, compression = self.resolved.table, protocol.compression
         return Setup(
-            run=self.deployment.ledger.run,
+            run=self.ledger.run,
             number=number,
             seed=seed,
             rounds=protocol.rounds,
@@ -333,7 +317,7 @@ class Coordinator:
             gradients=protocol.evaluation.gradients,
             deadline=protocol.systems.deadline if protocol.population is None else None,
             **self._privacy(method),
-            secure=self.deployment.secure,
+            secure=self.secure,
             compression=None if compression is None else asdict(compression),
             products=protocol.aggregation.rule == "product",
         )
@@ -413,7 +397,7 @@ class Coordinator:
 
     def name(self, index: int) -> str:
         """The name of a node."""
-        return self.deployment.joined.descriptions[index].name
+        return self.joined.descriptions[index].name
 
 
 class RemoteMethod:
@@ -433,7 +417,7 @@ class RemoteMethod:
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
         shapes, compression = protocol.model.shapes, protocol.compression
-        given = server.deployment.resolved.methods[server.number(method)]
+        given = server.resolved.methods[server.number(method)]
         there = on_nodes(protocol.reported(given, sent="message"))
         self.sent = sent_state_of(there, shapes)
         self.params = jax.vmap(there.server.params)
@@ -447,13 +431,11 @@ class RemoteMethod:
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)
         self.declared = [
             declared_by(each, float(share), protocol.model)
-            for each, share in zip(
-                server.deployment.joined.descriptions, server.shares, strict=True
-            )
+            for each, share in zip(server.joined.descriptions, server.shares, strict=True)
         ]
         possible = algorithm.client.possible
         self._possible = None if possible is None else jit_once(jax.vmap(possible))
-        if server.deployment.secure is not None:
+        if server.secure is not None:
             setup = server.setup(method, protocol.seeds[0])
             for like in self.messages.values():
                 fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))

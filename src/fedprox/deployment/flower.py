@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import io
+import ipaddress
 import json
 import logging
 import math
@@ -30,14 +31,13 @@ import threading
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from fedprox.deployment.crypto import encoded, read_public_key
-from fedprox.deployment.endpoints import Retry, is_loopback
 from fedprox.deployment.network import Parcel
-from fedprox.errors import installing, require
+from fedprox.errors import InputError, installing, reason, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -94,7 +94,6 @@ SMALL = 100_000
 SLACK = 100_000
 """Bytes of a message's objects beside those of its parcel, but for a share of these."""
 
-
 MOST_REPLY = 250_000_000
 """Most bytes of a reply; the longest ones describe a million clients."""
 
@@ -147,21 +146,120 @@ class Lost(Exception):  # noqa: N818 - what has happened to a message
     """A message of which a part will never come."""
 
 
-class _Transport:
-    """Sends Flower's requests over a connection of our own, with the headers that they need.
+# Addresses, certificates and repetitions
 
-    Its timeouts are longer than Flower's, for large objects on slow lines. It asks no proxy on the
-    loopback, and reads no more of a response than it may have, whatever length that names.
+
+def require_address(address: str) -> None:
+    """Raise `InputError` unless the address is `host:port`."""
+    host, _, port = address.rpartition(":")
+    require(
+        host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536,
+        f"SuperLink {address!r}: an address is host:port, for instance fl.example.org:9092",
+    )
+
+
+def require_certificates(file: Path) -> None:
+    """Raise `InputError` unless a file holds certificates."""
+    require(file.is_file(), f"{file}: no such file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError:
+        raise InputError(f"{file}: no certificates in PEM") from None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Retry:
+    """Repeats a call while the other side does not answer, for at most so many seconds."""
+
+    def __init__(
+        self,
+        seconds: float,
+        wait: Callable[[float, Exception], None] = lambda seconds, _: time.sleep(seconds),
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.seconds, self.wait, self.answered = seconds, wait, answered
+
+    def invoke(self, call: Callable[[], Any]) -> Any:
+        """Call until there is a result."""
+        deadline, pause = time.monotonic() + self.seconds, 0.1
+        while True:
+            try:
+                result = call()
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if not _may_pass(error) or time.monotonic() + pause > deadline:
+                    raise
+                self.wait(pause, error)
+            else:
+                self.answered()
+                return result
+            pause = min(2 * pause, 5.0)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (502, 503, 504)
+    return not is_tls(error)
+
+
+def is_tls(error: Exception) -> bool:
+    """Whether two sides could not agree on an encrypted connection."""
+    return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
+
+
+NOT_THE_AUTHORITY = ("expired", "not yet valid", "not valid for", "mismatch")
+"""In words of OpenSSL, what is wrong with a certificate whoever signed it."""
+
+
+def tls_in_words(error: Exception, ca_certificate: Path) -> str:
+    """Why two sides could not agree on an encrypted connection, in one line."""
+    text = reason(error)
+    if "certificate" not in text or any(each in text for each in NOT_THE_AUTHORITY):
+        return text
+    return f"{text}; is {ca_certificate} the certificate of its authority?"
+
+
+class Link:
+    """A connection over TLS to one of a SuperLink's interfaces, through a client of Flower's.
+
+    It sends the requests itself, with the headers that they need. Its timeouts are longer than
+    Flower's, for large objects on slow lines. It asks no proxy on the loopback, and reads no more
+    of a response than it may have, whatever length that names.
 
     Attributes:
         token: The token of the current task; empty without one.
         most: Most bytes of an object that is fetched now.
     """
 
-    def __init__(self, address: str, verify: "ssl.SSLContext | bool") -> None:
-        self.token, self.most = "", math.inf
+    def __init__(
+        self,
+        kind: Any,
+        address: str,
+        ca_certificate: Path,
+        retry: Retry,
+        signers: Sequence[Any] = (),
+    ) -> None:
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        verify.load_verify_locations(cafile=ca_certificate)
+        self.token, self.most, self.retry = "", math.inf, retry
         self.version = dict(RuntimeVersionMetadata.from_local_component("fedprox").as_metadata())
         self.http = httpx.Client(verify=verify, trust_env=not is_loopback(address))
+        self.client = kind(
+            f"https://{address}",
+            interceptors=[*signers, self],
+            verify=verify,
+            timeout=httpx.Timeout(120.0, connect=10.0),
+            retry_invoker=retry,
+        )
 
     def intercept(self, context: Any, _: Any) -> "httpx.Response":
         """Send a request, as the last of a client's interceptors."""
@@ -171,10 +269,8 @@ class _Transport:
         # what is compressed could grow without end while it is read
         context.request.headers["accept-encoding"] = "identity"
         response = self.http.send(context.request, stream=True)
-        try:
+        with contextlib.closing(response):
             body = self._read(response)
-        finally:
-            response.close()
         return httpx.Response(response.status_code, content=body, request=context.request)
 
     def _read(self, response: "httpx.Response") -> bytes:
@@ -191,47 +287,21 @@ class _Transport:
                 raise TooLong
         return bytes(body)
 
-
-class Link(NamedTuple):
-    """A connection to one of a SuperLink's interfaces: Control, Runtime or Fleet."""
-
-    client: Any
-    transport: _Transport
-    retry: Retry
-
     def close(self) -> None:
         """End the connection."""
         self.client.close()
-        self.transport.http.close()
-
-
-def _link(
-    kind: Any, address: str, ca_certificate: Path, retry: Retry, signers: Sequence[Any] = ()
-) -> Link:
-    """A connection through a client of Flower's, over TLS."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
-    verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    verify.load_verify_locations(cafile=ca_certificate)
-    transport = _Transport(address, verify)
-    client = kind(
-        f"https://{address}",
-        interceptors=[*signers, transport],
-        verify=verify,
-        timeout=httpx.Timeout(120.0, connect=10.0),
-        retry_invoker=retry,
-    )
-    return Link(client, transport, retry)
+        self.http.close()
 
 
 def control_link(address: str, ca_certificate: Path, retry: Retry | None = None) -> Link:
     """A connection to register nodes, and to start and stop runs."""
-    return _link(ControlHttpClient, address, ca_certificate, retry or Retry(0.0))
+    return Link(ControlHttpClient, address, ca_certificate, retry or Retry(0.0))
 
 
 def runtime_link(address: str, ca_certificate: Path, secret: bytes, retry: Retry) -> Link:
     """The operator's connection."""
     signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])
-    return _link(RuntimeHttpClient, address, ca_certificate, retry, [signer])
+    return Link(RuntimeHttpClient, address, ca_certificate, retry, [signer])
 
 
 def fleet_link(
@@ -239,7 +309,7 @@ def fleet_link(
 ) -> Link:
     """A node's connection."""
     signer = NodeAuthHttpInterceptor(key, key.public_key())
-    return _link(FleetHttpClient, address, ca_certificate, retry, [signer])
+    return Link(FleetHttpClient, address, ca_certificate, retry, [signer])
 
 
 def _call(link: Link, name: str, **fields: Any) -> Any:
@@ -288,9 +358,9 @@ def packed_app() -> bytes:
 
 def take_task(runtime: Link) -> int | None:
     """Take the oldest task that waits for an operator, and return its run; None without one."""
-    runtime.transport.token = ""
+    runtime.token = ""
     taken = _call(runtime, "AcquireTask", supported_task_types=[TaskType.SERVER_APP])
-    runtime.transport.token = taken.token
+    runtime.token = taken.token
     return taken.task.run_id if taken.token else None
 
 
@@ -538,11 +608,11 @@ class Incoming:
         here = _node(self.node)
         while self.missing:
             name = self.missing[-1]
-            link.transport.most = self.left
+            link.most = self.left
             try:
                 reply = _call(link, "PullObject", node=here, run_id=self.run, object_id=name)
             finally:
-                link.transport.most = math.inf
+                link.most = math.inf
             if not reply.object_found:
                 raise Lost("the sender disappeared before all of its message was here")
             if not reply.object_available:

@@ -14,28 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedprox.deployment import flower
 from fedprox.deployment.crypto import read_private_key
-from fedprox.deployment.endpoints import (
-    Retry,
-    is_tls,
-    require_address,
-    require_certificates,
-    tls_in_words,
-)
-from fedprox.deployment.flower import (
-    Incoming,
-    Link,
-    Lost,
-    environment,
-    fleet_link,
-    next_request,
-    problem_of,
-    require_flower,
-    send_answer,
-    sign_off,
-    sign_on,
-    until_next_look,
-)
+from fedprox.deployment.flower import Incoming, Link, Lost, Retry
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.processes import Child, running
 from fedprox.errors import foreign, printable, reason
@@ -74,9 +55,9 @@ def serve(
 
     What keeps the node from its SuperLink is logged as a warning, once.
     """
-    require_flower()
-    require_address(connection.superlink)
-    require_certificates(connection.ca_certificate)
+    flower.require_flower()
+    flower.require_address(connection.superlink)
+    flower.require_certificates(connection.ca_certificate)
     key = read_private_key(connection.key)
     connection.folder.mkdir(parents=True, exist_ok=True)
     journal = _Journal(connection)
@@ -86,7 +67,7 @@ def serve(
         if stop.wait(seconds):
             raise _Stopped
 
-    fleet = fleet_link(
+    fleet = flower.fleet_link(
         connection.superlink,
         connection.ca_certificate,
         key,
@@ -96,7 +77,7 @@ def serve(
     with contextlib.closing(fleet), contextlib.suppress(_Stopped):
         while not stop.is_set():
             try:
-                node = sign_on(fleet, key)
+                node = flower.sign_on(fleet, key)
                 journal.connected(node)
                 pause = 1.0
                 with _staying(fleet, connection, node) as alive:
@@ -117,7 +98,7 @@ class _Stopped(Exception):  # noqa: N818 - what has happened to a call
 def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Callable[[], bool]]:
     """Keep the node connected by a process of its own, and yield whether it lives."""
     program = Child(
-        entry="fedprox.deployment.heartbeat:main",
+        entry="fedprox.deployment.heartbeat:keep_connected",
         arguments=[
             connection.superlink,
             str(connection.ca_certificate),
@@ -125,7 +106,7 @@ def _staying(fleet: Link, connection: NodeConnection, node: int) -> Iterator[Cal
             str(node),
         ],
         log=connection.folder / "heartbeat.log",
-        environment=environment(connection.folder / "flwr"),
+        environment=flower.environment(connection.folder / "flwr"),
     )
     with contextlib.ExitStack() as stack, running([program]) as [process]:
         stack.callback(_sign_off_after, process, fleet, node)  # once the process has ended
@@ -137,7 +118,7 @@ def _sign_off_after(process: "subprocess.Popen[bytes]", fleet: Link, node: int) 
     if process.returncode:
         fleet.retry.seconds = 0.0
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            sign_off(fleet, node)
+            flower.sign_off(fleet, node)
         fleet.retry.seconds = math.inf
 
 
@@ -184,9 +165,9 @@ class _Journal:
                     f"it refuses the key {key}, which is not registered, or which another node "
                     "uses or used when its machine crashed less than a minute ago"
                 )
-            return foreign(problem_of(error))
-        if is_tls(error):
-            return foreign(tls_in_words(error, self.connection.ca_certificate))
+            return foreign(flower.problem_of(error))
+        if flower.is_tls(error):
+            return foreign(flower.tls_in_words(error, self.connection.ca_certificate))
         text = foreign(reason(error))
         return text if isinstance(error, ValueError) else f"it does not answer: {text}"
 
@@ -201,14 +182,14 @@ def _answer_all(
     """Answer requests while the node is connected."""
     quiet_since = time.monotonic()
     while alive() and not stop.is_set():
-        if request := next_request(fleet, node):
+        if request := flower.next_request(fleet, node):
             try:
                 _answer_one(answer, fleet, request, stop)
             except httpx.HTTPStatusError as error:
                 log = logging.getLogger(__name__)
-                log.warning("a request was lost: %s", foreign(problem_of(error)))
+                log.warning("a request was lost: %s", foreign(flower.problem_of(error)))
             quiet_since = time.monotonic()
-        stop.wait(until_next_look(quiet_since, IDLE))
+        stop.wait(flower.until_next_look(quiet_since, IDLE))
 
 
 def _answer_one(
@@ -232,7 +213,7 @@ def _answer_one(
         except Exception as error:
             log.exception("a request failed")
             answered = printable(f"{type(error).__name__}: {reason(error)}")
-    send_answer(fleet, request, answered, time.monotonic() - began)
+    flower.send_answer(fleet, request, answered, time.monotonic() - began)
 
 
 def _received(fleet: Link, request: Incoming, stop: threading.Event) -> Parcel:
@@ -253,5 +234,5 @@ def _received(fleet: Link, request: Incoming, stop: threading.Event) -> Parcel:
             left, since = len(request.missing), time.monotonic()
         if time.monotonic() - since > ARRIVES:
             raise Lost("it did not arrive")
-        if stop.wait(until_next_look(since)):
+        if stop.wait(flower.until_next_look(since)):
             raise _Stopped

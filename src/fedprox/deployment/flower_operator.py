@@ -13,34 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedprox.deployment import flower
 from fedprox.deployment.crypto import read_public_key
-from fedprox.deployment.endpoints import (
-    Retry,
-    is_tls,
-    require_address,
-    require_certificates,
-    tls_in_words,
-)
-from fedprox.deployment.flower import (
-    Incoming,
-    Link,
-    Lost,
-    answers_begun,
-    begin_task,
-    connected_nodes,
-    control_link,
-    drop,
-    end_task,
-    heartbeats,
-    problem_of,
-    require_flower,
-    runtime_link,
-    send_requests,
-    start_run,
-    stop_flower_run,
-    take_task,
-    until_next_look,
-)
+from fedprox.deployment.flower import Incoming, Link, Lost, Retry
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.errors import InputError, foreign, printable, reason, require
 
@@ -68,18 +43,18 @@ def operator_network(
     `--isolation process` and the same secret. Tasks of other runs that wait at the SuperLink fail:
     they belong to processes that have ended.
     """
-    require_flower()
-    require_address(address)
-    require_certificates(ca_certificate)
+    flower.require_flower()
+    flower.require_address(address)
+    flower.require_certificates(ca_certificate)
     require(secret.is_file(), f"{secret}: no such file")
     known = {name: read_public_key(file) for name, file in keys.items()}
     errors = functools.partial(_one_line, address, ca_certificate, secret)
     with contextlib.ExitStack() as stack:
         with errors():
-            runtime = runtime_link(address, ca_certificate, secret.read_bytes(), Retry(10.0))
+            runtime = flower.runtime_link(address, ca_certificate, secret.read_bytes(), Retry(10.0))
             stack.callback(runtime.close)
             run = _start_run(address, ca_certificate, runtime)
-            stack.enter_context(heartbeats(runtime))
+            stack.enter_context(flower.heartbeats(runtime))
         runtime.retry.seconds = CALL_PATIENCE
         problem: str | None = None
         requests = _Requests(runtime, run, errors)
@@ -95,7 +70,7 @@ def operator_network(
                 requests.drop(request)
             runtime.retry.seconds = 5.0
             with contextlib.suppress(httpx.HTTPError):
-                end_task(runtime, problem)
+                flower.end_task(runtime, problem)
 
 
 @contextlib.contextmanager
@@ -105,7 +80,7 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
     try:
         yield
     except httpx.HTTPStatusError as error:
-        text = problem_of(error)
+        text = flower.problem_of(error)
         if error.request.url.path.endswith("acquire-task"):
             text = f"{text}; is {secret} its --superexec-auth-secret-file?"
             raise InputError(f"{here}: {text}") from error
@@ -113,8 +88,8 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
             text = "it has ended the run, on request or after a minute without a heartbeat"
         raise ConnectionError(f"{here}: {text}") from error
     except httpx.TransportError as error:
-        if is_tls(error):
-            raise InputError(f"{here}: {tls_in_words(error, ca_certificate)}") from error
+        if flower.is_tls(error):
+            raise InputError(f"{here}: {flower.tls_in_words(error, ca_certificate)}") from error
         raise ConnectionError(f"{here} does not answer: {reason(error)}") from error
     except InputError:
         raise
@@ -124,15 +99,15 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
 
 def _start_run(address: str, ca_certificate: Path, runtime: Link) -> int:
     """Submit a run and take its task."""
-    with contextlib.closing(control_link(address, ca_certificate, runtime.retry)) as control:
-        run = start_run(control)
+    with contextlib.closing(flower.control_link(address, ca_certificate, runtime.retry)) as control:
+        run = flower.start_run(control)
         if not run:
             raise ConnectionError(f"SuperLink {address} did not start a run")
         try:
             _take_task(runtime, run)
         except BaseException:
             with contextlib.suppress(httpx.HTTPError):
-                stop_flower_run(control, run)
+                flower.stop_flower_run(control, run)
             raise
     return run
 
@@ -141,12 +116,12 @@ def _take_task(runtime: Link, run: int, seconds: float = 30.0) -> None:
     """Take the task of a run."""
     deadline = time.monotonic() + seconds
     while True:
-        taken = take_task(runtime)
+        taken = flower.take_task(runtime)
         if taken == run:
-            begin_task(runtime)
+            flower.begin_task(runtime)
             return
         if taken is not None:
-            end_task(runtime, "no fedprox deploy waits for this run")
+            flower.end_task(runtime, "no fedprox deploy waits for this run")
         elif time.monotonic() > deadline:
             raise ConnectionError(
                 "another process took the run's task: a flower-superexec, another fedprox deploy, "
@@ -172,7 +147,7 @@ class _Requests:
     def nodes(self) -> Sequence[int]:
         """Identifiers of the nodes that are connected now."""
         with self.errors():
-            connected = connected_nodes(self.runtime)
+            connected = flower.connected_nodes(self.runtime)
         self.started = {node: started for node, (started, _) in connected.items()}
         self.keys |= {node: key for node, (_, key) in connected.items()}
         for request, (node, started, _) in list(self.waiting.items()):
@@ -194,7 +169,7 @@ class _Requests:
         if not parcels:
             return {}
         with self.errors():
-            sent = send_requests(self.runtime, self.run, parcels)
+            sent = flower.send_requests(self.runtime, self.run, parcels)
         for node, (request, stored) in sent.items():
             if stored:
                 self.waiting[request] = node, self.started.get(node, ""), parcels[node].most
@@ -218,13 +193,13 @@ class _Requests:
             if self.ready or now >= deadline:
                 received, self.ready = self.ready, []
                 return received
-            time.sleep(min(until_next_look(self.quiet_since), deadline - now))
+            time.sleep(min(flower.until_next_look(self.quiet_since), deadline - now))
 
     def _collect(self) -> None:
         """Fetch the answers that are there."""
         if self.waiting:
             most = {request: most for request, (_, _, most) in self.waiting.items()}
-            for request, incoming in answers_begun(self.runtime, self.run, most).items():
+            for request, incoming in flower.answers_begun(self.runtime, self.run, most).items():
                 self.waiting.pop(request, None)
                 self.incoming[request] = incoming
         for request, incoming in list(self.incoming.items()):
@@ -254,4 +229,4 @@ class _Requests:
     def drop(self, request: str) -> None:
         """Delete what the SuperLink keeps of a request."""
         with contextlib.suppress(httpx.HTTPError):  # the end of the run deletes it, too
-            drop(self.runtime, self.run, request)
+            flower.drop(self.runtime, self.run, request)

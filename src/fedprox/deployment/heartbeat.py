@@ -13,30 +13,24 @@ SOON = 5.0
 """Seconds until the next heartbeat after one that failed."""
 
 
-def main() -> None:
+def keep_connected() -> str | None:
     """Send heartbeats until SIGTERM, which also comes when the node's process has ended.
 
     The command line has the SuperLink's address, the certificate of its authority, the node's
-    private key and its identifier.
+    private key and its identifier. Returns why the node is no longer connected, or did not sign
+    off.
     """
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    address, ca_certificate, key, node = sys.argv[1:]
-    sys.exit(_stay(address, Path(ca_certificate), Path(key), int(node), ended))
-
-
-def _stay(
-    address: str, ca_certificate: Path, key: Path, node: int, ended: threading.Event
-) -> str | None:
-    """Keep a node connected until `ended` is set; return why it is no longer connected if not."""
     # imported here, since a signal may come while this takes a second
     import httpx
 
     from fedprox.deployment.crypto import read_private_key
-    from fedprox.deployment.endpoints import Retry
-    from fedprox.deployment.flower import NODE_HEARTBEAT, fleet_link, sign_off, stay
+    from fedprox.deployment.flower import NODE_HEARTBEAT, Retry, fleet_link, sign_off, stay
 
-    fleet = fleet_link(address, ca_certificate, read_private_key(key), Retry(0.0))
+    address, ca_certificate, key, number = sys.argv[1:]
+    node = int(number)
+    fleet = fleet_link(address, Path(ca_certificate), read_private_key(Path(key)), Retry(0.0))
     pause = 0.8 * NODE_HEARTBEAT
     while not ended.wait(pause):
         try:

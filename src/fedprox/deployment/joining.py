@@ -19,16 +19,10 @@ from numpy.typing import NDArray
 from fedprox import __version__
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.policy import REPORTS
-from fedprox.deployment.wire import VERSION, Clients, DataKind, Description, Request
-from fedprox.errors import LARGEST, InputError, distinct, foreign, require, shown
+from fedprox.deployment.wire import VERSION, Clients, DataKind, Description, Request, in_one_line
+from fedprox.errors import InputError, distinct, foreign, require
 from fedprox.features import index_of
 from fedprox.federation import Examples, Federation, Rows, offsets_of
-
-NUMBER_TYPES = frozenset(
-    ["bool", "float16", "float32", "float64"]
-    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
-)
-"""The types that features and labels may have."""
 
 
 def description_of(
@@ -39,30 +33,31 @@ def description_of(
     stored, features = index_of(train.x), federation.features
     symbols = np.issubdtype(features.dtype, np.integer) and stored is train.x
     parts = [part.x for part in federation.parts if len(part)]
-    kind = DataKind(
-        classes=federation.classes,
-        features=list(features.shape),
-        feature_type=np.dtype(features.dtype).name,
-        label=list(train.y.shape[1:]),
-        label_type=train.y.dtype.name,
-        greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
-        augmented=federation.augment is not None,
-    )
-    clients = Clients(
-        names=list(federation.names),
-        train=train.sizes.tolist(),
-        test=test.sizes.tolist(),
-        labels=(test.sizes * math.prod(kind.label) if sampled else test.labels).tolist(),
-        validation=validation.sizes.tolist() if isinstance(validation, Rows) else [],
-    )
-    return Description(
-        name=name,
-        version=version,
-        kind=kind,
-        clients=clients,
-        central_validation=len(validation) if isinstance(validation, Examples) else 0,
-        reports=reports,
-    )
+    with in_one_line("the node's data"):
+        kind = DataKind(
+            classes=federation.classes,
+            features=list(features.shape),
+            feature_type=np.dtype(features.dtype).name,
+            label=list(train.y.shape[1:]),
+            label_type=train.y.dtype.name,
+            greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
+            augmented=federation.augment is not None,
+        )
+        clients = Clients(
+            names=list(federation.names),
+            train=train.sizes.tolist(),
+            test=test.sizes.tolist(),
+            labels=(test.sizes * math.prod(kind.label) if sampled else test.labels).tolist(),
+            validation=validation.sizes.tolist() if isinstance(validation, Rows) else [],
+        )
+        return Description(
+            name=name,
+            version=version,
+            kind=kind,
+            clients=clients,
+            central_validation=len(validation) if isinstance(validation, Examples) else 0,
+            reports=reports,
+        )
 
 
 def declared_in_words(description: Description) -> str:
@@ -125,63 +120,6 @@ def labels_in_words(federation: Federation) -> str:
     return f"{line}; {len(none):,} of {federation.classes:,} classes have none: {missing}"
 
 
-MOST_CLIENTS, MOST_CLASSES, MOST_NUMBERS, MOST_WEIGHTS = 10**6, 10**5, 10**7, 10**9
-"""Most clients of a node, classes or symbols, numbers of an example or a label, and weights between
-an example and its classes: what a node says determines the size of everybody's model."""
-
-MOST_AXES, MOST_NAME = 8, 200
-"""Most axes of an example or a label, and characters of a name."""
-
-
-def check_description(description: Description) -> None:
-    """Raise `InputError` if a node's clients or the kind of its data cannot be."""
-    kind, clients = description.kind, description.clients
-    count = len(clients.names)
-    require(count <= MOST_CLIENTS, f"{count:,} clients; at most {MOST_CLIENTS:,} are allowed")
-    for what, names in (("name", [description.name]), ("client", clients.names)):
-        for name in names:
-            require(
-                0 < len(name) <= MOST_NAME and name.isprintable(),
-                f"{what} {foreign(repr(name))}; a name has 1 to {MOST_NAME} printable characters",
-            )
-    for key in ("feature_type", "label_type"):
-        name, what = getattr(kind, key), key.replace("_", " ")
-        require(name in NUMBER_TYPES, f"{what} {foreign(repr(name))}; it must be a number")
-    require(len(set(clients.names)) == count, "two of its clients have the same name")
-    columns = [clients.train, clients.test, clients.labels]
-    columns += [clients.validation] if clients.validation else []
-    require(
-        count and all(len(column) == count for column in columns),
-        f"{count} clients, and lists of other lengths",
-    )
-    numbers = [*kind.features, *kind.label, kind.classes, description.central_validation]
-    require(
-        all(0 <= n <= LARGEST for n in (*numbers, *(n for column in columns for n in column)))
-        and all(clients.train),
-        "a number of rows or classes, or a shape, that data cannot have",
-    )
-    for key in ("classes", "greatest"):
-        value, most = getattr(kind, key), MOST_CLASSES
-        require(value <= most, f"{key} = {shown(value)}; at most {most:,} are allowed")
-    for key in ("features", "label"):
-        shape = getattr(kind, key)
-        require(
-            len(shape) <= MOST_AXES and math.prod(shape) <= MOST_NUMBERS,
-            f"{key} of {len(shape)} axes and {foreign(math.prod(shape))} numbers; at most "
-            f"{MOST_AXES} axes and {MOST_NUMBERS:,} numbers are allowed",
-        )
-    weights = math.prod(kind.features) * kind.classes
-    require(
-        weights <= MOST_WEIGHTS,
-        f"{math.prod(kind.features):,} numbers of an example and {kind.classes:,} classes; their "
-        f"product may be at most {MOST_WEIGHTS:,}",
-    )
-    require(
-        set(description.reports) <= set(REPORTS),
-        f"it reports {foreign(description.reports)}; there are {', '.join(REPORTS)}",
-    )
-
-
 def check_fits(description: Description, others: Iterable[Description]) -> None:
     """Raise `InputError` if a node cannot join others: their data or the names of their clients."""
     mine, names = description.kind, set(description.clients.names)
@@ -239,7 +177,7 @@ def _federation(
     """A stand-in of these clients; a number of validation rows means rows of no client."""
 
     def x(rows: int) -> np.ndarray:
-        filled = np.array(kind.greatest, kind.feature_type)
+        filled: np.ndarray = np.array(kind.greatest, kind.feature_type)
         return np.broadcast_to(filled, (rows, *kind.features))
 
     def y(rows: int) -> np.ndarray:
@@ -344,7 +282,8 @@ def join(
             node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
             for node in new
         }
-        answers = conversation.ask(requests, patience=max(0.0, min(wait, end - time.monotonic())))
+        patience = max(0.0, min(wait, end - time.monotonic()))
+        answers = conversation.answers(conversation.begin_all(requests, patience=patience))
         for node, answer in answers.items():
             if isinstance(answer, Answered):
                 try:
@@ -402,7 +341,10 @@ def _checked(
         f"it has fedprox {foreign(description.version)}; the coordinator has {__version__}, and "
         "results are the same only with the same version",
     )
-    check_description(description)
+    require(
+        set(description.reports) <= set(REPORTS),
+        f"it reports {foreign(description.reports)}; there are {', '.join(REPORTS)}",
+    )
     name = description.name
     require(not names or name in names, f"its name {name!r} is not one of {', '.join(names)}")
     for other, each in described.items():

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedprox.deployment.crypto import read_identity
 from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.messages import Section, Table, explain
+from fedprox.experiment.messages import Section, Table, check
 from fedprox.experiment.resolved import limited, load_data
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
@@ -130,9 +130,9 @@ def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
     """Read a file, and make some of its values paths."""
     table = read_toml(path)
     try:
-        file = kind.model_validate(table)
-    except ValidationError as error:
-        raise InputError(f"{path}: {explain(error, kind, table, headers=NODE_HEADERS)}") from None
+        file = check(kind, table, headers=NODE_HEADERS)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     absolute = {key: str(path.absolute().parent / getattr(file, key)) for key in paths}
     return file.model_copy(update=absolute)
 

@@ -132,13 +132,8 @@ class RoundPart(NamedTuple):
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of an answer."""
-        return {
-            **prefixed("message", self.message),
-            "counted": self.counted,
-            "steps": self.steps,
-            "counts": self.counts,
-            "faulty": self.faulty,
-        }
+        trees = self._asdict().items()
+        return {name: leaf for key, tree in trees for name, leaf in prefixed(key, tree).items()}
 
 
 def require_clipped(part: RoundPart, sum_: Any, clip: NDArray[np.float32]) -> None:
@@ -157,16 +152,16 @@ Possible = Callable[[Any, NDArray[np.int64]], NDArray[np.bool_]]
 """(mean message, most steps of a client (points,)) -> whether clients can send it, (points,)."""
 
 
-def part_shapes(jobs: int, message: Any, points: int) -> dict[str, jax.ShapeDtypeStruct]:
+def _part_like(jobs: int, message: Any, points: int) -> RoundPart:
+    """A node's part of a round, in shape."""
+    counted = jax.ShapeDtypeStruct((points,), np.float32)
+    by_job = (jax.ShapeDtypeStruct((jobs, points), kind) for kind in (np.int64, np.bool_, np.bool_))
+    return RoundPart(message, counted, *by_job)  # type: ignore[arg-type]
+
+
+def part_shapes(jobs: int, message: Any, points: int) -> dict[str, Any]:
     """The arrays of an answer, in shape."""
-    by_job = jobs, points
-    return {
-        **prefixed("message", message),
-        "counted": jax.ShapeDtypeStruct((points,), np.float32),
-        "steps": jax.ShapeDtypeStruct(by_job, np.int64),
-        "counts": jax.ShapeDtypeStruct(by_job, np.bool_),
-        "faulty": jax.ShapeDtypeStruct(by_job, np.bool_),
-    }
+    return _part_like(jobs, message, points).arrays()
 
 
 def checked_part(
@@ -177,16 +172,8 @@ def checked_part(
     possible: Possible | None = None,
 ) -> RoundPart:
     """The inverse of `RoundPart.arrays`, with checks."""
-    for name, like in part_shapes(len(jobs.client), message, points).items():
-        require(name in arrays, f"the array {name!r} is missing")
-        require_like(name, arrays[name], like)
-    part = RoundPart(
-        tree_of(message, arrays, "message"),
-        arrays["counted"],
-        arrays["steps"],
-        arrays["counts"],
-        arrays["faulty"],
-    )
+    like = _part_like(len(jobs.client), message, points)._asdict()
+    part = RoundPart(**{key: tree_of(tree, arrays, key) for key, tree in like.items()})
     weights = (jobs.weight[:, None] * part.counts).sum(axis=0)
     require(
         (np.abs(part.counted - weights) <= weights * ROUNDING).all(),

@@ -38,8 +38,8 @@ from fedprox.deployment.combine import (
     summed,
     sums_of,
 )
-from fedprox.deployment.conversation import Answered, Conversation
-from fedprox.deployment.coordinator import Coordinator, Deployment, RemoteMethod, methods_of
+from fedprox.deployment.conversation import Answered
+from fedprox.deployment.coordinator import Coordinator, RemoteMethod
 from fedprox.deployment.crypto import normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.node_method import planned_rows, shares_of_first
@@ -64,29 +64,25 @@ from fedprox.loop.progress import Report
 from fedprox.loop.train import Follow, train
 from fedprox.model import Params
 from fedprox.parts.privacy.setting import delta_warnings
-from fedprox.precision import require_single
 from fedprox.protocol.method import Method
 from fedprox.results.run import Run
 
 
-def run_deployment(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:
+def run_deployment(server: Coordinator, follow: Follow) -> list[Run]:
     """Train the methods of an experiment on the nodes that have joined."""
-    require_single("a deployment")
-    methods = methods_of(deployment)
-    protocol = methods[0].protocol
+    protocol = server.protocol
     for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
         warnings.warn(line, stacklevel=users_level())
-    server = Coordinator(conversation, deployment)
-    follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
-    return train(server.protocol, server.methods, Nodes(server), follow)
+    follow = follow._replace(callbacks=[described_by(server.resolved), *follow.callbacks])
+    return train(protocol, server.methods, Nodes(server), follow)
 
 
-def without_updates(runs: Sequence[Run], conversation: Conversation) -> list[str]:
+def without_updates(runs: Sequence[Run], server: Coordinator) -> list[str]:
     """A line for each run in which no update was ever used, with the last reason."""
     unknown = "no client was drawn, or all were late, or a process before this one said why"
     return [
         f"{run.label}, seed {run.seed}: no update was used in any of its {run.final.round} rounds; "
-        f"the last reason: {conversation.unused.get((run.method, run.seed), unknown)}"
+        f"the last reason: {server.conversation.unused.get((run.method, run.seed), unknown)}"
         for run in runs
         if run.empty_rounds == run.final.round
     ]
@@ -105,9 +101,9 @@ class Nodes:
         """The execution of a method, whose first seed begins at `start`."""
         del report
         if method.protocol.privacy is not None:  # which has one run
-            ledger = self.server.deployment.ledger
+            ledger = self.server.ledger
             ledger.begin(start.round)
-            self.server.repeated = tuple(ledger.repeated)
+            self.server.repeated = [range(*rounds) for rounds in ledger.repeated]
         yield RemoteExecution(self.server, method)
 
 
@@ -161,7 +157,7 @@ class RemoteSeed:
         nodes = range(len(self.server.nodes))
         seconds = {} if deadline is None else dict.fromkeys(nodes, deadline)
         if self.method.protocol.privacy is not None:
-            self.server.deployment.ledger.release()
+            self.server.ledger.release()
         if exchange is not None and (len(jobs.client) or self.adds_noise):
             gradient, valid, network = self._mean_gradient(t, call, state, seconds)
             if valid.any():
@@ -422,7 +418,7 @@ class RemoteSeed:
         """
         began, server = time.perf_counter(), self.server
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
-        nodes = range(len(server.nodes) if server.deployment.joined.reports else 0)
+        nodes = range(len(server.nodes) if server.joined.reports else 0)
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }

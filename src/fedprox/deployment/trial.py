@@ -5,6 +5,7 @@ import datetime
 import functools
 import ipaddress
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,15 +14,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedprox.algorithms import ALGORITHMS
-from fedprox.deployment.endpoints import free_port
-from fedprox.deployment.flower import (
-    command,
-    control_link,
-    environment,
-    register_node,
-    require_answer,
-    require_flower,
-)
+from fedprox.deployment import flower
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.network import Network
 from fedprox.deployment.policy import REPORTS, Policy
@@ -61,40 +54,48 @@ class LocalSuperLink(NamedTuple):
     register: Callable[[Path], int]
 
 
+def free_port() -> int:
+    """A port of the loopback that no process uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
 @contextlib.contextmanager
 def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
     """Run a SuperLink on a free port of the loopback."""
-    require_flower()
+    flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
-    ca_certificate = _make_certificates(folder)
+    certificate = make_certificate(folder)
     secret = folder / "secret"
     write_private(secret, secrets.token_hex(32).encode())
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    address = f"127.0.0.1:{port}"
     options = {
         "--host": "127.0.0.1",
-        "--port": address.rpartition(":")[2],
+        "--port": port,
         "--isolation": "process",
         "--superexec-auth-secret-file": secret,
-        "--ssl-certfile": folder / "server.pem",
+        "--ssl-certfile": certificate,
         "--ssl-keyfile": folder / "server.key",
-        "--ssl-ca-certfile": ca_certificate,
+        "--ssl-ca-certfile": certificate,
     }
     program = Child(
-        entry=command("flower-superlink"),
+        entry=flower.command("flower-superlink"),
         arguments=[
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
             *(str(part) for option in options.items() for part in option),
         ],
         log=folder / "superlink.log",
-        environment=environment(folder / "flwr"),
+        environment=flower.environment(folder / "flwr"),
     )
-    control = control_link(address, ca_certificate)
+    control = flower.control_link(address, certificate)
     with running([program]) as [process], contextlib.closing(control):
         deadline = time.monotonic() + 60
         while True:
             try:
-                require_answer(control)
+                flower.require_answer(control)
                 break
             except httpx.TransportError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -102,14 +103,13 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
                     raise ConnectionError(f"{text}\n{tail(program.log)}") from error
             time.sleep(0.1)
 
-        yield LocalSuperLink(
-            address, ca_certificate, secret, functools.partial(register_node, control)
-        )
+        register = functools.partial(flower.register_node, control)
+        yield LocalSuperLink(address, certificate, secret, register)
 
 
 def make_node_key(folder: Path) -> tuple[Path, Path]:
     """Make the key of a node as `ssh-keygen -t ecdsa -b 384` does, without a passphrase."""
-    require_flower()
+    flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / "node.key", folder / "node.key.pub"
@@ -120,57 +120,31 @@ def make_node_key(folder: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def _make_certificates(folder: Path) -> Path:
-    """Write an authority's certificate and a server's certificate and key; return the first."""
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedprox trial authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+def make_certificate(folder: Path) -> Path:
+    """Write a server's certificate, which is its own authority, and its key; return the first."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), loopback])
-    public = authority.public_key()
-    uses = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment"]
-    uses += ["key_agreement", "crl_sign", "encipher_only", "decipher_only"]
-    usage = x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(uses, False))
-    of_authority = (
-        _certificate(issuer, issuer, public)
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(usage, critical=True)
-        .sign(authority, hashes.SHA384())
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), loopback]), critical=False
+        )
+        .sign(key, hashes.SHA384())
     )
-    of_server = (
-        _certificate(subject, issuer, server.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(names, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-        .sign(authority, hashes.SHA384())
-    )
-    ca_certificate = folder / "ca.pem"
-    ca_certificate.write_bytes(of_authority.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.pem").write_bytes(of_server.public_bytes(serialization.Encoding.PEM))
-    private = server.private_bytes(
+    certificate = folder / "server.pem"
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
     write_private(folder / "server.key", private)
-    return ca_certificate
-
-
-def _certificate(
-    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey"
-) -> "x509.CertificateBuilder":
-    """A certificate of a public key that still needs extensions and a signature."""
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + VALID)
-    )
+    return certificate
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ once, and again if the node says that it lacks it.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 import jax
@@ -17,7 +18,14 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
@@ -59,6 +67,27 @@ WeightsBy = Literal["clients", "rows"]
 """Whether the clients of a round weigh the same, or as their training rows."""
 
 
+def _named(name: str) -> str:
+    """A name that can be shown."""
+    given = foreign(repr(name))
+    require(0 < len(name) <= 200 and name.isprintable(), f"{given}; 1 to 200 printable characters")
+    return name
+
+
+def _held(shape: list[int]) -> list[int]:
+    """The shape of an array that fits into memory."""
+    numbers = foreign(math.prod(shape))
+    require(math.prod(shape) <= 10**7, f"{numbers} numbers; at most 10,000,000 are allowed")
+    return shape
+
+
+Name = Annotated[str, AfterValidator(_named)]
+Shape = Annotated[list[NotNegative], Field(max_length=8), AfterValidator(_held)]
+Symbols = Annotated[int, Field(ge=0, le=10**5)]
+NumberType = Annotated[str, Field(pattern="^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
+"""The types that features and labels may have."""
+
+
 class Head(BaseModel):
     """A part of a head, with exactly these fields."""
 
@@ -76,8 +105,14 @@ def required(value: T | None, line: str) -> T:
     return value
 
 
+def require_columns(lists: Sequence[Sequence[Any]]) -> None:
+    """Raise `InputError` unless lists, of clients' names and of more about each, are columns."""
+    require(len(set(map(len, lists))) == 1, "its lists have different lengths")
+    require(len(set(lists[0])) == len(lists[0]), "a client appears twice")
+
+
 class DataKind(Head):
-    """What all clients' data have in common.
+    """What all clients' data have in common. What a node says determines everybody's model.
 
     Attributes:
         classes: Number of classes; 0 if labels are not classes.
@@ -87,13 +122,23 @@ class DataKind(Head):
         augmented: Whether mini-batches are augmented.
     """
 
-    classes: int
-    features: list[int]
-    feature_type: str
-    label: list[int]
-    label_type: str
-    greatest: int
+    classes: Symbols
+    features: Shape
+    feature_type: NumberType
+    label: Shape
+    label_type: NumberType
+    greatest: Symbols
     augmented: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataKind":
+        numbers, classes = math.prod(self.features), self.classes
+        require(
+            numbers * classes <= 10**9,
+            f"{numbers:,} numbers of an example and {classes:,} classes; their product may be at "
+            "most 1,000,000,000",
+        )
+        return self
 
 
 class Clients(Head):
@@ -104,11 +149,18 @@ class Clients(Head):
         validation: Empty without validation rows of clients.
     """
 
-    names: list[str]
-    train: list[int]
-    test: list[int]
-    labels: list[int]
-    validation: list[int]
+    names: Annotated[list[Name], Field(min_length=1, max_length=10**6)]
+    train: list[Positive]
+    test: list[NotNegative]
+    labels: list[NotNegative]
+    validation: list[NotNegative]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Clients":
+        lists: list[Sequence[Any]]
+        lists = [self.names, self.train, self.test, self.labels, self.validation or self.names]
+        require_columns(lists)
+        return self
 
 
 class Description(Head):
@@ -121,11 +173,11 @@ class Description(Head):
         reports: The measures that the node reports.
     """
 
-    name: str
+    name: Name
     version: str
     kind: DataKind
     clients: Clients
-    central_validation: int
+    central_validation: NotNegative
     reports: list[str]
 
 
@@ -322,6 +374,12 @@ class NodeWork(Head):
     relative_size: list[Finite]
     state: list[list[RoundNumber]]
     kept: list[list[RoundNumber]]
+
+    @model_validator(mode="after")
+    def _check(self) -> "NodeWork":
+        columns: list[list[Any]] = [values for _, values in self]
+        require_columns(columns)
+        return self
 
 
 class Request(Head):
@@ -548,13 +606,20 @@ def unpack_answer(parcel: Parcel) -> Answer:
 
 
 def _checked(kind: type[M], parcel: Parcel) -> M:
-    try:
+    with in_one_line(kind.__name__.lower()):
         return kind.model_validate_json(parcel.head)
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Raise `InputError` for the first constraint of a head that fails."""
+    try:
+        yield
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        what = kind.__name__.lower()
-        raise InputError(f"{what}: {where}: {first['msg']}") from None
+        line = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{what}: {where}: {line}") from None
 
 
 def prefixed(prefix: str, tree: Any) -> dict[str, Any]:
