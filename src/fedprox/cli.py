@@ -34,8 +34,8 @@ from fedprox.commands.shared import (
     say,
     standard_console,
 )
-from fedprox.datasets.catalogue import CATALOGUE
-from fedprox.datasets.sources import cache_folder, fetch
+from fedprox.datasets import CATALOGUE
+from fedprox.datasets.sources import at_hand, cache_folder, fetch
 from fedprox.devices.processes import allgather, join_processes
 from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, choices, printable, require, users_level
@@ -401,13 +401,13 @@ def fetch_data(
         print(f"{name}: nothing to fetch; it is {how}")
     shown = set()
     for file in entry.files:
-        path = file.at_hand(data_dir)
+        path = at_hand(file, data_dir)
         if path is None and file.use and not everything:
-            print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
+            print(f"{file.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
         cached = path is not None and path.is_relative_to(cache_folder())
         if path is None or cached:
-            path = fetch(file.source, unverified=unverified)
+            path = fetch(file, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
         shown.add(path)
