@@ -21,7 +21,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.errors import require
 from fedprox.model import Model, Params
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import fast
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
