@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientContext, HParams
 from fedprox.algorithms.fedprox import fedprox
-from fedprox.datasets.femnist import by_letters, letters
+from fedprox.datasets.handwriting import by_letters, letters
 from fedprox.datasets.partition import Indices, rotating_requests
 from fedprox.federation import Federation
 from fedprox.model import Params

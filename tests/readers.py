@@ -20,10 +20,11 @@ import numpy as np
 from flax.serialization import msgpack_serialize
 
 from fedprox import Federation, datasets, models
-from fedprox.datasets import DATASETS, cifar, emnist
-from fedprox.datasets.femnist import _from_npz, _table
-from fedprox.datasets.sent140 import CSV, read_csv, read_leaf
+from fedprox.datasets import DATASETS, cifar, handwriting
+from fedprox.datasets.handwriting import _from_npz, _table
+from fedprox.datasets.sent140 import read_csv, read_leaf
 from fedprox.datasets.shakespeare import _characters, _lines
+from fedprox.datasets.sources import SENT140_CSV as CSV
 from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment, resolved
 from fedprox.files.packed import read_idx, tar_members
@@ -141,9 +142,7 @@ HUNDRED = {
 
 
 def colour_archive(path: Path) -> object:
-    return cifar._parse(
-        cifar.CIFAR_100, path, tar_members(path, (*cifar.CIFAR_100.train, cifar.CIFAR_100.test))
-    )
+    return cifar._parse(cifar.CIFAR_100, path, tar_members(path, cifar.CIFAR_100.files))
 
 
 LABELS = np.arange(1, 4, dtype=np.uint8)
@@ -348,12 +347,12 @@ READERS: dict[str, Reader] = {
     "idx-gz": Reader("labels.gz", read_idx, (gzip.compress(idx_of(LABELS)),)),
     "emnist-zip": Reader(
         "gzip.zip",
-        lambda path: emnist.read_split(path, "letters-train", 27),
+        lambda path: handwriting.read_split(path, "letters-train", 27),
         (letters(idx_of(LABELS)),),
     ),
     "emnist-labels": Reader(
         "gzip.zip",
-        lambda path: emnist.read_split(path, "letters-train", 27),
+        lambda path: handwriting.read_split(path, "letters-train", 27),
         (idx_of(LABELS),),
         pack=letters,
     ),

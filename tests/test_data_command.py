@@ -22,8 +22,8 @@ from matplotlib.patches import StepPatch
 from rich.console import Console
 
 from fedprox import Federation, InputError, datasets
-from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet, File
-from fedprox.datasets.labelled import PARTITIONS, Partition
+from fedprox.datasets import CATALOGUE, PAPERS, DataSet
+from fedprox.datasets.labelled import PARTITIONS, AnyPartition
 from fedprox.datasets.sources import (
     FEMNIST_SQLITE,
     MNIST,
@@ -89,7 +89,7 @@ def source(name: str, *folders: str, content: bytes = CONTENT) -> Source:
     return Source("folder", name, len(content), checksum, folders)
 
 
-def enter(patch: pytest.MonkeyPatch, *files: File) -> None:
+def enter(patch: pytest.MonkeyPatch, *files: Source) -> None:
     """Put a data set called `made` into the catalogue."""
     patch.setitem(CATALOGUE, "made", DataSet(datasets.synthetic, (), files))
 
@@ -107,18 +107,18 @@ NOWHERE = "http://127.0.0.1:9/"
 def test_a_file_is_downloaded_once_and_checked(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File(source("a", NOWHERE, address)))
+    enter(monkeypatch, source("a", NOWHERE, address))
     assert status("data", "fetch", "made") == 0
     kept = cache / "folder" / "a"
     assert capsys.readouterr().out == f"{kept}\n"
     assert kept.read_bytes() == CONTENT
-    enter(monkeypatch, File(source("a", NOWHERE)))
+    enter(monkeypatch, source("a", NOWHERE))
     assert status("data", "fetch", "made") == 0
     assert capsys.readouterr().out == f"{kept}\n"
     kept.write_bytes(b"damaged")
     assert status("data", "fetch", "made") == 2
     assert "could not be downloaded (127.0.0.1:9: ConnectionError)" in one_line(capsys)
-    enter(monkeypatch, File(source("a", address)))
+    enter(monkeypatch, source("a", address))
     assert status("data", "fetch", "made") == 0
     assert kept.read_bytes() == CONTENT
 
@@ -126,7 +126,7 @@ def test_a_file_is_downloaded_once_and_checked(
 def test_a_file_with_a_wrong_checksum_is_not_kept(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File(source("a", address, content=b"other")))
+    enter(monkeypatch, source("a", address, content=b"other"))
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert "a is missing and could not be downloaded" in error
@@ -138,7 +138,7 @@ def test_a_file_without_a_checksum_is_downloaded_on_request_alone(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     unpublished = Source("folder", "a", 0, "", (address,))
-    enter(monkeypatch, File(unpublished))
+    enter(monkeypatch, unpublished)
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert error.startswith("fedprox: folder: a is missing, and no checksum for a download is publ")
@@ -151,10 +151,10 @@ def test_a_file_without_a_checksum_is_downloaded_on_request_alone(
 
 
 def test_downloads_without_a_checksum_are_these_and_none_is_over_plain_http() -> None:
-    files = {file.source for entry in CATALOGUE.values() for file in entry.files}
+    files = {file._replace(use="", instead=()) for e in CATALOGUE.values() for file in e.files}
     assert files == set(SOURCES.values())
     without = {source for source in files if not source.hash}
-    assert without == {SHAKESPEARE, *FEMNIST_SQLITE}
+    assert {source.name for source in without} == {s.name for s in (SHAKESPEARE, *FEMNIST_SQLITE)}
     for source in files:
         assert all(folder.startswith("https://") for folder in source.folders) or source.hash
         assert re.fullmatch("(|md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})", source.hash)
@@ -172,7 +172,7 @@ def test_pinned_files_are_those_of_the_data_folder(data_dir: Path) -> None:
 def test_a_download_that_fails_leaves_nothing(
     name: str, address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File(source(name, address)))
+    enter(monkeypatch, source(name, address))
     assert status("data", "fetch", "made") == 2
     error = one_line(capsys)
     assert error.startswith(f"fedprox: folder: {name} is missing and could not be downloaded")
@@ -182,7 +182,7 @@ def test_a_download_that_fails_leaves_nothing(
 def test_a_full_disk_while_downloading_is_one_line_and_leaves_nothing(
     address: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    enter(monkeypatch, File(source("a", address, address)))
+    enter(monkeypatch, source("a", address, address))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, hard))
     try:
@@ -219,7 +219,7 @@ def test_a_broken_file_of_the_data_folder_is_named(
 def test_files_for_some_options_are_fetched_on_request(
     cache: Path, monkeypatch: pytest.MonkeyPatch, address: str, capsys: Any
 ) -> None:
-    enter(monkeypatch, File(source("a", address)), File(source("b", NOWHERE), "vectors"))
+    enter(monkeypatch, source("a", address), source("b", NOWHERE)._replace(use="vectors"))
     assert status("data", "fetch", "made") == 0
     assert (cache / "folder" / "a").is_file()
     assert "b: not fetched, for vectors alone; --all fetches it too" in capsys.readouterr().out
@@ -232,10 +232,10 @@ def test_what_is_in_the_data_folder_is_not_downloaded(
 ) -> None:
     enter(
         monkeypatch,
-        File(source("a.gz", NOWHERE)),
-        File(source("b", NOWHERE), instead=("b.npz",)),
-        File(source("c", NOWHERE), instead=("b.npz",)),
-        File(source("d", NOWHERE), instead=("part/*.json",)),
+        source("a.gz", NOWHERE),
+        source("b", NOWHERE)._replace(instead=("b.npz",)),
+        source("c", NOWHERE)._replace(instead=("b.npz",)),
+        source("d", NOWHERE)._replace(instead=("part/*.json",)),
     )
     (tmp_path / "data" / "folder" / "part").mkdir(parents=True)
     mine = [tmp_path / "data" / name for name in ("folder/a", "b.npz", "folder/part/x.json")]
@@ -249,11 +249,11 @@ def test_what_is_in_the_data_folder_is_not_downloaded(
 def test_a_fetched_file_is_found_beside_a_data_folder_that_lacks_it(
     address: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = File(source("a", address))
+    file = source("a", address)
     enter(monkeypatch, file)
     (tmp_path / "data").mkdir()
     assert status("data", "fetch", "made", "--data-dir", tmp_path / "data") == 0
-    found = find(file.source, tmp_path / "data")
+    found = find(file, tmp_path / "data")
     assert found == cache / "folder" / "a"
 
 
@@ -262,9 +262,9 @@ def test_where_a_data_set_is(
 ) -> None:
     del address
     a, b = source("a", "https://example.org/x/"), source("b", "https://example.org/y/")
-    entry = DataSet(datasets.mnist, (), (File(a), File(b, "labels")))
+    entry = DataSet(datasets.mnist, (), (a, b._replace(use="labels")))
     assert where(entry) == "to be downloaded from example.org (0.056 MB)"
-    unknown = DataSet(datasets.mnist, (), (File(a._replace(size=0)), File(b)))
+    unknown = DataSet(datasets.mnist, (), (a._replace(size=0), b))
     assert where(unknown) == "to be downloaded from example.org"
     (cache / "folder").mkdir(parents=True)
     (cache / "folder" / "a").write_bytes(b"")
@@ -298,7 +298,7 @@ def test_every_data_set_is_described_and_has_a_name_for_experiments() -> None:
         assert 10 < len(entry.what) < 100
     for name, partition in PAPERS:
         assert (partition in CATALOGUE[name].partitions) if partition else name in CATALOGUE
-    assert set(Partition.__args__) == set(PARTITIONS)  # type: ignore[attr-defined]
+    assert set(AnyPartition.__args__) == set(PARTITIONS)  # type: ignore[attr-defined]
     assert CATALOGUE["leaf"].partitions == tuple(PARTITIONS)
     assert CATALOGUE["synthetic"].partitions == ()
 

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 import fedprox as fp
 from fedprox import InputError, jax_internals
 from fedprox.model import convolution
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import fast
 from fedprox.parts.privacy.examples import clipped_sum
 from tests.quadratics import one_run
 
@@ -226,7 +226,7 @@ def test_where_programs_are_unknown_convolutions_are_plain(
     def unknown(*_: Any) -> Any:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(f"fedprox.model.rewriting.{name}", unknown)
+    monkeypatch.setattr(f"fedprox.model.convolution.{name}", unknown)
     x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
 
     def f(x: jax.Array) -> jax.Array:
@@ -242,9 +242,9 @@ def test_where_programs_are_unknown_convolutions_are_plain(
 def test_where_operations_are_unknown_convolutions_are_plain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(convolution, "_product", None)
+    monkeypatch.setattr(convolution, "_product", convolution._left_to_jax)
     x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1))
-    found = convolution.convolve(x, kernel, (1, 1), ((1, 1), (1, 1)))
+    found = convolution.fast_convolution(x, kernel, (1, 1), ((1, 1), (1, 1)))
     assert_allclose(found, conv(x, kernel))
     # of a shape that no other test has, whose program JAX would find again
     program = str(jax.make_jaxpr(fast(lambda x: conv(x, kernel)))(jnp.ones((1, 4, 7, 1))))
@@ -276,7 +276,7 @@ def test_a_users_model_is_not_blamed_for_what_is_unknown(monkeypatch: pytest.Mon
     def unknown(*_: Any) -> Any:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr("fedprox.model.rewriting.equations_of", unknown)
+    monkeypatch.setattr("fedprox.model.convolution.equations_of", unknown)
     clients = [(np.ones((2, 2), np.float32), np.array([0, 1]))] * 2
     federation = fp.Federation.from_arrays(clients, classes=2)
     model = fp.Model(lambda _: jnp.zeros((2, 2)), lambda params, x: x @ params)

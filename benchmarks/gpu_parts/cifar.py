@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from benchmarks.gpu_parts.part import Part
-from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.datasets import CATALOGUE
 from fedprox.datasets.cifar import CIFAR_10
+from fedprox.datasets.sources import at_hand
 
 
 class Images(NamedTuple):
@@ -31,8 +32,8 @@ def images(part: Part, clients: int, augmentation: Literal["none", "feddyn"]) ->
         clients: Number of clients.
         augmentation: As in `fedprox.datasets.cifar_10`.
     """
-    at_hand = all(file.at_hand(part.data_dir) for file in CATALOGUE["cifar-10"].files)
-    if at_hand and not part.tiny:
+    real = all(at_hand(file, part.data_dir) for file in CATALOGUE["cifar-10"].files)
+    if real and not part.tiny:
         federation = fp.datasets.cifar_10(
             clients=clients, augmentation=augmentation, data_dir=part.data_dir
         )

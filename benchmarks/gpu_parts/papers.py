@@ -18,7 +18,8 @@ from benchmarks.gpu_parts.part import Part
 from experiments import LONG, select
 from experiments.engine.item import Item
 from experiments.printed import Printed
-from fedprox.datasets.catalogue import CATALOGUE
+from fedprox.datasets import CATALOGUE
+from fedprox.datasets.sources import at_hand
 
 OF_QUIRKS = {"overlapping_femnist": "femnist"}
 """The data sets whose files the quirks of the authors' code read."""
@@ -33,7 +34,7 @@ def absent(item: Item, data_dir: Path | None) -> list[str]:
         name
         for name in item.data
         if not all(
-            file.at_hand(data_dir)
+            at_hand(file, data_dir)
             for file in CATALOGUE[OF_QUIRKS.get(name, name)].files
             if not file.use
         )

@@ -21,7 +21,7 @@ from experiments.fedprox.tasks import (
     synthetic_tasks,
     table_1,
 )
-from fedprox.datasets.catalogue import FEDPROX_DRAFT
+from fedprox.datasets import FEDPROX_DRAFT
 
 DRAFT = "The draft of Li et al. 2020"
 

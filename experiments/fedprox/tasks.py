@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.common import FEDAVG, FEDPROX_PAPER, FEWER_TWEETS, SMALLER_MODEL, fedprox
 from experiments.engine.item import MOST_SEEDS, Comparison, Line, Panel, Table
-from fedprox.datasets.catalogue import FEDPROX, PAPERS
+from fedprox.datasets import FEDPROX, PAPERS
 
 PAPER = FEDPROX_PAPER
 ONE_DRAW = (

@@ -37,8 +37,8 @@ from fedprox.commands.runs import (
     standard_console,
     train_into,
 )
-from fedprox.datasets.catalogue import CATALOGUE
-from fedprox.datasets.sources import cache_folder, fetch
+from fedprox.datasets import CATALOGUE
+from fedprox.datasets.sources import at_hand, cache_folder, fetch
 from fedprox.devices.processes import allgather, join_processes
 from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
 from fedprox.errors import InputError, choices, printable, require, users_level
@@ -397,12 +397,12 @@ def fetch_data(
         print(f"{name}: nothing to fetch; it is {how}")
     shown = set()
     for file in entry.files:
-        path = file.at_hand(data_dir)
+        path = at_hand(file, data_dir)
         if file.use and not (path or everything):
-            print(f"{file.source.name}: not fetched, for {file.use} alone; --all fetches it too")
+            print(f"{file.name}: not fetched, for {file.use} alone; --all fetches it too")
             continue
         if not path or path.is_relative_to(cache_folder()):
-            path = fetch(file.source, unverified=unverified)
+            path = fetch(file, unverified=unverified)
         if path not in shown:  # one file may replace several others
             print(printable(path))
         shown.add(path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedprox import InputError
-from fedprox.datasets import cache
+from fedprox.datasets import sources
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ ARRAYS: dict[str, Any] = {
     "bytes": np.frombuffer(b"text", np.uint8),
     "none": np.zeros((0, 4), np.int64),
     "turned": np.arange(6, dtype=np.int16).reshape(2, 3).T,
-    **cache.packed("words", ["", "one\n", "\ud800"]),
+    **sources.pack_strings("words", ["", "one\n", "\ud800"]),
 }
 
 
@@ -53,8 +53,8 @@ def check(arrays: dict[str, Any]) -> None:
     for key, array in ARRAYS.items():
         assert arrays[key].dtype == array.dtype
         np.testing.assert_array_equal(arrays[key], array)
-    assert cache.unpacked(arrays, "words") == ["", "one\n", "\ud800"]
-    assert cache.unpacked(arrays, "words", np.array([1])) == ["one\n"]
+    assert sources.unpack_strings(arrays, "words") == ["", "one\n", "\ud800"]
+    assert sources.unpack_strings(arrays, "words", np.array([1])) == ["one\n"]
 
 
 def test_arrays_are_made_once_for_each_source_option_version_and_name(
@@ -62,18 +62,18 @@ def test_arrays_are_made_once_for_each_source_option_version_and_name(
 ) -> None:
     build = Builder()
     for _ in range(3):
-        check(cache.prepared("made", [source], {"n": 1}, build))
+        check(sources.prepared("made", [source], {"n": 1}, build))
     assert build.calls == len(list(folder.iterdir())) == 1
-    cache.prepared("made", [source], {"n": 2}, build)
-    cache.prepared("made", [source], {"n": 1}, build, version=2)
-    cache.prepared("other", [source], {"n": 1}, build)
+    sources.prepared("made", [source], {"n": 2}, build)
+    sources.prepared("made", [source], {"n": 1}, build, version=2)
+    sources.prepared("other", [source], {"n": 1}, build)
     assert build.calls == 4
     again = source.with_name("again")
     again.write_bytes(b"content")
-    cache.prepared("made", [again], {"n": 1}, build)  # it is the content that counts
+    sources.prepared("made", [again], {"n": 1}, build)  # it is the content that counts
     assert build.calls == 4
     source.write_bytes(b"Content")
-    cache.prepared("made", [source], {"n": 1}, build)
+    sources.prepared("made", [source], {"n": 1}, build)
     assert build.calls == 5
 
 
@@ -97,11 +97,11 @@ def test_a_damaged_entry_is_found_out_and_made_again(
     damage: str, source: Path, folder: Path
 ) -> None:
     build = Builder()
-    cache.prepared("made", [source], {}, build)
+    sources.prepared("made", [source], {}, build)
     (entry,) = folder.iterdir()
     DAMAGES[damage](entry)
     for _ in range(2):
-        check(cache.prepared("made", [source], {}, build))
+        check(sources.prepared("made", [source], {}, build))
     assert list(folder.iterdir()) == [entry]
     assert build.calls == 2
 
@@ -110,7 +110,7 @@ SLOW = """
 import sys
 from pathlib import Path
 import numpy as np
-from fedprox.datasets import cache
+from fedprox.datasets import sources
 
 def replace(self, target):
     print("ready", flush=True)
@@ -118,7 +118,7 @@ def replace(self, target):
     return real(self, target)
 
 real, Path.replace = Path.replace, replace
-arrays = cache.prepared("made", [Path(sys.argv[1])], {}, lambda: {"x": np.full(1_000, 7.0)})
+arrays = sources.prepared("made", [Path(sys.argv[1])], {}, lambda: {"x": np.full(1_000, 7.0)})
 print(arrays["x"].sum(), flush=True)
 """
 
@@ -153,8 +153,8 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     folder.write_bytes(b"a file where the folder should be")
     build = Builder()
     with caplog.at_level(logging.WARNING):
-        check(cache.prepared("made", [source], {}, build))
-        check(cache.prepared("made", [source], {}, build))
+        check(sources.prepared("made", [source], {}, build))
+        check(sources.prepared("made", [source], {}, build))
     assert build.calls == 2
     (first, _) = [record.getMessage() for record in caplog.records]
     assert first.startswith(f"made: not kept for the next time, since {folder} cannot be written: ")
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    check(cache.prepared("made", [source], {}, Builder()))
+    check(sources.prepared("made", [source], {}, Builder()))
     assert "cannot be written: No space left on device" in caplog.text
     assert list(folder.iterdir()) == []
 
@@ -181,10 +181,10 @@ def test_what_build_raises_leaves_nothing(source: Path, folder: Path) -> None:
         raise InputError("source: broken")
 
     with pytest.raises(InputError, match="source: broken"):
-        cache.prepared("made", [source], {}, build)
+        sources.prepared("made", [source], {}, build)
     assert not folder.exists()
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent: cannot be read: .*No such file"):
-        cache.prepared("made", [tmp_path / "absent"], {}, Builder())
+        sources.prepared("made", [tmp_path / "absent"], {}, Builder())

@@ -271,7 +271,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"client": None, "partition": "iid"}, r"data\.clients: missing; partition 'iid' needs it"),
     (
         {"client": None, "partition": "iid", "clients": 2, "concentration": 0.1},
-        r"data\.concentration = 0\.1; partition 'iid' does not have it",
+        r"data\.concentration = 0\.1; it belongs to partition dirichlet-by-client or",
     ),
     (
         {"client": None, "partition": "dirichlet-by-class", "clients": 2},

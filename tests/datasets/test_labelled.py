@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import InputError, datasets
-from fedprox.datasets.labelled import PARTITIONS, Labelled, divide
+from fedprox import Examples, InputError, datasets
+from fedprox.datasets.labelled import PARTITION_OPTIONS, PARTITIONS, divide
 from tests.datasets.test_datasets import leaf_file, write_leaf
 
 NUMBERS = {"classes_per_client": 2, "concentration": 0.8, "size_spread": 0.3}
 
 
-def numbers(partition: str, clients: int) -> dict[str, float | None]:
+def numbers(partition: str, clients: int) -> dict[str, float]:
     """What a partition needs."""
-    way = PARTITIONS[partition]
-    return {"clients": clients} | {name: NUMBERS[name] for name in (*way.needs, *way.takes)}
+    return {name: NUMBERS.get(name, clients) for name in PARTITION_OPTIONS[partition]}
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
@@ -28,8 +27,8 @@ def test_no_row_goes_to_two_clients_and_none_is_lost_or_loses_its_label(
 ) -> None:
     stream = np.random.default_rng(seed)
     y, test_y = (stream.permutation(np.repeat(np.arange(4), n)) for n in (25, 12))
-    train = Labelled(np.arange(100)[:, None], y)
-    test = Labelled(np.arange(48)[:, None], test_y)
+    train = Examples(np.arange(100)[:, None], y)
+    test = Examples(np.arange(48)[:, None], test_y)
     uses_all = partition != "power-law"  # which rounds down
     clients = clients if uses_all else 4 * (1 + clients % 2)
     given_numbers = numbers(partition, clients)
@@ -51,15 +50,15 @@ def test_no_row_goes_to_two_clients_and_none_is_lost_or_loses_its_label(
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_no_test_row_is_lost_though_no_client_trains_on_its_class(partition: Any) -> None:
-    train = Labelled(np.zeros((100, 1)), np.arange(100) % 2)
-    test = Labelled(np.arange(60.0)[:, None], np.arange(60) % 4)
+    train = Examples(np.zeros((100, 1)), np.arange(100) % 2)
+    test = Examples(np.arange(60.0)[:, None], np.arange(60) % 4)
     federation = divide(train, test, partition, numbers(partition, 4), classes=4, seed=0)
     assert sorted(federation.test.x[:, 0].tolist()) == list(range(60))
     assert federation.test.y.tolist() == (federation.test.x[:, 0] % 4).tolist()
 
 
 def test_training_rows_that_a_partition_leaves_out_are_counted(caplog: Any) -> None:
-    rows = Labelled(np.zeros((1000, 1)), np.arange(1000) % 4)
+    rows = Examples(np.zeros((1000, 1)), np.arange(1000) % 4)
     federation = divide(rows, rows, "power-law", {"clients": 8}, classes=4, seed=0)
     left = 1000 - len(federation.train)
     assert left > 0
@@ -69,8 +68,8 @@ def test_training_rows_that_a_partition_leaves_out_are_counted(caplog: Any) -> N
 
 
 def test_labels_that_are_not_classes_are_dealt_evenly() -> None:
-    rows = Labelled(np.arange(20.0)[:, None], np.linspace(0, 1, 20))
-    few = Labelled(rows.x[:3], rows.y[:3])
+    rows = Examples(np.arange(20.0)[:, None], np.linspace(0, 1, 20))
+    few = Examples(rows.x[:3], rows.y[:3])
     federation = divide(rows, few, "iid", {"clients": 4}, classes=0, seed=0)
     assert federation.train.sizes.tolist() == [5] * 4
     assert federation.test.sizes.sum() == 3
@@ -111,7 +110,8 @@ def test_a_leaf_folder_can_be_divided_anew(tmp_path: Path) -> None:
         ({"partition": "idd", "clients": 3}, r"data\.partition = 'idd'; it must be one of iid, sh"),
         (
             {"partition": "shards", "clients": 3, "concentration": 0.1},
-            r"data\.concentration = 0\.1; partition 'shards' does not have it",
+            r"data\.concentration = 0\.1; it belongs to partition dirichlet-by-client or dirichlet-"
+            "by-class, not 'shards'",
         ),
         (
             {"partition": "classes-per-client", "clients": 3},

@@ -1,5 +1,6 @@
 """Partitions: whose rows, how many, of which classes."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,9 +12,7 @@ from hypothesis import strategies as st
 
 from fedprox import InputError
 from fedprox.datasets import partition
-from fedprox.datasets.labelled import _CALLED as CALLED
-from fedprox.datasets.labelled import PARTITIONS as WAYS
-from fedprox.datasets.labelled import Way
+from fedprox.datasets.labelled import PARTITIONS as DIVIDING
 
 SEEDS = st.integers(0, 2**40)
 SPREADS = st.sampled_from([0.0, 0.3, 1.0, 3.0])
@@ -348,13 +347,15 @@ def test_classes_without_numbers_are_refused_where_numbers_are_needed(
         divide(labels, clients=2, seed=0)
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_all_partitions_take_labels_a_number_of_clients_and_a_seed(way: Way) -> None:
+@pytest.mark.parametrize("divide", DIVIDING.values(), ids=DIVIDING)
+def test_all_partitions_take_labels_a_number_of_clients_and_a_seed(
+    divide: Callable[..., Any],
+) -> None:
     labels = np.arange(400) % 2
-    needed = {"concentration": 0.9, "classes_per_client": 1}
-    options: dict[str, Any] = {CALLED.get(name, name): needed[name] for name in way.needs}
-    expected = [part.tolist() for part in way.divide(labels, clients=4, seed=0, **options)]
+    needed: dict[str, Any] = {"concentration": 0.9, "classes": 1}
+    options = {name: needed[name] for name in inspect.signature(divide).parameters.keys() & needed}
+    expected = [part.tolist() for part in divide(labels, clients=4, seed=0, **options)]
     assert len(expected) == 4
     for same in (labels.tolist(), labels.astype(float)):
-        parts = way.divide(same, clients=4, seed=0, **options)
+        parts = divide(same, clients=4, seed=0, **options)
         assert [part.tolist() for part in parts] == expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedprox.datasets.catalogue import PAPERS
+from fedprox.datasets import PAPERS
 
 GIVEN = {
     f"{name} {partition}, {paper.source}": (paper.clients, paper.samples, paper.mean)

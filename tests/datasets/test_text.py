@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fedprox import Federation, InputError, datasets
 from fedprox.datasets.posts import read_posts
-from fedprox.datasets.sent140 import CSV
 from fedprox.datasets.shakespeare import ALPHABET, read_roles
+from fedprox.datasets.sources import SENT140_CSV as CSV
 from fedprox.datasets.text import read_vectors, split_words, unroll, word_vectors
 from fedprox.features import Vectors, Windows
 from tests.datasets.test_tokenizer import file_of

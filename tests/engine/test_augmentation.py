@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedprox import Cohort, Evaluation, Federation, Solver, fedavg, models, simulate
-from fedprox.datasets import augmentation
+from fedprox.datasets import images as augmentation
 from fedprox.engine.compiled import layout
 from fedprox.features import Prepared
 from fedprox.federation import Rows

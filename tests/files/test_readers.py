@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from fedprox import InputError, datasets
 from fedprox.datasets import cifar
 from fedprox.datasets.posts import read_posts
-from fedprox.datasets.sent140 import CSV, read_csv
+from fedprox.datasets.sent140 import read_csv
+from fedprox.datasets.sources import SENT140_CSV as CSV
 from fedprox.datasets.text import read_vectors
 from fedprox.experiment import read_experiment
 from fedprox.files.packed import read_idx, reading

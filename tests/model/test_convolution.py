@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from numpy.testing import assert_allclose
 
-from fedprox.model.convolution import FEW, Convolution, convolve
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import EXAMPLES_AT_A_TIME, Convolution, fast, fast_convolution
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -46,7 +45,11 @@ FORMS: dict[str, dict[str, Any]] = {
         "strides": (1, 2),
         "padding": [(1, 1), (1, 0)],
     },
-    "many examples": {"lengths": (6, 5), "rows": 2 * FEW + 3, "padding": [(1, 1), (1, 1)]},
+    "many examples": {
+        "lengths": (6, 5),
+        "rows": 2 * EXAMPLES_AT_A_TIME + 3,
+        "padding": [(1, 1), (1, 1)],
+    },
     "three axes": {"lengths": (4, 3, 5), "padding": [(1, 1)] * 3},
 }
 
@@ -83,7 +86,7 @@ def form(
         )
 
     def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return convolve(
+        return fast_convolution(
             x, kernel, strides, padding, spread=spread, dilation=dilation, groups=groups
         )
 
@@ -160,7 +163,7 @@ def test_shapes_of_products_are_those_of_the_plain_ones(
         )
 
     def ours(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return convolve(
+        return fast_convolution(
             x, kernel, strides, padding, spread=spread, dilation=dilation, groups=groups
         )
 

@@ -17,7 +17,7 @@ import fedprox as fp
 from fedprox.devices.programs import KEPT
 from fedprox.model import model as model_module
 from fedprox.model import weighted_loss
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import fast
 from tests.quadratics import one_run
 
 Function = Callable[[jax.Array, jax.Array], jax.Array]

@@ -283,7 +283,7 @@ def test_a_dense_layer_of_few_or_many_outputs_is_the_plain_product(outputs: int)
     rng = np.random.default_rng(6)
     kernel = jnp.asarray(rng.normal(size=(outputs, 31)) / 30, jnp.float32)
     x = jnp.asarray(rng.normal(size=(4, 31)), jnp.float32)
-    assert (x.shape[0] * outputs > layers.FEW) == (outputs == 100)
+    assert (x.shape[0] * outputs > layers.FEW_NUMBERS) == (outputs == 100)
     layer = layers.Dense(31, outputs, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
     graph, state = nnx.split(layer)
 

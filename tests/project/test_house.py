@@ -103,7 +103,7 @@ OF_PROGRAMS = {"eqns", "jaxpr", "invars", "outvars", "make_jaxpr", "memory_analy
 
 READERS = {
     "jax_internals": OF_PROGRAMS,
-    "model/rewriting": {"invars", "outvars", "make_jaxpr", "primitive"},
+    "model/convolution": {"invars", "outvars", "make_jaxpr", "primitive"},
     "parts/privacy/examples": {"invars", "outvars", "make_jaxpr", "primitive"},
 }
 """The files that know some of them; what they fail at is left out, see `attempt`."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedprox.algorithms import base
 from fedprox.errors import InputError
 from fedprox.model import Model, Params
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import fast
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: small colour photographs (Krizhevsky 2009)."""
 
 import pickletools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -10,16 +10,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets import augmentation as augmentations
-from fedprox.datasets import sources
-from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.labelled import Labelled, central
+from fedprox.datasets import images, sources
+from fedprox.datasets.labelled import CentralPartition, central
+from fedprox.datasets.sources import Arrays, prepared
 from fedprox.errors import require, require_one_of
 from fedprox.features import Prepared
-from fedprox.federation import Federation
+from fedprox.federation import Examples, Federation
 from fedprox.files.packed import reading, refusing, tar_members
 
-Partition = Literal["iid", "dirichlet"]
 Augmentation = Literal["none", "fedavg", "feddyn"]
 Bytes = NDArray[np.uint8]
 
@@ -28,7 +26,7 @@ PIXELS = 3 * 32 * 32
 
 
 def cifar_10(
-    partition: Partition = "iid",
+    partition: CentralPartition = "iid",
     *,
     clients: int = 100,
     concentration: float | None = None,
@@ -83,7 +81,7 @@ def cifar_10(
 
 
 def cifar_100(
-    partition: Partition = "iid",
+    partition: CentralPartition = "iid",
     *,
     clients: int = 100,
     concentration: float | None = None,
@@ -135,9 +133,7 @@ class Cifar(NamedTuple):
 
     Attributes:
         source: The official archive.
-        folder: The folder inside the archive.
-        train: Files with training images.
-        test: The file with test images.
+        files: Files with training images, then the one with test images.
         labels: The key of the labels in the files.
         classes: Number of classes.
         standardised: (bytes) -> standardized images, by the channels' means and standard deviations
@@ -146,18 +142,11 @@ class Cifar(NamedTuple):
     """
 
     source: sources.Source
-    folder: str
-    train: tuple[str, ...]
-    test: str
+    files: tuple[str, ...]
     labels: str
     classes: int
     standardised: Callable[[jax.Array], jax.Array]
     augmented: Callable[[jax.Array, jax.Array], jax.Array]
-
-    @property
-    def instead(self) -> tuple[str, str]:
-        """What may be in the data folder in place of the official archive."""
-        return f"{self.folder}/{self.train[0]}", f"{self.folder}.tar.xz"
 
 
 _CHANNELS_10: dict[str, Any] = {"mean": (0.491, 0.482, 0.447), "deviation": (0.247, 0.243, 0.262)}
@@ -168,24 +157,20 @@ _CHANNELS_100: dict[str, Any] = {
 
 CIFAR_10 = Cifar(
     source=sources.CIFAR_10,
-    folder="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test="test_batch",
+    files=(*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
     labels="labels",
     classes=10,
-    standardised=partial(augmentations.standardise, **_CHANNELS_10),
-    augmented=partial(augmentations.feddyn_training, **_CHANNELS_10),
+    standardised=partial(images.standardise, **_CHANNELS_10),
+    augmented=partial(images.feddyn_training, **_CHANNELS_10),
 )
 
 CIFAR_100 = Cifar(
     source=sources.CIFAR_100,
-    folder="cifar-100-python",
-    train=("train",),
-    test="test",
+    files=("train", "test"),
     labels="fine_labels",
     classes=100,
-    standardised=partial(augmentations.standardise, **_CHANNELS_100),
-    augmented=partial(augmentations.feddyn_training, **_CHANNELS_100),
+    standardised=partial(images.standardise, **_CHANNELS_100),
+    augmented=partial(images.feddyn_training, **_CHANNELS_100),
 )
 
 
@@ -203,11 +188,11 @@ def _federation(
     measured, augment = {
         "none": (cifar.standardised, None),
         "feddyn": (cifar.standardised, cifar.augmented),
-        "fedavg": (augmentations.fedavg_evaluation, augmentations.fedavg_training),
+        "fedavg": (images.fedavg_evaluation, images.fedavg_training),
     }[augmentation]
     arrays = _arrays(cifar, data_dir)
     train, test = (
-        Labelled(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"])
+        Examples(Prepared(arrays[f"{part}_x"], measured), arrays[f"{part}_y"])
         for part in ("train", "test")
     )
     return central(
@@ -223,22 +208,16 @@ def _federation(
 
 def _arrays(cifar: Cifar, data_dir: str | Path | None) -> Arrays:
     """Images (n, 32, 32, 3) and labels (n,) of both parts, as bytes."""
-    names = (*cifar.train, cifar.test)
-    first, packed = (
-        sources.present(name, cifar.source.subfolder, data_dir) for name in cifar.instead
-    )
-    if first:
-        return _parse(cifar, first.parent, _unpacked(first.parent, names))
-    archive = packed or sources.find(cifar.source, data_dir)
-    name = cifar.source.subfolder
-    return prepared(
-        name, [archive], {}, lambda: _parse(cifar, archive, tar_members(archive, names))
-    )
+    path = sources.find(cifar.source, data_dir)
+    if path.name == cifar.files[0]:
+        return _parse(cifar, path.parent, _batches_in(path.parent, cifar))
+    archive = tar_members(path, cifar.files)
+    return prepared(cifar.source.subfolder, [path], {}, lambda: _parse(cifar, path, archive))
 
 
-def _unpacked(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, IO[bytes]]]:
+def _batches_in(folder: Path, cifar: Cifar) -> Iterator[tuple[str, IO[bytes]]]:
     """The files of an unpacked archive."""
-    for name in names:
+    for name in cifar.files:
         with reading(folder / name) as file:
             yield name, file
 
@@ -246,11 +225,11 @@ def _unpacked(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, IO[byte
 def _parse(cifar: Cifar, path: Path, files: Iterator[tuple[str, IO[bytes]]]) -> Arrays:
     """The images and labels of all batches, checked."""
     batches = {name: _batch(cifar, f"{path}/{name}", file) for name, file in files}
-    for name in (*cifar.train, cifar.test):
+    for name in cifar.files:
         require(name in batches, f"{path}: {name} is missing in this archive")
     return {
         f"{part}_{kind}": np.concatenate([batches[name][i] for name in names])
-        for part, names in (("train", cifar.train), ("test", (cifar.test,)))
+        for part, names in (("train", cifar.files[:-1]), ("test", cifar.files[-1:]))
         for i, kind in enumerate("xy")
     }
 

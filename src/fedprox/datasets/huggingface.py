@@ -9,16 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide, federation
-from fedprox.datasets.mnist import unit
-from fedprox.datasets.sources import places
+from fedprox.datasets.images import unit
+from fedprox.datasets.labelled import (
+    PARTITION_OPTIONS,
+    AnyPartition,
+    divide,
+    federation,
+    options_of,
+)
+from fedprox.datasets.sources import path_candidates
 from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared
-from fedprox.federation import MOST_CLASSES, Federation
+from fedprox.federation import MOST_CLASSES, Examples, Federation
 from fedprox.files.packed import refusing
 from fedprox.terminal import Bar
 
-Array = NDArray[Any]
+Column = NDArray[Any]
 
 
 def hugging_face(  # columns, and the options of any partition as keys of an experiment file
@@ -29,7 +35,7 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     client: str | None = None,
     subset: str | None = None,
     train_share: float | None = None,
-    partition: Partition | None = None,
+    partition: AnyPartition | None = None,
     clients: int | None = None,
     classes_per_client: int | None = None,
     concentration: float | None = None,
@@ -87,49 +93,49 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         <https://arxiv.org/abs/2109.02846>`_, EMNLP 2021.
     """
     require(
-        (client is None) != (partition is None),
+        bool(client) != bool(partition),
         "data: give either client, the column that names the clients, or partition",
     )
-    numbers = {
-        "clients": clients,
-        "classes_per_client": classes_per_client,
-        "concentration": concentration,
-        "size_spread": size_spread,
-    }
-    check_numbers(partition, numbers)
+    options = options_of(
+        partition,
+        PARTITION_OPTIONS,
+        clients=clients,
+        classes_per_client=classes_per_client,
+        concentration=concentration,
+        size_spread=size_spread,
+    )
     columns = [features] if isinstance(features, str) else features
     require(columns, "data.features = []; at least one column is needed")
     loaded = _load(path, subset, data_dir)
     path = str(path) if isinstance(path, str | Path) else type(path).__name__
     splits = _splits(path, loaded)
-    for column in (*columns, label, *([] if client is None else [client])):
+    for column in (*columns, label, *filter(None, [client])):
         for split in splits:
             require(
                 column in split.column_names,
                 f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
             )
     y, classes = _labels(path, splits, label)
-    rows = Labelled(_features(path, splits, columns), y)
-    # rows of the second split, which are for tests, follow those of the first
-    cut = len(splits[0]) if len(splits) == 2 and train_share is None else None
-    share = 0.8 if train_share is None else train_share
+    rows = Examples(_features(path, splits, columns), y)
     names, owned = ["all"], [np.arange(len(y))]
-    if client is not None:
+    if client:
         names, owned = partitions.natural(_names(path, splits, client))
-    if cut is None:
-        parts = partitions.split(owned, train_share=share, seed=seed)
-    else:
+    if train_share is None and len(splits) == 2:
+        cut = len(splits[0])  # rows of the second split, which are for tests, follow
         parts = [part[part < cut] for part in owned], [part[part >= cut] for part in owned]
+    else:
+        share = 0.8 if train_share is None else train_share
+        parts = partitions.split(owned, train_share=share, seed=seed)
     for name, part in zip(names, parts[0], strict=True):
         require(
             len(part),
             f"{path}: client {name!r} has no training rows; data.train_share would divide all "
             "rows of each client anew",
         )
-    if partition is None:
+    if not partition:
         return federation(rows, rows, parts, classes=classes, names=names)
-    train, test = (Labelled(rows.x[part], y[part]) for (part,) in parts)
-    return divide(train, test, partition, numbers, classes=classes, seed=seed)
+    train, test = (Examples(rows.x[part], y[part]) for (part,) in parts)
+    return divide(train, test, partition, options, classes=classes, seed=seed)
 
 
 def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
@@ -148,40 +154,27 @@ def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
         "data set, a datasets.Dataset or a DatasetDict",
     )
     path = str(path)
-    saved = (
-        place
-        for place in places(path, data_dir)
-        if any((place / name).is_file() for name in ("state.json", SPLITS))
-    )
-    folder = next(saved, None)
     try:
-        if folder is not None:
-            return datasets.load_from_disk(str(folder))
+        for folder in path_candidates(path, data_dir):
+            if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                return datasets.load_from_disk(str(folder))
         return datasets.load_dataset(path, subset)
     except Exception as error:  # of any type where a saved folder is damaged
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path}: cannot be loaded: {first}") from None
 
 
-SPLITS = "dataset_dict.json"
-"""The file that names the splits of a saved data set."""
-
-
 def _splits(path: str, loaded: Any) -> list[Any]:
     """The training split and, if there is one, the test split."""
     splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-    train = splits.pop("train", None)
-    if train is None and len(splits) == 1:
-        train = splits.popitem()[1]
-    if train is None:
-        raise InputError(f'{path}: no split "train"; it has {", ".join(splits)}')
-    require(len(train), f"{path}: no rows to train on")
-    name = "test" if "test" in splits else "validation"
-    test = splits.pop(name, None)
+    train = "train" if len(splits) > 1 else next(iter(splits), "train")
+    require(train in splits, f'{path}: no split "train"; it has {", ".join(splits)}')
+    test = "test" if "test" in splits else "validation"
+    used = [splits.pop(name) for name in (train, test) if name in splits]
+    require(len(used[0]), f"{path}: no rows to train on")
     for unused, split in splits.items():
         line = '%s: the split "%s" of %d rows is not used'
         logging.getLogger(__name__).warning(line, path, unused, len(split))
-    used = [train] if test is None else [train, test]
     for split in used:
         require(
             split.format["type"] != "custom",
@@ -191,25 +184,25 @@ def _splits(path: str, loaded: Any) -> list[Any]:
     return used
 
 
-def _column(path: str, splits: list[Any], column: str) -> Array:
+def _column(path: str, splits: list[Any], column: str) -> Column:
     """The values of a column of all splits; of type object unless all are numbers of one shape."""
     parts = []
     with refusing(f"{path}: column {column!r} cannot be read"):
         for split in _in_one_mode(path, splits, column):
-            batches = split.select_columns(column).with_format("numpy").iter(BATCH)
+            batches = split.select_columns(column).with_format("numpy").iter(ROWS_AT_A_TIME)
             with Bar(f"{path}: {column}", len(split), delay=2) as bar:
                 for batch in batches:
                     parts.append(batch[column])
                     bar.update(len(batch[column]))
     kinds = {part.dtype.kind for part in parts}
-    if len({part.shape[1:] for part in parts}) > 1 or "O" in kinds or "U" in kinds:
+    if len({part.shape[1:] for part in parts}) > 1 or kinds & {"O", "U"}:
         values = np.empty(sum(map(len, parts)), object)
         values[:] = [value for part in parts for value in part]
         return values
     return np.concatenate(parts)
 
 
-BATCH = 1000
+ROWS_AT_A_TIME = 1000
 """Rows decoded at a time."""
 
 
@@ -223,7 +216,7 @@ def _in_one_mode(path: str, splits: list[Any], column: str) -> list[Any]:
     for split in splits:
         stored = split.cast_column(column, datasets.Image(decode=False)).select_columns(column)
         with Bar(f"{path}: {column}, modes", len(split), delay=2) as bar:
-            for batch in stored.with_format(None).iter(BATCH):
+            for batch in stored.with_format(None).iter(ROWS_AT_A_TIME):
                 modes |= {_mode(image) for image in batch[column] if image is not None}
                 bar.update(len(batch[column]))
     for mode in sorted(modes):
@@ -245,7 +238,7 @@ def _mode(image: dict[str, Any]) -> str:
         return str(opened.mode)
 
 
-def _names(path: str, splits: list[Any], column: str) -> Array:
+def _names(path: str, splits: list[Any], column: str) -> Column:
     """The values of a column that names clients."""
     values = _column(path, splits, column)
     words = values.dtype == object and all(isinstance(value, str) for value in values)
@@ -256,7 +249,7 @@ def _names(path: str, splits: list[Any], column: str) -> Array:
     return values.astype(str) if words else values
 
 
-def _labels(path: str, splits: list[Any], column: str) -> tuple[Array, int]:
+def _labels(path: str, splits: list[Any], column: str) -> tuple[Column, int]:
     """Labels and the number of classes; 0 if labels are not classes."""
     values = _column(path, splits, column)
     where = f"{path}: column {column!r}"

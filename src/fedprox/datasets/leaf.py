@@ -2,27 +2,27 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.labelled import Labelled, Partition, check_numbers, divide
-from fedprox.datasets.sources import locate
+from fedprox.datasets.labelled import PARTITION_OPTIONS, AnyPartition, divide, options_of
+from fedprox.datasets.sources import locate, without_hidden
 from fedprox.errors import InputError, distinct, reason, require, require_whole
-from fedprox.federation import Federation
+from fedprox.federation import Examples, Federation
 from fedprox.files.packed import reading
 
-Client = tuple[NDArray[np.float32], NDArray[np.int32]]
+User = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
 def leaf(  # the options of any partition are keys of an experiment file
     path: str,
     *,
     classes: int | None = None,
-    partition: Partition | None = None,
+    partition: AnyPartition | None = None,
     clients: int | None = None,
     classes_per_client: int | None = None,
     concentration: float | None = None,
@@ -76,20 +76,21 @@ def leaf(  # the options of any partition are keys of an experiment file
         Caldas et al., `LEAF: A Benchmark for Federated Settings
         <https://arxiv.org/abs/1812.01097>`_, 2018.
     """
-    numbers = {
-        "clients": clients,
-        "classes_per_client": classes_per_client,
-        "concentration": concentration,
-        "size_spread": size_spread,
-    }
-    check_numbers(partition, numbers)
+    options = options_of(
+        partition,
+        PARTITION_OPTIONS,
+        clients=clients,
+        classes_per_client=classes_per_client,
+        concentration=concentration,
+        size_spread=size_spread,
+    )
     require_whole("data.classes", classes, optional=True)
     folder = locate(path, data_dir, _fits, "folders train/ and test/ in")
     users = _by_user(folder, classes)
-    if partition is None:
+    if not partition:
         return users
-    pooled, pooled_test = (Labelled(part.x, part.y) for part in (users.train, users.test))
-    return divide(pooled, pooled_test, partition, numbers, classes=users.classes, seed=seed)
+    pooled, pooled_test = (Examples(part.x, part.y) for part in (users.train, users.test))
+    return divide(pooled, pooled_test, partition, options, classes=users.classes, seed=seed)
 
 
 def _fits(folder: Path) -> bool:
@@ -110,10 +111,10 @@ def _by_user(folder: Path, classes: int | None) -> Federation:
         raise InputError(f"{folder}: {error}") from None
 
 
-def _read_part(folder: Path) -> dict[str, Client]:
+def _read_part(folder: Path) -> dict[str, User]:
     files = without_hidden(folder.glob("*.json"))
     require(files, f"{folder}: no .json files")
-    clients: dict[str, Client] = {}
+    clients: dict[str, User] = {}
     for file in files:
         for name, client in by_user(file, _client).items():
             require(name not in clients, f"{file}: user {name!r} appears twice")
@@ -121,7 +122,7 @@ def _read_part(folder: Path) -> dict[str, Client]:
     return clients
 
 
-def _client(data: dict[str, Any]) -> Client:
+def _client(data: dict[str, Any]) -> User:
     """A user's rows; `Federation.from_arrays` checks what NumPy can check."""
     for key in ("x", "y"):
         require(_numbers(data[key]), f"{key!r} is not a list of numbers")
@@ -157,13 +158,6 @@ DEEPEST = 8
 T = TypeVar("T")
 
 
-class _Read(NamedTuple):
-    """A user's table: its number of labels, and what `convert` made of it."""
-
-    rows: int
-    made: Any
-
-
 def by_user(path: Path, convert: Callable[[dict[str, Any]], T]) -> dict[str, T]:
     """Read the users' data of a file in LEAF's layout.
 
@@ -183,7 +177,7 @@ def by_user(path: Path, convert: Callable[[dict[str, Any]], T]) -> dict[str, T]:
             return table
         try:
             rows = len(table["y"]) if isinstance(table["y"], list) else 0
-            return _Read(rows, convert(table))
+            return rows, convert(table)
         except InputError as error:
             return error  # it is raised below, where the user's name is known
 
@@ -198,17 +192,16 @@ def by_user(path: Path, convert: Callable[[dict[str, Any]], T]) -> dict[str, T]:
     if not isinstance(data, dict):
         raise InputError(f"{path}: the object 'user_data' is missing")
     made = dict[str, T]()
-    for name, rows in _users(path, content, data):
+    for name, said in _users(path, content, data):
         where, read = f"{path}: user {name!r}", data.get(name)
         require(name in data, f"{where}: it is in 'users' but not in 'user_data'")
         require(not isinstance(read, InputError), f"{where}: {read}")
-        if not isinstance(read, _Read):
+        if not isinstance(read, tuple):  # JSON holds none, so `table_of` made it
             raise InputError(f"{where}: user_data must hold lists 'x' and 'y'")
+        rows, made[name] = read
         require(
-            rows is None or rows == read.rows,
-            f"{where}: {read.rows} rows in 'user_data'; 'num_samples' says {rows}",
+            said in (None, rows), f"{where}: {rows} rows in 'user_data'; 'num_samples' says {said}"
         )
-        made[name] = read.made
     return made
 
 
@@ -239,8 +232,3 @@ def _users(
         f"{path}: {len(counts)} numbers in 'num_samples' for {len(names)} names in 'users'",
     )
     return list(zip(names, counts, strict=True))
-
-
-def without_hidden(paths: Iterable[Path]) -> list[Path]:
-    """Files, sorted, without hidden ones, such as the `._NAME` that macOS writes into archives."""
-    return sorted(path for path in paths if not path.name.startswith("."))

@@ -17,16 +17,16 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
 from fedprox.federation import (
     MOST_CLASSES,
+    Array,
     Client,
     Examples,
     Federation,
@@ -38,9 +38,7 @@ from fedprox.federation import (
 from fedprox.files.mapping import map_file, release_pages
 from fedprox.files.packed import require_words
 
-Array = NDArray[Any]
-
-BLOCK = 2**20
+LABELS_AT_A_TIME = 2**20
 """Labels that are checked at a time."""
 
 
@@ -177,8 +175,8 @@ def _classes(
     most, least = -1, 0 if train.y.ndim == 1 else -1
     given = {"y": train, "test_y": test, "validation_y": validation}
     for file, rows in ((file, rows) for file, rows in given.items() if rows):
-        for begin in range(0, len(rows), BLOCK):
-            block = rows.y[begin : begin + BLOCK]
+        for begin in range(0, len(rows), LABELS_AT_A_TIME):
+            block = rows.y[begin : begin + LABELS_AT_A_TIME]
             most = max(most, int(block.max()))
             require(
                 block.min() >= least and most < MOST_CLASSES,

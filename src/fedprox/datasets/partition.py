@@ -326,8 +326,8 @@ def with_test_set(
     test_labels: ArrayLike,
     *,
     clients: int,
-    concentration: float | None,
-    size_spread: float,
+    concentration: float | None = None,
+    size_spread: float = 0.0,
     seed: int,
 ) -> tuple[list[Indices], list[Indices]]:
     """Divide a central training set and its test set (Acar et al. 2021, appendix A.2).

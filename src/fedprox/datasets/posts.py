@@ -4,21 +4,22 @@ from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.sources import locate
+from fedprox.datasets.partition import Indices
+from fedprox.datasets.sources import Arrays, locate, pack_strings, prepared, unpack_strings
 from fedprox.datasets.text import spans, split_words, unroll
 from fedprox.errors import InputError, require, require_number, require_whole
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
 
-UNKNOWN, BEGIN = 0, 1
+UNKNOWN, POST_BEGIN = 0, 1
 """The first two ids; the vocabulary's words follow."""
+
+Words = NDArray[np.int32]
 
 UNROLL = 10
 WORDS_PER_AUTHOR = 5_000
@@ -86,8 +87,9 @@ def posts(
     require_whole("data.clients", clients, optional=True)
     file = locate(path, data_dir, Path.is_file, "file")
     content = _posts(file)
+    authors = unpack_strings(content, "authors")
     stream = generator(seed, Purpose.PARTITION)
-    order = stream.permutation(len(content.authors))
+    order = stream.permutation(len(authors))
     count = round(test_share * len(order))
     testing, training = order[:count], order[count:]
     most = len(training)
@@ -96,12 +98,12 @@ def posts(
     training = training[:clients]
     train = _of_authors(content, training)
     test = _of_authors(content, testing)
-    chosen = np.sort(stream.permutation(len(test.begins))[:TEST_POSTS])
-    test = Posts(*(part[chosen] for part in test))
+    test = test[np.sort(stream.permutation(len(test))[:TEST_POSTS])]
 
-    ids = _ids(content, train, vocabulary)
-    x, y, owners = _rows(content.ids, ids, train)
-    test_x, test_y, _ = _rows(content.ids, ids, test)
+    words = content["ids"]
+    ids = _ids(words, train, vocabulary)
+    x, y, owners = _rows(words, ids, train)
+    test_x, test_y, _ = _rows(words, ids, test)
     names = np.unique(owners)
     require(len(names), f"{file}: no author has a post with a word of the vocabulary")
     sizes = np.bincount(np.searchsorted(names, owners), minlength=len(names))
@@ -111,74 +113,17 @@ def posts(
         Rows(x, y, offsets_of(sizes)),
         Rows(test_x[deal], test_y[deal], bounds),
         vocabulary,
-        tuple(content.authors[k] for k in names),
+        tuple(authors[k] for k in names),
     )
 
 
-class AllPosts(NamedTuple):
-    """All posts of a file.
+def _posts(path: Path) -> Arrays:
+    """All posts of a file: "authors", their names in order of appearance, as `pack_strings` has it.
 
-    Attributes:
-        authors: Names of the authors, in order of appearance.
-        author: Index of each post's author, int32 (posts,).
-        ids: The words of all posts as numbers, int32 (words,), in order of first appearance.
-        offsets: First word of each post, and the number of words, int64 (posts + 1,).
+    Each post's "author", int32 (posts,); "ids", the words of all posts as numbers, int32 (words,),
+    in order of first appearance; and "offsets", the first word of each post, int64 (posts + 1,).
     """
 
-    authors: list[str]
-    author: NDArray[np.int32]
-    ids: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-
-
-class Posts(NamedTuple):
-    """Some posts as stretches of `AllPosts.ids`, and their authors."""
-
-    begins: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    authors: NDArray[np.int64]
-
-
-def _of_authors(posts: AllPosts, authors: NDArray[np.int64]) -> Posts:
-    """The posts of some authors, author by author, up to each author's limit of words."""
-    chosen = np.flatnonzero(np.isin(posts.author, authors))
-    chosen = chosen[np.argsort(posts.author[chosen], kind="stable")]
-    author = posts.author[chosen].astype(np.int64)
-    begins = posts.offsets[chosen]
-    lengths = posts.offsets[chosen + 1] - begins
-    before = np.cumsum(lengths) - lengths
-    first = np.searchsorted(author, author)  # the author's first post
-    lengths = np.clip(WORDS_PER_AUTHOR - (before - before[first]), 0, lengths)
-    nonempty = lengths > 0
-    return Posts(begins[nonempty], lengths[nonempty], author[nonempty])
-
-
-def _ids(posts: AllPosts, train: Posts, vocabulary: int) -> NDArray[np.int32]:
-    """The id of each word, by its frequency in the training posts."""
-    distinct = int(posts.ids.max()) + 1
-    counts = np.bincount(posts.ids[spans(train.begins, train.lengths)], minlength=distinct)
-    frequent = np.argsort(-counts, kind="stable")[: vocabulary - 2]
-    frequent = frequent[counts[frequent] > 0]
-    ids = np.full(distinct, UNKNOWN, np.int32)
-    ids[frequent] = np.arange(2, 2 + len(frequent))
-    return ids
-
-
-def _rows(
-    words: NDArray[np.int32], ids: NDArray[np.int32], chosen: Posts
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """The words to read, the words to predict, and the author of each row."""
-    ends = np.cumsum(chosen.lengths + 1)
-    begins = ends - chosen.lengths - 1
-    text = np.full(ends[-1] if len(ends) else 0, BEGIN, np.int32)
-    text[spans(begins + 1, chosen.lengths)] = ids[words[spans(chosen.begins, chosen.lengths)]]
-    x, y, rows = unroll(text, begins, ends, UNROLL)
-    y[y == UNKNOWN] = -1
-    labelled = (y >= 0).any(axis=1)
-    return x[labelled], y[labelled], np.repeat(chosen.authors, rows)[labelled]
-
-
-def _posts(path: Path) -> AllPosts:
     def build() -> Arrays:
         authors: dict[str, int] = {}
         words: dict[str, int] = {}
@@ -188,16 +133,52 @@ def _posts(path: Path) -> AllPosts:
             ids.extend(words.setdefault(word, len(words)) for word in split_words(post.lower()))
             offsets.append(len(ids))
         require(len(ids), f"{path}: no posts")
-        return packed("authors", authors) | {
+        return pack_strings("authors", authors) | {
             "author": np.frombuffer(author, np.int32),
             "ids": np.frombuffer(ids, np.int32),
             "offsets": np.frombuffer(offsets, np.int64),
         }
 
-    arrays = prepared("posts", [path], {}, build)
-    return AllPosts(
-        unpacked(arrays, "authors"), *(arrays[key] for key in ("author", "ids", "offsets"))
-    )
+    return prepared("posts", [path], {}, build)
+
+
+def _of_authors(posts: Arrays, authors: Indices) -> Indices:
+    """The posts of some authors, author by author, up to each author's limit of words.
+
+    Each is a stretch of the words: its begin, its length and its author, (posts, 3).
+    """
+    chosen = np.flatnonzero(np.isin(posts["author"], authors))
+    chosen = chosen[np.argsort(posts["author"][chosen], kind="stable")]
+    author = posts["author"][chosen].astype(np.int64)
+    begins = posts["offsets"][chosen]
+    lengths = posts["offsets"][chosen + 1] - begins
+    before = np.cumsum(lengths) - lengths
+    first = np.searchsorted(author, author)  # the author's first post
+    lengths = np.clip(WORDS_PER_AUTHOR - (before - before[first]), 0, lengths)
+    return np.stack([begins, lengths, author], axis=1)[lengths > 0]
+
+
+def _ids(words: Words, train: Indices, vocabulary: int) -> Words:
+    """The id of each word, by its frequency in the training posts."""
+    distinct = int(words.max()) + 1
+    counts = np.bincount(words[spans(train[:, 0], train[:, 1])], minlength=distinct)
+    frequent = np.argsort(-counts, kind="stable")[: vocabulary - 2]
+    frequent = frequent[counts[frequent] > 0]
+    ids = np.full(distinct, UNKNOWN, np.int32)
+    ids[frequent] = np.arange(2, 2 + len(frequent))
+    return ids
+
+
+def _rows(words: Words, ids: Words, chosen: Indices) -> tuple[Words, Words, Indices]:
+    """The words to read, the words to predict, and the author of each row."""
+    begins, lengths, authors = chosen.T
+    bounds = offsets_of(lengths + 1)
+    text = np.full(bounds[-1], POST_BEGIN, np.int32)
+    text[spans(bounds[:-1] + 1, lengths)] = ids[words[spans(begins, lengths)]]
+    x, y, rows = unroll(text, bounds[:-1], bounds[1:], UNROLL)
+    y[y == UNKNOWN] = -1
+    labelled = (y >= 0).any(axis=1)
+    return x[labelled], y[labelled], np.repeat(authors, rows)[labelled]
 
 
 def read_posts(path: Path) -> Iterator[tuple[str, str]]:

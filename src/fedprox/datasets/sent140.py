@@ -3,7 +3,8 @@
 import csv
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -12,18 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
-from fedprox.datasets.leaf import by_user, without_hidden
-from fedprox.datasets.sources import SENT140, data_folder, find, places, present
+from fedprox.datasets.leaf import by_user
+from fedprox.datasets.partition import Indices
+from fedprox.datasets.sources import (
+    SENT140,
+    SENT140_CSV,
+    Arrays,
+    find,
+    pack_strings,
+    path_candidates,
+    prepared,
+    unpack_strings,
+    without_hidden,
+)
 from fedprox.datasets.text import split_words, word_vectors
 from fedprox.datasets.text import tokenizer as tokenizer_of
 from fedprox.errors import InputError, require, require_one_of, require_whole
-from fedprox.features import Vectors
+from fedprox.features import Features, Vectors
 from fedprox.federation import Federation, Rows, offsets_of
 from fedprox.files.packed import reading, text_lines
 from fedprox.streams import Purpose, generator
-
-CSV = "training.1600000.processed.noemoticon.csv"
 
 Tweet = tuple[str, int, str]
 """User, label and text."""
@@ -98,7 +107,9 @@ def sent140(
     require_one_of("data.tokens", tokens, ("words", "characters"))
     require_whole("data.vocabulary", vocabulary, least=2)
     require_whole("data.length", length)
-    encode = None if tokenizer is None else _encoder(tokenizer, length, data_dir)
+    if tokenizer:
+        path = next(filter(Path.exists, path_candidates(tokenizer, data_dir)), Path(tokenizer))
+        encode = tokenizer_of(path, length=length)
     require_whole("data.least", least, optional=True)
     require_whole("data.clients", clients)
     paths, in_leafs_layout = _files(data_dir)
@@ -113,28 +124,29 @@ def sent140(
         tweet = tweet if keep_capitals else tweet.lower()
         return (split_words(tweet) if tokens == "words" else list(tweet))[:length]
 
-    texts = [unpacked(tweets, "text", np.concatenate(half)) for half in (train, test)]
-    if encode is None:
-        read = [list(map(split, half)) for half in texts]
-        table, known = _ids(read[0], read[1], vectors, vocabulary, data_dir)
-        found = [_padded(half, known, length) for half in read]
+    texts = [unpack_strings(tweets, "text", np.concatenate(half)) for half in (train, test)]
+    features: Callable[[NDArray[np.int32]], Features] = np.asarray
+    if tokenizer:
+        found = [encode(half) for half in texts]
     else:
-        table, found = None, [encode(half) for half in texts]
+        read = [list(map(split, half)) for half in texts]
+        if vectors:
+            words = sorted(set(chain.from_iterable(chain(*read))))
+            table, ids = word_vectors(vectors, words, data_dir)
+            known, features = (
+                dict(zip(words, ids.tolist(), strict=True)),
+                partial(Vectors, table=table),
+            )
+        else:  # of words with equal counts, the first to appear
+            frequent = Counter(chain.from_iterable(read[0])).most_common(vocabulary - 1)
+            known = {word: k for k, (word, _) in enumerate(frequent, 1)}
+        found = [_padded(half, known, length) for half in read]
 
-    def rows(parts: list[NDArray[np.int64]], ids: NDArray[np.int32]) -> Rows:
-        x = ids if table is None else Vectors(ids, table)
+    def rows(parts: list[Indices], ids: NDArray[np.int32]) -> Rows:
         y = tweets["labels"][np.concatenate(parts)].astype(np.int32)
-        return Rows(x, y, offsets_of(map(len, parts)))
+        return Rows(features(ids), y, offsets_of(map(len, parts)))
 
     return Federation(rows(train, found[0]), rows(test, found[1]), 2, names)
-
-
-def _encoder(
-    path: str, length: int, data_dir: str | Path | None
-) -> Callable[[Iterable[str]], NDArray[np.int32]]:
-    """The function of a tokenizer's file, relative to here or to the data folder."""
-    where = next(filter(Path.exists, places(path, data_dir)), Path(path))
-    return tokenizer_of(where, length=length)
 
 
 def _padded(read: list[list[str]], known: dict[str, int], length: int) -> NDArray[np.int32]:
@@ -147,7 +159,7 @@ def _padded(read: list[list[str]], known: dict[str, int], length: int) -> NDArra
 
 def _users(
     tweets: Arrays, least: int, clients: int, seed: int
-) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+) -> tuple[tuple[str, ...], list[Indices]]:
     """The names of the drawn users, sorted, and the tweets of each."""
     counts = np.bincount(tweets["user"])
     enough = np.flatnonzero(counts >= least)
@@ -155,7 +167,7 @@ def _users(
         clients <= len(enough),
         f"data.clients = {clients}; {len(enough)} users have at least {least} tweets (data.least)",
     )
-    names = unpacked(tweets, "names", enough)
+    names = unpack_strings(tweets, "names", enough)
     by_name = sorted(range(len(enough)), key=lambda k: names[k])
     drawn = np.sort(generator(seed, Purpose.PARTITION).permutation(len(enough))[:clients])
     users = [by_name[k] for k in drawn]
@@ -163,23 +175,6 @@ def _users(
     ends = np.cumsum(counts)
     parts = [order[ends[k] - counts[k] : ends[k]] for k in enough[users]]
     return tuple(names[k] for k in users), parts
-
-
-def _ids(
-    train: list[list[str]],
-    test: list[list[str]],
-    vectors: str | None,
-    vocabulary: int,
-    data_dir: str | Path | None,
-) -> tuple[NDArray[np.float32] | None, dict[str, int]]:
-    """The table of vectors, or None, and the id of each known token."""
-    if vectors is None:
-        # of words with equal counts, the first to appear
-        frequent = Counter(chain.from_iterable(train)).most_common(vocabulary - 1)
-        return None, {word: k for k, (word, _) in enumerate(frequent, 1)}
-    words = sorted(set(chain.from_iterable(chain(train, test))))
-    table, ids = word_vectors(vectors, words, data_dir)
-    return table, dict(zip(words, ids.tolist(), strict=True))
 
 
 def _tweets(paths: list[Path], read: Callable[[Path], Iterator[Tweet]]) -> Arrays:
@@ -195,34 +190,33 @@ def _tweets(paths: list[Path], read: Callable[[Path], Iterator[Tweet]]) -> Array
                 labels.append(label)
                 yield text
 
-        text = packed("text", texts())
+        text = pack_strings("text", texts())
         require(len(user), f"{paths[0]}: no tweets")
         tweets: Arrays = {
             "user": np.frombuffer(user, np.int32),
             "labels": np.frombuffer(labels, np.int8),
         }
-        return text | packed("names", numbers) | tweets
+        return text | pack_strings("names", numbers) | tweets
 
     return prepared("sent140", paths, {}, build, version=2)
 
 
 def _files(data_dir: str | Path | None) -> tuple[list[Path], bool]:
     """The files of tweets, and whether they are in LEAF's layout."""
-    file = present(SENT140.name, "sent140", data_dir) or present(CSV, "sent140", data_dir)
-    home = data_folder(data_dir)
-    if home and not file:
-        paths = without_hidden(home.glob("sent140/*.json"))
-        packed_paths = without_hidden(home.glob("sent140/*.json.gz"))
-        # not both of one name
-        files = {path.name.removesuffix(".gz"): path for path in (*packed_paths, *paths)}
-        if files:
-            return [files[name] for name in sorted(files)], True
-    return [file or find(SENT140, data_dir)], False
+    path = find(SENT140, data_dir)
+    if ".json" not in path.suffixes:
+        return [path], False
+    paths = [
+        each for end in ("*.json.gz", "*.json") for each in without_hidden(path.parent.glob(end))
+    ]
+    # not both of one name
+    files = {each.name.removesuffix(".gz"): each for each in paths}
+    return [files[name] for name in sorted(files)], True
 
 
 def read_csv(path: Path) -> Iterator[Tweet]:
     """Yield the tweets of Sentiment140's own file, or of the archive with it."""
-    with reading(path, CSV) as file:
+    with reading(path, SENT140_CSV) as file:
         table = csv.reader(line.decode("latin-1") for line in text_lines(file, path))
         try:
             for row in table:

@@ -4,15 +4,21 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedprox.datasets import partition as partitions
-from fedprox.datasets.cache import Arrays, packed, prepared, unpacked
 from fedprox.datasets.labelled import Options, options_of
-from fedprox.datasets.sources import SHAKESPEARE, find, present
+from fedprox.datasets.partition import Indices
+from fedprox.datasets.sources import (
+    SHAKESPEARE,
+    Arrays,
+    find,
+    pack_strings,
+    prepared,
+    unpack_strings,
+)
 from fedprox.datasets.text import unroll
 from fedprox.errors import require, require_one_of, require_whole
 from fedprox.features import Windows
@@ -24,16 +30,13 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 """LEAF's 80 symbols, by class. Any other character is -1 in LEAF, which as a label is the last
 class; here it is the last class everywhere. The plays have no other character, and no "\\n"."""
 
-WIDTH = 80
+READ = 80
 """Characters that a model reads."""
 
-BEGIN, END = 256, 257
+LINE_BEGIN, LINE_END = 256, 257
 """Symbols of a line's begin and end, beside its bytes."""
 
-Indices = NDArray[np.int64]
-
-
-PARTITIONS: Options = {
+SHAKESPEARE_PARTITIONS: Options = {
     "roles": {"clients": 143, "split": "random"},
     "roles-2000": {"clients": 100},
     "iid-2000": {"clients": 100},
@@ -113,50 +116,26 @@ def shakespeare(
         Acar et al., `Federated Learning Based on Dynamic Regularization
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
-    options = options_of(partition, PARTITIONS, clients=clients, split=split)
+    options = options_of(partition, SHAKESPEARE_PARTITIONS, clients=clients, split=split)
     require_one_of("data.split", split, ("random", "time"), optional=True)
     require_whole("data.clients", clients, optional=True)
-    path = (
-        present("100.txt.gz", "shakespeare", data_dir)
-        or present("100.txt", "shakespeare", data_dir)
-        or find(SHAKESPEARE, data_dir)
-    )
     read, divide = WAYS[partition]
-    return divide(read(path), seed=seed, **options)
+    text = read(find(SHAKESPEARE, data_dir))
+    *parts, roles = divide(text, seed=seed, **options)
+    names = unpack_strings(text, "names", roles) or map(str, range(len(parts[0])))
+    of_lines = "lines" in text
+    train, test = (_line_rows(text, part) if of_lines else _windows(text, part) for part in parts)
+    return Federation(train, test, LINE_END + 1 if of_lines else len(ALPHABET), tuple(names))
 
 
-class Roles(NamedTuple):
-    """Text by role.
+Divided = tuple[list[Indices], list[Indices], Indices]
+"""Each client's windows or lines for training and for testing, and its role; none for no roles."""
 
-    Attributes:
-        names: Names of the roles, sorted.
-        text: Symbols of all roles, one role after another, shape (length,).
-        offsets: First symbol of each role, and the number of symbols, int64 (roles + 1,).
-    """
-
-    names: list[str]
-    text: NDArray[np.uint8]
-    offsets: Indices
+NO_ROLES = np.arange(0)
 
 
-class Lines(NamedTuple):
-    """Lines by role.
-
-    Attributes:
-        names: Names of the roles, sorted.
-        text: Symbols of all lines, one line after another, shape (length,).
-        lines: First symbol of each line, and the number of symbols, int64 (lines + 1,).
-        offsets: First line of each role, and the number of lines, int64 (roles + 1,).
-    """
-
-    names: list[str]
-    text: NDArray[np.uint16]
-    lines: Indices
-    offsets: Indices
-
-
-def _roles(roles: Roles, clients: int, split: str, seed: int) -> Federation:
-    windows = _all_windows(roles)
+def _roles(text: Arrays, clients: int, split: str, seed: int) -> Divided:
+    windows = _all_windows(text)
     chosen = _draw(np.flatnonzero([len(part) > 0 for part in windows]), clients, seed)
     parts = [windows[r] for r in chosen]
     if split == "time":
@@ -166,11 +145,11 @@ def _roles(roles: Roles, clients: int, split: str, seed: int) -> Federation:
             [np.sort(part) for part in half]
             for half in partitions.split(parts, train_share=0.8, seed=seed)
         )
-    return _next_character(roles, train, test, chosen)
+    return train, test, chosen
 
 
-def _roles_2000(roles: Roles, clients: int, seed: int) -> Federation:
-    train, test = _by_time(_all_windows(roles))
+def _roles_2000(text: Arrays, clients: int, seed: int) -> Divided:
+    train, test = _by_time(_all_windows(text))
     enough = [len(a) > 2000 and len(b) > 400 for a, b in zip(train, test, strict=True)]
     chosen = _draw(np.flatnonzero(enough), clients, seed)
 
@@ -178,16 +157,12 @@ def _roles_2000(roles: Roles, clients: int, seed: int) -> Federation:
         begin = generator(seed, Purpose.SPLIT, size, k).integers(len(windows) - size)
         return windows[begin : begin + size]
 
-    return _next_character(
-        roles,
-        [stretch(train[r], 2000, k) for k, r in enumerate(chosen)],
-        [stretch(test[r], 400, k) for k, r in enumerate(chosen)],
-        chosen,
-    )
+    train = [stretch(train[r], 2000, k) for k, r in enumerate(chosen)]
+    return train, [stretch(test[r], 400, k) for k, r in enumerate(chosen)], chosen
 
 
-def _iid_2000(roles: Roles, clients: int, seed: int) -> Federation:
-    pools = [np.concatenate(half) for half in _by_time(_all_windows(roles))]
+def _iid_2000(text: Arrays, clients: int, seed: int) -> Divided:
+    pools = [np.concatenate(half) for half in _by_time(_all_windows(text))]
     most = min(len(pools[0]) // 2000, len(pools[1]) // 400)
     require(clients <= most, f"data.clients = {clients}; the text has windows for {most}")
     stream = generator(seed, Purpose.PARTITION)
@@ -195,23 +170,23 @@ def _iid_2000(roles: Roles, clients: int, seed: int) -> Federation:
         np.split(stream.permutation(pool)[: clients * size], clients)
         for pool, size in zip(pools, (2000, 400), strict=True)
     )
-    return _next_character(roles, train, test)
+    return train, test, NO_ROLES
 
 
-def _lines_by_role(lines: Lines, clients: int | None, seed: int) -> Federation:
-    everyone = np.arange(len(lines.names))
+def _lines_by_role(text: Arrays, clients: int | None, seed: int) -> Divided:
+    everyone = np.arange(len(text["offsets"]) - 1)
     chosen = _draw(everyone, clients or len(everyone), seed)
-    train, test = _first_lines(lines)
-    return _every_character(lines, [train[r] for r in chosen], [test[r] for r in chosen], chosen)
+    train, test = _first_lines(text)
+    return [train[r] for r in chosen], [test[r] for r in chosen], chosen
 
 
-def _lines_iid(lines: Lines, clients: int | None, seed: int) -> Federation:
-    count = clients or len(lines.names)
+def _lines_iid(text: Arrays, clients: int | None, seed: int) -> Divided:
+    count = clients or len(text["offsets"]) - 1
     train, test = (
         [half[rows] for rows in partitions.iid(half, clients=count, seed=seed)]
-        for half in map(np.concatenate, _first_lines(lines))
+        for half in map(np.concatenate, _first_lines(text))
     )
-    return _every_character(lines, train, test)
+    return train, test, NO_ROLES
 
 
 def _draw(among: Indices, count: int, seed: int) -> Indices:
@@ -220,21 +195,21 @@ def _draw(among: Indices, count: int, seed: int) -> Indices:
     return np.sort(generator(seed, Purpose.PARTITION).permutation(among)[:count])
 
 
-def _all_windows(roles: Roles) -> list[Indices]:
+def _all_windows(text: Arrays) -> list[Indices]:
     """The starts of each role's windows: all that a character of the role follows."""
-    return [np.arange(begin, end - WIDTH) for begin, end in pairwise(roles.offsets)]
+    return [np.arange(begin, end - READ) for begin, end in pairwise(text["offsets"])]
 
 
 def _by_time(parts: list[Indices]) -> tuple[list[Indices], list[Indices]]:
     """The first 80 % of consecutive windows, and those that share no character with them."""
     cuts = [max(1, int(0.8 * len(part))) for part in parts]
     # the last training window and its label end at the character before cut + 80
-    return _cut(parts, cuts, apart=WIDTH)
+    return _cut(parts, cuts, apart=READ)
 
 
-def _first_lines(lines: Lines) -> tuple[list[Indices], list[Indices]]:
+def _first_lines(text: Arrays) -> tuple[list[Indices], list[Indices]]:
     """Each role's first 80 % of lines, and the rest, at least one."""
-    parts = [np.arange(begin, end) for begin, end in pairwise(lines.offsets)]
+    parts = [np.arange(begin, end) for begin, end in pairwise(text["offsets"])]
     return _cut(parts, [len(part) - max(1, int(0.2 * len(part))) for part in parts])
 
 
@@ -246,77 +221,69 @@ def _cut(
     return [part[:cut] for part, cut in pairs], [part[cut + apart :] for part, cut in pairs]
 
 
-def _next_character(
-    roles: Roles, train: list[Indices], test: list[Indices], chosen: Indices | None = None
-) -> Federation:
-    def rows(parts: list[Indices]) -> Rows:
-        starts = np.concatenate(parts).astype(np.int32)
-        y = roles.text[starts + WIDTH].astype(np.int32)
-        return Rows(Windows(roles.text, starts, WIDTH), y, offsets_of(map(len, parts)))
-
-    return Federation(rows(train), rows(test), len(ALPHABET), _named(roles, len(train), chosen))
+def _windows(text: Arrays, parts: list[Indices]) -> Rows:
+    """Rows whose label is the character after a window."""
+    starts = np.concatenate(parts).astype(np.int32)
+    y = text["text"][starts + READ].astype(np.int32)
+    return Rows(Windows(text["text"], starts, READ), y, offsets_of(map(len, parts)))
 
 
-def _every_character(
-    lines: Lines, train: list[Indices], test: list[Indices], chosen: Indices | None = None
-) -> Federation:
-    def rows(parts: list[Indices]) -> Rows:
-        rows = np.concatenate(parts)
-        x, y, counts = unroll(lines.text, lines.lines[rows], lines.lines[rows + 1], WIDTH)
-        return Rows(x, y, offsets_of(counts)[offsets_of(map(len, parts))])
-
-    return Federation(rows(train), rows(test), 258, _named(lines, len(train), chosen))
+def _line_rows(text: Arrays, parts: list[Indices]) -> Rows:
+    """Rows of lines with the next character after each as labels."""
+    chosen, lines = np.concatenate(parts), text["lines"]
+    x, y, counts = unroll(text["text"], lines[chosen], lines[chosen + 1], READ)
+    return Rows(x, y, offsets_of(counts)[offsets_of(map(len, parts))])
 
 
-def _named(text: Roles | Lines, count: int, chosen: Indices | None) -> tuple[str, ...]:
-    """The names of the chosen roles; "0", "1", ... where clients are no roles."""
-    return tuple(map(str, range(count)) if chosen is None else (text.names[r] for r in chosen))
+def _characters(path: Path) -> Arrays:
+    """The roles' "names", sorted, and the "text" of all, one role after another, uint8 (length,).
 
-
-def _characters(path: Path) -> Roles:
-    """Each role's text in LEAF's symbols."""
+    The text is in LEAF's symbols. "offsets" are each role's first symbol, int64 (roles + 1,).
+    """
 
     def build() -> Arrays:
-        roles = _read(path)
+        roles = _read_text(path)
         symbols = np.full(256, len(ALPHABET) - 1, np.uint8)
         symbols[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
         texts = [
             re.sub("  +", " ", " ".join(lines) + " ").encode("latin-1") for lines in roles.values()
         ]
         return {
-            **packed("names", roles),
+            **pack_strings("names", roles),
             "text": symbols[np.frombuffer(b"".join(texts), np.uint8)],
             "offsets": offsets_of(map(len, texts)),
         }
 
-    arrays = prepared("shakespeare-characters", [path], {}, build)
-    return Roles(unpacked(arrays, "names"), arrays["text"], arrays["offsets"])
+    return prepared("shakespeare-characters", [path], {}, build)
 
 
-def _lines(path: Path) -> Lines:
-    """Each role's lines as bytes, each with a begin and an end symbol."""
+def _lines(path: Path) -> Arrays:
+    """The roles' "names", sorted, and the "text" of all their lines, uint16 (length,).
+
+    A line is its bytes between a begin and an end symbol. "lines" are each line's first symbol,
+    int64 (lines + 1,), and "offsets" each role's first line, int64 (roles + 1,).
+    """
 
     def build() -> Arrays:
-        roles = _read(path)
+        roles = _read_text(path)
         lines = [line.encode("latin-1") for lines in roles.values() for line in lines]
         offsets = offsets_of(len(line) + 2 for line in lines)
         text = np.empty(offsets[-1], np.uint16)
         inner = np.ones(len(text), bool)
         inner[offsets[:-1]] = inner[offsets[1:] - 1] = False
-        text[offsets[:-1]], text[offsets[1:] - 1] = BEGIN, END
+        text[offsets[:-1]], text[offsets[1:] - 1] = LINE_BEGIN, LINE_END
         text[inner] = np.frombuffer(b"".join(lines), np.uint8)
         return {
-            **packed("names", roles),
+            **pack_strings("names", roles),
             "text": text,
             "offsets": offsets_of(map(len, roles.values())),
             "lines": offsets,
         }
 
-    arrays = prepared("shakespeare-lines", [path], {}, build)
-    return Lines(unpacked(arrays, "names"), arrays["text"], arrays["lines"], arrays["offsets"])
+    return prepared("shakespeare-lines", [path], {}, build)
 
 
-WAYS: dict[str, tuple[Callable[[Path], Any], Callable[..., Federation]]] = {
+WAYS: dict[str, tuple[Callable[[Path], Arrays], Callable[..., Divided]]] = {
     "roles": (_characters, _roles),
     "roles-2000": (_characters, _roles_2000),
     "iid-2000": (_characters, _iid_2000),
@@ -326,7 +293,7 @@ WAYS: dict[str, tuple[Callable[[Path], Any], Callable[..., Federation]]] = {
 """How each partition reads the text, and divides it."""
 
 
-def _read(path: Path) -> dict[str, list[str]]:
+def _read_text(path: Path) -> dict[str, list[str]]:
     """Roles of at least three lines, by name."""
     with reading(path, "100.txt") as file:
         roles = read_roles(line.decode("latin-1") for line in text_lines(file, path))

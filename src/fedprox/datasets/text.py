@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.cache import Arrays, prepared
-from fedprox.datasets.sources import GLOVE, find, places, present
+from fedprox.datasets.partition import Indices
+from fedprox.datasets.sources import GLOVE, Arrays, find, path_candidates, prepared
 from fedprox.errors import InputError, installing, require, require_whole
 from fedprox.files.packed import reading, refusing, text_lines
 
@@ -45,7 +45,7 @@ def word_vectors(
     The table, float32 (known words + 1, d), has a zero row 0 for unknown words; the other result is
     the row of each word, int32 (words,).
     """
-    path, member = _file(name, data_dir)
+    path, member = _file(name, data_dir), f"{name}.txt" if name in GLOVES else None
     asked = hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
     def build() -> Arrays:
@@ -55,23 +55,20 @@ def word_vectors(
     return arrays["table"], arrays["rows"]
 
 
-def _file(name: str, data_dir: str | Path | None) -> tuple[Path, str | None]:
-    """The file of vectors, and the name of its member if it is an archive."""
+def _file(name: str, data_dir: str | Path | None) -> Path:
+    """The file of vectors, or GloVe's archive with it."""
     if name in GLOVES:
-        member = f"{name}.txt"
-        unpacked = present(member, "glove", data_dir)
-        return (unpacked, None) if unpacked else (find(GLOVE, data_dir), member)
-    for place in places(name, data_dir):
-        if place.is_file():
-            return place, None
+        return find(GLOVE._replace(instead=(f"{name}.txt",)), data_dir)
+    for path in filter(Path.is_file, path_candidates(name, data_dir)):
+        return path
     raise InputError(
         f"data.vectors = {name!r}; it must be a file of word vectors or one of {', '.join(GLOVES)}"
     )
 
 
 def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays:
-    """`word_vectors` of a file without the cache: "table" and "rows"."""
-    places = {word.encode("utf-8", "surrogatepass"): k for k, word in enumerate(words)}
+    """`word_vectors` of a file, or of an archive's member, without the cache: "table", "rows"."""
+    numbers_of = {word.encode("utf-8", "surrogatepass"): k for k, word in enumerate(words)}
     rows = np.zeros(len(words), np.int32)
     vectors: list[NDArray[np.float32]] = []
     width = 0
@@ -85,14 +82,11 @@ def read_vectors(path: Path, member: str | None, words: Sequence[str]) -> Arrays
                 width = len(fields)
                 require(width, f"{path}: line {number}: a word and its numbers are needed")
                 _numbers(fields, width, path, number)
-            place = places.get(word)
-            if place is None or rows[place]:
-                continue
-            fields = numbers.split()
-            if len(fields) > width:
-                continue  # a word with spaces whose first part is one of `words`
-            vectors.append(_numbers(fields, width, path, number))
-            rows[place] = len(vectors)
+            place, fields = numbers_of.get(word, -1), numbers.split()
+            # more fields: a word with spaces whose first part is one of `words`
+            if place >= 0 and not rows[place] and len(fields) <= width:
+                vectors.append(_numbers(fields, width, path, number))
+                rows[place] = len(vectors)
     require(width, f"{path}: no word vectors; a word and its numbers a line are needed")
     table = np.zeros((len(vectors) + 1, width), np.float32)
     for row, vector in enumerate(vectors, 1):
@@ -113,7 +107,7 @@ def _numbers(fields: list[bytes], width: int, path: Path, number: int) -> NDArra
     return values
 
 
-BATCH = 10_000
+TEXTS_AT_A_TIME = 10_000
 """Texts that are encoded at a time."""
 
 
@@ -161,8 +155,8 @@ def tokenizer(path: str | Path, *, length: int) -> Callable[[Iterable[str]], NDA
         for text in texts:
             require(isinstance(text, str), f"tokenizer: {type(text).__name__} where a text is due")
         ids, count = np.zeros((len(texts), length), np.int32), 0
-        for begin in range(0, len(texts), BATCH):
-            encodings = encoder.encode_batch_fast(texts[begin : begin + BATCH])
+        for begin in range(0, len(texts), TEXTS_AT_A_TIME):
+            encodings = encoder.encode_batch_fast(texts[begin : begin + TEXTS_AT_A_TIME])
             for row, encoding in enumerate(encodings, begin):
                 ids[row, : len(encoding.ids)] = encoding.ids
                 count += len(encoding.ids)
@@ -176,7 +170,6 @@ def tokenizer(path: str | Path, *, length: int) -> Callable[[Iterable[str]], NDA
 
 
 Symbols = NDArray[np.int32]
-Indices = NDArray[np.int64]
 
 
 def spans(begins: Indices, lengths: Indices) -> Indices:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
-from fedprox.datasets.sources import data_folder, places
+from fedprox.datasets.sources import data_folder, path_candidates
 from fedprox.errors import InputError, require, require_whole, shown
 from fedprox.experiment.messages import Section, Table, build, check
 from fedprox.experiment.read import DEPLOYED
@@ -229,7 +229,7 @@ def _initial(section: str | Section | None, model: Model, data_dir: Path | None)
 
 def existing(key: str, name: str, data_dir: Path | None) -> Path:
     """The file that a key names, relative to here or to the data folder."""
-    candidates = places(name, data_dir)
+    candidates = path_candidates(name, data_dir)
     path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
         raise InputError(f"{key}: no {' and no '.join(map(str, candidates))}")

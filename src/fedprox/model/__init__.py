@@ -17,7 +17,6 @@ from fedprox.model.model import (
     rewritten,
     rows_like,
     top_1,
-    training_outputs,
     weighted_loss,
     with_base,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "rewritten",
     "rows_like",
     "top_1",
-    "training_outputs",
     "weighted_loss",
     "with_base",
 ]

@@ -23,13 +23,13 @@ from fedprox.model.model import (
     dotted,
     labels_met,
     losses_of,
+    outputs_of,
     rows_like,
-    training_outputs,
     with_base,
 )
 from fedprox.user_code import LIBRARIES, describe, shapes_of
 
-ROUNDING = 1e-4
+ROUNDING_OF_A_ROW = 1e-4
 """By how much, relatively, a row's outputs may differ if other rows of the same batch change."""
 
 OTHER_SHAPE = 0.05
@@ -43,8 +43,8 @@ def check_model(model: Model, federation: Federation) -> None:
     """
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
-    if model.train is not None:
-        of_train = partial(training_outputs, model)
+    if model.train:
+        of_train = partial(outputs_of, model)
         trained = jax.eval_shape(of_train, model.shapes, x, jax.random.key(0))
         require(
             describe(trained) == describe(outputs),
@@ -57,7 +57,7 @@ def check_model(model: Model, federation: Federation) -> None:
         require(
             have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
         )
-    if federation.augment is not None:
+    if federation.augment:
         stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
         augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
@@ -66,7 +66,7 @@ def check_model(model: Model, federation: Federation) -> None:
             f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
             f"of shape {x.shape}",
         )
-    if model.correct is not None and any(map(len, federation.parts[1:])):
+    if model.correct and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
     terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
     for name, metric in model.metrics.items():
@@ -130,7 +130,7 @@ def _check_init(model: Model) -> Params:
     """
     key = jax.random.key(0)
     (text, constants), (other_text, other_constants) = (traced(model.init, key) for _ in range(2))
-    init = jax.jit(model.init) if model.base is None else model.init
+    init = model.init if model.base else jax.jit(model.init)
     params = init(key)
     if text == other_text and _same(constants, other_constants):
         return params
@@ -159,7 +159,7 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     program = jax.jit(partial(_first_row, model, tested))
     found = program(model.base, jax.tree.map(_moved, params), x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
-    _require_same(among, copies, ROUNDING)
+    _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
 
 
@@ -194,15 +194,15 @@ def _first_row(
 
     def functions_of_x(x: jax.Array) -> dict[str, Any]:
         found = {"model.apply(params, x)": whole.apply(params, x)}
-        if model.representation is not None:
+        if model.representation:
             found["model.representation(params, x)"] = model.representation(whole.whole(params), x)
-        if model.train is not None and len(x) > 1:
-            found["model.train(params, x, key)"] = training_outputs(whole, params, x, key)
+        if model.train and len(x) > 1:
+            found["model.train(params, x, key)"] = outputs_of(whole, params, x, key)
         return found
 
     def functions_of_outputs(outputs: Any, y: jax.Array) -> dict[str, Any]:
         found = {"model.loss(outputs, y)": losses_of(model, outputs, y)}
-        if model.correct is not None and tested:
+        if model.correct and tested:
             found["model.correct(outputs, y)"] = labels_met(model, outputs, y)
         terms = terms_of(model.metrics, outputs, y)
         return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}

@@ -11,19 +11,39 @@ its derivatives are the other two:
     OUTPUT(x, k) -> y        INPUT(dy, k) -> dx        KERNEL(x, dy) -> dk
 
 Here each of them is written in the fast layout, as a primitive of JAX of its own, which can be
-differentiated in any mode and any number of times.
+differentiated in any mode and any number of times. `fast` puts them into a user's function: it is
+traced, and in its program each convolution that has a fast formulation is replaced by a call of
+that, in the programs inside (of `jax.jit`, `jax.checkpoint`, loops and conditions) as well.
+Everything else stays as it is, and so does a function without such convolutions.
 """
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from fedprox.jax_internals import attempt, make_bilinear
+from fedprox.jax_internals import (
+    Equation,
+    Program,
+    attempt,
+    changed_rules,
+    equations_of,
+    in_place_of,
+    is_program,
+    is_tracer,
+    make_bilinear,
+    run_program,
+    with_equations,
+    with_settings,
+)
 
 OUTPUT, INPUT, KERNEL = "output", "input", "kernel"
 
@@ -33,8 +53,8 @@ FEW_WINDOWS = {OUTPUT: 8, INPUT: 16, KERNEL: 8}
 FEW_ON_A_LINE = 16
 """Likewise with one axis of positions, for each product."""
 
-FEW = 10
-"""Examples at a time in a kernel's gradient."""
+EXAMPLES_AT_A_TIME = 10
+"""Of a kernel's gradient."""
 
 SMALL_KERNEL = 64
 """Positions of a kernel up to which patches are tried: each is a slice of the program."""
@@ -80,14 +100,14 @@ class Convolution(NamedTuple):
         return tuple(((n - 1) * a + sum(pad) - (k - 1) * d) // s + 1 for n, k, s, pad, a, d in axes)
 
 
-def convolve(
+def fast_convolution(
     x: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
     *,
-    spread: Sequence[int] | None = None,
-    dilation: Sequence[int] | None = None,
+    spread: Sequence[int] = (),
+    dilation: Sequence[int] = (),
     groups: int = 1,
     precision: Any = None,
 ) -> jax.Array:
@@ -110,7 +130,7 @@ def convolve(
         groups,
         precision,
     )
-    if _product is not None and jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu":
         return _bound(OUTPUT, shape, x, kernel)
     return _plain(shape, x, kernel)
 
@@ -177,11 +197,14 @@ def _kernel_gradient(shape: Convolution, x: jax.Array, dy: jax.Array) -> jax.Arr
         dk = _convolved(shape, x, dy, shape.dilation, padding, shape.spread, shape.strides)
         return jnp.moveaxis(dk, 0, -2)
 
-    whole = len(x) // FEW
+    whole = len(x) // EXAMPLES_AT_A_TIME
     if whole < 2:
         return some(x, dy)
-    xs, dys = (a[: whole * FEW].reshape(whole, FEW, *a.shape[1:]) for a in (x, dy))
-    rest = x[whole * FEW :], dy[whole * FEW :]
+    xs, dys = (
+        a[: whole * EXAMPLES_AT_A_TIME].reshape(whole, EXAMPLES_AT_A_TIME, *a.shape[1:])
+        for a in (x, dy)
+    )
+    rest = x[whole * EXAMPLES_AT_A_TIME :], dy[whole * EXAMPLES_AT_A_TIME :]
     nothing = jnp.zeros((*shape.sizes, x.shape[-1] // shape.groups, dy.shape[-1]), x.dtype)
     first = some(*rest) if len(rest[0]) else nothing
     return lax.fori_loop(0, whole, lambda i, total: total + some(xs[i], dys[i]), first)
@@ -273,8 +296,8 @@ def _result_shape(role: str, shape: Convolution, a: Any, b: Any) -> tuple[int, .
 
 
 def _bound(role: str, shape: Convolution, a: jax.Array, b: jax.Array) -> jax.Array:
-    assert _product is not None
-    return _product(a, b, role=role, shape=shape)
+    product: jax.Array = _product(a, b, role=role, shape=shape)
+    return product
 
 
 def _to_first(d: jax.Array, _: Any, b: jax.Array, *, role: str, shape: Convolution) -> jax.Array:
@@ -303,19 +326,20 @@ def _batched(
     shape: Convolution,
 ) -> tuple[jax.Array, int]:
     """One pair after another: XLA's CPU backend has no fast path for a batch of kernels."""
+    batched = [axis is not None for axis in axes]
     a, b = (
-        arg if axis is None else jnp.moveaxis(arg, axis, 0)
-        for arg, axis in zip(arguments, axes, strict=True)
+        jnp.moveaxis(arg, axis or 0, 0) if own else arg
+        for arg, axis, own in zip(arguments, axes, batched, strict=True)
     )
-    if axes[1] is None and role != KERNEL:
+    if not batched[1] and role != KERNEL:
         merged = _bound(role, shape, a.reshape(-1, *a.shape[2:]), b)
         return merged.reshape(*a.shape[:2], *merged.shape[1:]), 0
-    many = tuple(arg for arg, axis in zip((a, b), axes, strict=True) if axis is not None)
+    many = tuple(itertools.compress((a, b), batched))
 
     def one(pair: tuple[jax.Array, ...]) -> jax.Array:
-        own = iter(pair)
+        each = iter(pair)
         first, second = (
-            arg if axis is None else next(own) for arg, axis in zip((a, b), axes, strict=True)
+            next(each) if own else a_or_b for a_or_b, own in zip((a, b), batched, strict=True)
         )
         return _bound(role, shape, first, second)
 
@@ -324,14 +348,173 @@ def _batched(
     return lax.map(one, many), 0
 
 
-_product = attempt(
-    "fast convolutions in loops on a CPU",
-    make_bilinear,
-    "fast_convolution",
-    _computed,
-    lambda a, b, *, role, shape: _result_shape(role, shape, a, b),
-    (_to_first, _to_second),
-    _batched,
-    ("role", "shape"),
+def _left_to_jax(a: jax.Array, b: jax.Array, *, role: str, shape: Convolution) -> jax.Array:
+    """In place of `_product`; no other role is asked for, as JAX itself differentiates it."""
+    assert role == OUTPUT
+    return _plain(shape, a, b)
+
+
+_FAST = "fast convolutions in loops on a CPU"
+
+_product = (
+    attempt(
+        _FAST,
+        make_bilinear,
+        "fast_convolution",
+        _computed,
+        lambda a, b, *, role, shape: _result_shape(role, shape, a, b),
+        (_to_first, _to_second),
+        _batched,
+        ("role", "shape"),
+    )
+    or _left_to_jax  # if this version of JAX has no such operations
 )
-"""(a, b, role, shape) -> a product; None if this version of JAX has no such operations."""
+"""(a, b, role, shape) -> a product."""
+
+
+Computed = TypeVar("Computed", bound=Callable[..., Any])
+
+_PLAIN: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Functions that were found to have no convolution, and are not traced again to see that."""
+
+
+def fast(function: Computed) -> Computed:
+    """A function that computes what another does, with fast convolutions if it is traced on a CPU.
+
+    Where there is none to replace, or outside of traces, the function itself is called; so it is
+    where the programs of this version of JAX are not as this file knows them.
+    """
+
+    @wraps(function)
+    def replaced(*args: Any) -> Any:
+        if jax.default_backend() != "cpu" or _is_plain(function) or not _is_traced(args):
+            return function(*args)
+        try:
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        except Exception:  # which the call itself raises, at the caller's place
+            return function(*args)
+        rewritten = _if_known(program)
+        if rewritten is program:
+            _remember(function)
+            return function(*args)
+        outputs = run_program(rewritten, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return replaced  # type: ignore[return-value]
+
+
+def _is_traced(args: Any) -> bool:
+    return any(map(is_tracer, jax.tree.leaves(args)))
+
+
+def _is_plain(function: Any) -> bool:
+    try:
+        return function in _PLAIN
+    except TypeError:  # neither hashed nor referred to weakly
+        return False
+
+
+def _remember(function: Any) -> None:
+    with suppress(TypeError):
+        _PLAIN.add(function)
+
+
+_REWRITTEN: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+"""So that a program that is called several times stays one program; None for one as it was."""
+
+
+def _if_known(program: Program) -> Program:
+    """A program with fast convolutions; the program itself also where that fails."""
+    return attempt(_FAST, _rewritten, program) or program
+
+
+def _rewritten(program: Program) -> Program:
+    """A program with fast convolutions; the program itself if it has none to replace."""
+    if program not in _REWRITTEN:
+        before = equations_of(program)
+        after = [_rewritten_equation(each) for each in before]
+        same = all(a is b for a, b in zip(after, before, strict=True))
+        _REWRITTEN[program] = None if same else with_equations(program, after)
+    return _REWRITTEN[program] or program
+
+
+def _rewritten_equation(equation: Equation) -> Equation:
+    if equation.primitive is lax.conv_general_dilated_p:
+        return _fast_equation(equation) if _has_fast(equation) else equation
+    new = {name: _rewritten_parameter(value) for name, value in equation.params.items()}
+    changed = {name: value for name, value in new.items() if value is not equation.params[name]}
+    if not changed:
+        return equation
+    rules = changed_rules(equation.params, _if_known, fast)
+    return with_settings(equation, equation.params | changed | rules)
+
+
+def _rewritten_parameter(value: Any) -> Any:
+    """A parameter of an operation, with fast convolutions in programs of which it consists."""
+    if is_program(value):
+        return _rewritten(value)
+    if isinstance(value, tuple) and any(map(is_program, value)):
+        new = tuple(map(_rewritten_parameter, value))
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    return value
+
+
+def _has_fast(equation: Equation) -> bool:
+    """Whether a convolution has a fast formulation."""
+    arrays: Any = [each.aval for each in (*equation.invars, *equation.outvars)]
+    x, kernel, y = arrays
+    return (
+        x.dtype == kernel.dtype == y.dtype
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and 3 <= x.ndim <= 5
+        and 0 not in (*x.shape, *kernel.shape, *y.shape)
+        and equation.params["out_sharding"] is None
+    )
+
+
+def _fast_equation(equation: Equation) -> Equation:
+    """A call of the fast formulation in place of a convolution."""
+    params = equation.params
+    call = partial(
+        _in_any_layout,
+        layout=params["dimension_numbers"],
+        batch_groups=params["batch_group_count"],
+        strides=params["window_strides"],
+        padding=params["padding"],
+        spread=params["lhs_dilation"],
+        dilation=params["rhs_dilation"],
+        groups=params["feature_group_count"],
+        precision=params["precision"],
+    )
+    return in_place_of(equation, call)
+
+
+@partial(
+    jax.jit,
+    static_argnames=(
+        *("layout", "batch_groups", "strides", "padding"),
+        *("spread", "dilation", "groups", "precision"),
+    ),
+)
+def _in_any_layout(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    layout: lax.ConvDimensionNumbers,
+    batch_groups: int,
+    groups: int,
+    **settings: Any,
+) -> jax.Array:
+    """A convolution with axes in any order; each of `batch_groups` has outputs of its own."""
+    batch, channels, *positions = layout.lhs_spec
+    x = x.transpose(batch, *positions, channels)
+    outputs, inputs, *positions = layout.rhs_spec
+    kernel = kernel.transpose(*positions, inputs, outputs)
+    if batch_groups > 1:  # as groups of channels
+        x = x.reshape(batch_groups, -1, *x.shape[1:])
+        x = jnp.moveaxis(x, 0, -2)
+        x = x.reshape(*x.shape[:-2], -1)
+        groups = batch_groups
+    y = fast_convolution(x, kernel, groups=groups, **settings)
+    order = (0, y.ndim - 1, *range(1, y.ndim - 1))
+    return y.transpose([order[i] for i in np.argsort(layout.out_spec)])

@@ -18,7 +18,7 @@ from fedprox.features import Features, index_of, look_up
 from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, weighted_sums
-from fedprox.model.rewriting import fast
+from fedprox.model.convolution import fast
 from fedprox.precision import in_shape, real_type
 from fedprox.user_code import call, describe, listed, shapes_of
 
@@ -160,7 +160,7 @@ class Model:
                 f"model.{name} = {function!r}; it must be a function",
             )
         require(
-            self.base is None or isinstance(self.base, jax.tree_util.Partial),
+            isinstance(self.base, jax.tree_util.Partial | None),
             f"model.base: of type {type(self.base).__name__}; it must be a jax.tree_util.Partial",
         )
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
@@ -195,7 +195,7 @@ class Model:
             InputError: If the parameters have another structure or shape.
         """
         check_params("model", params, self.shapes)
-        return params if self.base is None else self.base(params)
+        return (self.base or _itself)(params)
 
     @classmethod
     def from_nnx(
@@ -278,9 +278,13 @@ class _Apply:
         leaves, structure = call("model: its parameters", jax.tree.flatten, params)
         if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
             check_params("model", params, self.shapes)
-        if self.base is not None:
-            params = self.base(params)
-        return call("model.apply(params, x)", fast(self.function), params, x, given={"x": x})
+        whole = (self.base or _itself)(params)
+        return call("model.apply(params, x)", fast(self.function), whole, x, given={"x": x})
+
+
+def _itself(params: Params) -> Params:
+    """Parameters of a model whose parts are all trained, in place of `Model.base`."""
+    return params
 
 
 def _beside_params(tree: Any) -> list[str]:
@@ -302,9 +306,7 @@ def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[...
     """A model whose functions of (the whole model's parameters, features, ...) are rewritten."""
     assert isinstance(model.apply, _Apply)
     others = {name: getattr(model, name) for name in ("train", "representation")}
-    changed: Any = {
-        name: rewrite(function) for name, function in others.items() if function is not None
-    }
+    changed: Any = {name: rewrite(each) for name, each in others.items() if callable(each)}
     return dataclasses.replace(model, apply=rewrite(model.apply.function), **changed)
 
 
@@ -428,18 +430,12 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     return losses
 
 
-def training_outputs(model: Model, params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
-    """The outputs of a model's `train` for a mini-batch."""
-    assert model.train is not None
-    whole = model.whole(params)
-    return call("model.train(params, x, key)", fast(model.train), whole, x, key, given={"x": x})
-
-
 def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
     """The outputs of a model; with a key, by its `train`."""
-    if key is None or model.train is None:
+    if key is None or not model.train:
         return model.apply(params, x)
-    return training_outputs(model, params, x, key)
+    whole = model.whole(params)
+    return call("model.train(params, x, key)", fast(model.train), whole, x, key, given={"x": x})
 
 
 def weighted_loss(
@@ -458,7 +454,7 @@ def weighted_loss(
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     """Whether a model with accuracy meets each label: booleans of shape (B,), or that of y."""
-    assert model.correct is not None
+    assert model.correct
     given = {"outputs": outputs, "y": y}
     met = call("model.correct(outputs, y)", model.correct, outputs, y, given=given)
     require(

@@ -10,12 +10,11 @@ from flax import linen, nnx
 from fedprox.errors import require
 from fedprox.user_code import call, listed
 
-Params = Any
 Functions = tuple[
-    Callable[[jax.Array], Params],
-    Callable[[Params, jax.Array], jax.Array],
-    Callable[[Params, jax.Array, jax.Array], jax.Array] | None,
-    Callable[[Params, jax.Array], jax.Array] | None,
+    Callable[[jax.Array], Any],
+    Callable[[Any, jax.Array], jax.Array],
+    Callable[[Any, jax.Array, jax.Array], jax.Array] | None,
+    Callable[[Any, jax.Array], jax.Array] | None,
 ]
 """`Model.init`, `Model.apply`, `Model.train` and `Model.representation`."""
 
@@ -43,29 +42,27 @@ def functions_of(build: Callable[[nnx.Rngs], nnx.Module]) -> Functions:
     if statistics:  # their values, which the abstract module lacks
         statistics = nnx.State(nnx.to_pure_dict(nnx.state(built(), nnx.BatchStat)))
 
-    def init(key: jax.Array) -> Params:
+    def init(key: jax.Array) -> Any:
         return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param, ...)[1])
 
-    def merged(params: Params, key: jax.Array | None) -> nnx.Module:
-        return nnx.merge(graph, nnx.State(params), _streams_from(key, streams), statistics)
-
-    def in_mode(params: Params, key: jax.Array, *, training: bool) -> Any:
+    def in_mode(params: Any, key: jax.Array, *, training: bool) -> Any:
         """The module, in the mode of training or of evaluation, whichever `build` left it in."""
-        module: Any = merged(params, key if streams else None)
+        began = _streams_from(key, streams)
+        module: Any = nnx.merge(graph, nnx.State(params), began, statistics)
         if streams:
             module.set_attributes(deterministic=not training, raise_if_not_found=False)
         return module
 
-    def apply(params: Params, x: jax.Array) -> jax.Array:
+    def apply(params: Any, x: jax.Array) -> jax.Array:
         outputs: jax.Array = in_mode(params, jax.random.key(0), training=False)(x)
         return outputs
 
-    def representation(params: Params, x: jax.Array) -> jax.Array:
+    def representation(params: Any, x: jax.Array) -> jax.Array:
         module = in_mode(params, jax.random.key(0), training=False)
         represented: jax.Array = module.representation(x)
         return represented
 
-    def train(params: Params, x: jax.Array, key: jax.Array) -> jax.Array:
+    def train(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
         outputs: jax.Array = in_mode(params, key, training=True)(x)
         return outputs
 
@@ -101,13 +98,12 @@ def _check_variables(module: nnx.Module, statistics: nnx.State, rest: nnx.State)
     )
 
 
-def _streams_from(key: jax.Array | None, like: nnx.State) -> nnx.State:
-    """The initial random streams of a module, each with its own key; None without streams."""
+def _streams_from(key: jax.Array, like: nnx.State) -> nnx.State:
+    """The initial random streams of a module, each with its own key."""
 
     def begin(number: int, variable: Any) -> jax.Array:
         if not jnp.issubdtype(variable.dtype, jax.dtypes.prng_key):
             return jnp.zeros(variable.shape, variable.dtype)
-        assert key is not None
         own = jax.random.fold_in(key, number)
         return jax.random.split(own, variable.shape) if variable.shape else own
 

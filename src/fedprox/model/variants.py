@@ -209,7 +209,7 @@ def rank_of(params: Params) -> int:
 
 def _named(where: str, model: Model, params: Params) -> tuple[dict[str, jax.Array], Any]:
     """All arrays of given parameters by their dotted names, and their structure."""
-    require(model.base is None, f"{where}: the model has frozen parts already")
+    require(not model.base, f"{where}: the model has frozen parts already")
     paths, structure = jax.tree_util.tree_flatten_with_path(fitted_params(where, model, params))
     arrays = {dotted(path): array for path, array in paths}
     require(len(arrays) == len(paths), f"{where}: two parameters of the model have the same name")

@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 from fedprox.model import Model
 from fedprox.models.bert import bert
-from fedprox.models.convolutional import cifar_cnn, mnist_cnn, wide_lenet
+from fedprox.models.convolutional import cifar_cnn, mnist_cnn, resnet18, wide_lenet
 from fedprox.models.dense import logistic, mlp
-from fedprox.models.next_symbol import char_lstm, peephole_char_lstm, peephole_word_lstm
-from fedprox.models.resnet18 import resnet18
-from fedprox.models.sentiment_lstm import sentiment_lstm
+from fedprox.models.recurrent import (
+    char_lstm,
+    peephole_char_lstm,
+    peephole_word_lstm,
+    sentiment_lstm,
+)
 
 __all__ = [
     "MODELS",

@@ -9,7 +9,7 @@ from fedprox.model import Model
 from fedprox.models.inputs import class_count, greatest_symbol, sequence_length
 from fedprox.models.layers import affine
 
-Params = dict[str, jax.Array]
+Weights = dict[str, jax.Array]
 
 
 def bert(
@@ -87,7 +87,7 @@ def bert(
         shapes[f"{layer}.output.LayerNorm"] = (width,)
     shapes["classifier"] = (classes, width)
 
-    def init(key: jax.Array) -> Params:
+    def init(key: jax.Array) -> Weights:
         params = {}
         keys = jax.random.split(key, len(shapes))
         for (name, shape), own in zip(shapes.items(), keys, strict=True):
@@ -98,20 +98,22 @@ def bert(
                 params[f"{name}.bias"] = jnp.zeros(shape[:1])
         return params
 
-    def BERT(params: Params, ids: jax.Array) -> jax.Array:  # noqa: N802 (run directories show it)
+    def BERT(params: Weights, ids: jax.Array) -> jax.Array:  # noqa: N802 (run directories show it)
         mask = ids > 0
-        x = encode(params, ids, mask, layers, heads) * mask[..., None]
+        x = encoder_outputs(params, ids, mask, layers, heads) * mask[..., None]
         mean = x.sum(axis=1) / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
         return _affine(params, "classifier", mean)
 
     return Model(init, BERT)
 
 
-def encode(params: Params, ids: jax.Array, mask: jax.Array, layers: int, heads: int) -> jax.Array:
+def encoder_outputs(
+    params: Weights, ids: jax.Array, mask: jax.Array, layers: int, heads: int
+) -> jax.Array:
     """The last layer's outputs (B, length, width) for token ids and a mask, (B, length)."""
     batch, length = ids.shape
 
-    def split(x: jax.Array) -> jax.Array:
+    def by_head(x: jax.Array) -> jax.Array:
         return x.reshape(batch, length, heads, -1)
 
     x = params["embeddings.word_embeddings.weight"][ids]
@@ -121,7 +123,7 @@ def encode(params: Params, ids: jax.Array, mask: jax.Array, layers: int, heads: 
     hidden = jnp.where(mask, 0, jnp.finfo(x.dtype).min)[:, None, None]
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
         query, key, value = (
-            split(_affine(params, f"{layer}.attention.self.{part}", x))
+            by_head(_affine(params, f"{layer}.attention.self.{part}", x))
             for part in ("query", "key", "value")
         )
         scores = jnp.einsum("bqhe,bkhe->bhqk", query, key) * query.shape[-1] ** -0.5
@@ -135,11 +137,11 @@ def encode(params: Params, ids: jax.Array, mask: jax.Array, layers: int, heads: 
     return x.reshape(batch, length, -1)
 
 
-def _affine(params: Params, name: str, x: jax.Array) -> jax.Array:
+def _affine(params: Weights, name: str, x: jax.Array) -> jax.Array:
     return affine(x, params[f"{name}.weight"], params[f"{name}.bias"])
 
 
-def _normalized(params: Params, name: str, x: jax.Array) -> jax.Array:
+def _normalized(params: Weights, name: str, x: jax.Array) -> jax.Array:
     """Layer normalization of the last axis."""
     x = x - x.mean(axis=-1, keepdims=True)
     scale = jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-12)

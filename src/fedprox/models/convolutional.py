@@ -1,6 +1,7 @@
-"""The papers' small convolutional networks: FedAvg's two, and FedDyn's."""
+"""The papers' convolutional networks: FedAvg's two, and FedDyn's two."""
 
 from functools import partial
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -11,8 +12,45 @@ from fedprox.models.inputs import class_count, image_shape
 from fedprox.models.layers import Conv, Dense, local_response_normalisation, max_pool, torch_default
 
 
-class MnistCNN(nnx.Module):
+class _SmallCNN(nnx.Module):
+    """Two convolutions and some dense layers, of which the last has an output for each class."""
+
+    shape: ClassVar[tuple[int, int, int]]
+    """Height, width and channels of the images."""
+
+    depth: ClassVar[int] = 3
+    """Number of dense layers."""
+
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """The convolutions, each pooled."""
+        x = nnx.relu(self.conv1(x, max_pool))
+        return nnx.relu(self.conv2(x, max_pool))
+
+    def representation(self, x: jax.Array) -> jax.Array:
+        """Images (B, ...) -> (B, units of the layer before the last)."""
+        x = self.convolved(x.reshape(-1, *self.shape))
+        x = x.reshape(len(x), -1)
+        for i in range(1, self.depth):
+            x = nnx.relu(getattr(self, f"dense{i}")(x))
+        return x
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images (B, ...) -> (B, classes)."""
+        outputs: jax.Array = getattr(self, f"dense{self.depth}")(self.representation(x))
+        return outputs
+
+    @classmethod
+    def model(cls, name: str, federation: Federation) -> Model:
+        """The model for a federation of such images."""
+        classes = class_count(name, federation)
+        image_shape(name, federation, needed=cls.shape)
+        return Model.from_nnx(lambda rngs: cls(classes, rngs=rngs))
+
+
+class MnistCNN(_SmallCNN):
     """Two 5x5 convolutions of 32 and 64 channels, each pooled 2x2, and a layer of 512 units."""
+
+    shape, depth = (28, 28, 1), 2
 
     def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.glorot_uniform()
@@ -20,17 +58,6 @@ class MnistCNN(nnx.Module):
         self.conv2 = Conv(32, 64, 5, padding=2, kernel_init=init, rngs=rngs)
         self.dense1 = Dense(7 * 7 * 64, 512, kernel_init=init, rngs=rngs)
         self.dense2 = Dense(512, classes, kernel_init=init, rngs=rngs)
-
-    def representation(self, x: jax.Array) -> jax.Array:
-        """(B, 28, 28) or (B, 28, 28, 1) -> (B, 512)."""
-        x = x.reshape(-1, 28, 28, 1)
-        x = nnx.relu(self.conv1(x, max_pool))
-        x = nnx.relu(self.conv2(x, max_pool))
-        return nnx.relu(self.dense1(x.reshape(len(x), -1)))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 28, 28) or (B, 28, 28, 1) -> (B, classes)."""
-        return self.dense2(self.representation(x))
 
 
 def mnist_cnn(federation: Federation) -> Model:
@@ -62,17 +89,17 @@ def mnist_cnn(federation: Federation) -> Model:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
-    classes = class_count("mnist-cnn", federation)
-    image_shape("mnist-cnn", federation, needed=(28, 28, 1))
-    return Model.from_nnx(lambda rngs: MnistCNN(classes, rngs=rngs))
+    return MnistCNN.model("mnist-cnn", federation)
 
 
 _pool_same = partial(max_pool, size=3, padding=(0, 1))
 """24 -> 12 -> 6, with the padding that TensorFlow calls SAME."""
 
 
-class CifarCNN(nnx.Module):
+class CifarCNN(_SmallCNN):
     """Two 5x5 convolutions of 64 channels, pooled and normalised, and layers of 384 and 192."""
+
+    shape = (24, 24, 3)
 
     def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
         normal, constant = nnx.initializers.truncated_normal, nnx.initializers.constant
@@ -84,16 +111,10 @@ class CifarCNN(nnx.Module):
         self.dense2 = dense(384, 192, kernel_init=normal(0.04), bias_init=constant(0.1))
         self.dense3 = dense(192, classes, kernel_init=normal(1 / 192))
 
-    def representation(self, x: jax.Array) -> jax.Array:
-        """(B, 24, 24, 3) -> (B, 192)."""
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """The convolutions, each pooled and normalised."""
         x = local_response_normalisation(nnx.relu(self.conv1(x, _pool_same)))
-        x = _pool_same(local_response_normalisation(nnx.relu(self.conv2(x))))
-        x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
-        return nnx.relu(self.dense2(x))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 24, 24, 3) -> (B, classes)."""
-        return self.dense3(self.representation(x))
+        return _pool_same(local_response_normalisation(nnx.relu(self.conv2(x))))
 
 
 def cifar_cnn(federation: Federation) -> Model:
@@ -128,13 +149,13 @@ def cifar_cnn(federation: Federation) -> Model:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
-    classes = class_count("cifar-cnn", federation)
-    image_shape("cifar-cnn", federation, needed=(24, 24, 3))
-    return Model.from_nnx(lambda rngs: CifarCNN(classes, rngs=rngs))
+    return CifarCNN.model("cifar-cnn", federation)
 
 
-class WideLeNet(nnx.Module):
+class WideLeNet(_SmallCNN):
     """Two 5x5 convolutions of 64 channels, each pooled 2x2, and layers of 384 and 192 units."""
+
+    shape = (32, 32, 3)
 
     def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
         def conv(inputs: int) -> Conv:
@@ -151,17 +172,6 @@ class WideLeNet(nnx.Module):
             dense(384, 192),
             dense(192, classes),
         )
-
-    def representation(self, x: jax.Array) -> jax.Array:
-        """(B, 32, 32, 3) -> (B, 192)."""
-        x = nnx.relu(self.conv1(x, max_pool))
-        x = nnx.relu(self.conv2(x, max_pool))
-        x = nnx.relu(self.dense1(x.reshape(len(x), -1)))
-        return nnx.relu(self.dense2(x))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, 32, 32, 3) -> (B, classes)."""
-        return self.dense3(self.representation(x))
 
 
 def wide_lenet(federation: Federation) -> Model:
@@ -193,6 +203,108 @@ def wide_lenet(federation: Federation) -> Model:
         Acar et al., `Federated Learning Based on Dynamic Regularization
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
-    classes = class_count("wide-lenet", federation)
-    image_shape("wide-lenet", federation, needed=(32, 32, 3))
-    return Model.from_nnx(lambda rngs: WideLeNet(classes, rngs=rngs))
+    return WideLeNet.model("wide-lenet", federation)
+
+
+def _plain_conv(inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> Conv:
+    """Without bias; normal numbers of variance 2 / (size^2 outputs) (He et al. 2015)."""
+    return Conv(
+        inputs,
+        outputs,
+        size,
+        stride=stride,
+        padding=size // 2,
+        kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        bias_init=None,
+        rngs=rngs,
+    )
+
+
+def _norm(channels: int, rngs: nnx.Rngs) -> nnx.GroupNorm:
+    return nnx.GroupNorm(channels, num_groups=2, epsilon=1e-5, rngs=rngs)
+
+
+class Block(nnx.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al. 2016, figure 2 and option B)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs) -> None:
+        self.conv1 = _plain_conv(inputs, outputs, 3, stride, rngs)
+        self.norm1 = _norm(outputs, rngs)
+        self.conv2 = _plain_conv(outputs, outputs, 3, 1, rngs)
+        self.norm2 = _norm(outputs, rngs)
+        shortcut = []
+        if stride > 1:
+            shortcut = [_plain_conv(inputs, outputs, 1, stride, rngs), _norm(outputs, rngs)]
+        self.shortcut = nnx.List(shortcut)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, inputs) -> (B, H / stride, W / stride, outputs)."""
+        y = nnx.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        for layer in self.shortcut:
+            x = layer(x)
+        return nnx.relu(x + y)
+
+
+class ResNet18(nnx.Module):
+    """A 7x7 convolution, 3x3 pooling, eight blocks of 64 to 512 channels, a mean, a dense layer."""
+
+    def __init__(self, channels: int, classes: int, *, rngs: nnx.Rngs) -> None:
+        self.conv = _plain_conv(channels, 64, 7, 2, rngs)
+        self.norm = _norm(64, rngs)
+        blocks = []
+        for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512)):
+            blocks.append(Block(inputs, outputs, outputs // inputs, rngs=rngs))
+            blocks.append(Block(outputs, outputs, 1, rngs=rngs))
+        self.blocks = nnx.List(blocks)
+        init = torch_default(512)
+        self.dense = Dense(512, classes, kernel_init=init, bias_init=init, rngs=rngs)
+
+    def representation(self, x: jax.Array) -> jax.Array:
+        """(B, H, W) or (B, H, W, C) -> (B, 512)."""
+        x = x.reshape(*x.shape[:3], -1)
+        x = max_pool(nnx.relu(self.norm(self.conv(x))), 3, (1, 1))
+        for block in self.blocks:
+            x = block(x)
+        return x.mean(axis=(1, 2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W) or (B, H, W, C) -> (B, classes)."""
+        return self.dense(self.representation(x))
+
+
+def resnet18(federation: Federation) -> Model:
+    """ResNet-18 with group normalization of two groups in place of batch normalization.
+
+    Running statistics of clients cannot be averaged, so batch normalization does not fit federated
+    training. The model is that of FedDyn's code, which keeps the strides for large images on 32x32
+    images too, so that the last blocks see one pixel. It has 11,181,642 parameters on RGB images
+    with ten classes. Convolutions start normal with variance 2 / (size^2 outputs), the dense layer
+    as torch's.
+
+    Args:
+        federation: Clients with images of shape (H, W) or (H, W, C) and any number of classes.
+
+    Returns:
+        A model for :func:`fedprox.simulate`.
+
+    Raises:
+        InputError: If the features are not images, or the labels are not classes.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedprox as fp
+        >>> federation = fp.Federation.from_arrays([(np.zeros((1, 32, 32, 3)), [9])])
+        >>> model = fp.models.resnet18(federation)
+        >>> sum(a.size for a in jax.tree.leaves(model.shapes))
+        11181642
+
+    References:
+        He et al., `Deep Residual Learning for Image Recognition
+        <https://arxiv.org/abs/1512.03385>`_, CVPR 2016, Table 1; and
+        Acar et al., `Federated Learning Based on Dynamic Regularization
+        <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, Figure 11.
+    """
+    classes = class_count("resnet18", federation)
+    channels = image_shape("resnet18", federation)[2]
+    return Model.from_nnx(lambda rngs: ResNet18(channels, classes, rngs=rngs))

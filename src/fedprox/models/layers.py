@@ -16,7 +16,7 @@ from flax import nnx
 from jax import lax
 
 from fedprox.errors import require
-from fedprox.model import convolution
+from fedprox.model.convolution import fast_convolution
 
 T = TypeVar("T")
 
@@ -68,13 +68,13 @@ def affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x.shape[-1] == weight.shape[1],
         f"model: rows of {x.shape[-1]} features where {weight.shape[1]} are needed",
     )
-    if len(x) * len(weight) > FEW:
+    if len(x) * len(weight) > FEW_NUMBERS:
         return x @ weight.T + bias
     # with the barrier XLA writes dL/dy transposed before the product for W's gradient
     return lax.optimization_barrier(jnp.einsum("cd,bd->cb", weight, x)).T + bias
 
 
-FEW = 256
+FEW_NUMBERS = 256
 """Numbers in dL/dy up to which the gradient of W is faster from a transposed dL/dy."""
 
 
@@ -111,15 +111,14 @@ class Conv(nnx.Module):
             self.bias = nnx.Param(bias_init(rngs.params(), (outputs,)))
 
     def __call__(
-        self, x: jax.Array, pool: Callable[[jax.Array], jax.Array] | None = None
+        self, x: jax.Array, pool: Callable[[jax.Array], jax.Array] = lambda x: x
     ) -> jax.Array:
-        """(B, H, W, C) -> (B, H', W', O), max-pooled by `pool` if it is given.
+        """(B, H, W, C) -> (B, H', W', O), max-pooled by `pool`; without, as it is.
 
         The maximum is taken before the bias is added: the same numbers for a quarter of the work.
         """
         kernel = self.kernel[...]
-        x = convolve(x.astype(kernel.dtype), kernel, self.stride, self.padding)  # bytes, too
-        x = x if pool is None else pool(x)
+        x = pool(convolve(x.astype(kernel.dtype), kernel, self.stride, self.padding))  # bytes, too
         return x + self.bias[...] if hasattr(self, "bias") else x
 
 
@@ -135,7 +134,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0)
         stride: Step s between windows.
         padding: Zeros p added on every side.
     """
-    return convolution.convolve(x, kernel, (stride,) * 2, [(padding,) * 2] * 2)
+    return fast_convolution(x, kernel, (stride,) * 2, [(padding,) * 2] * 2)
 
 
 def max_pool(x: jax.Array, size: int = 2, padding: tuple[int, int] = (0, 0)) -> jax.Array:

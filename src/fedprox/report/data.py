@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
-from fedprox.datasets.catalogue import CATALOGUE, PAPERS, DataSet
-from fedprox.datasets.sources import cache_folder
+from fedprox.datasets import CATALOGUE, PAPERS, DataSet
+from fedprox.datasets.sources import at_hand, cache_folder
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.parts.clock import Hours
@@ -57,14 +57,14 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
         return "yours: data.path"
     places: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, list[int]] = defaultdict(list)
-    for file in entry.files:
-        path, source = file.at_hand(data_dir), file.source
+    for source in entry.files:
+        path = at_hand(source, data_dir)
         if not path:
             place = f"to be downloaded from {urlsplit(source.folders[0]).netloc}"
             sizes[place].append(source.size)
         else:
             place = "in the cache" if cache_folder() in path.parents else "in the data folder"
-        places[place].add(file.use or (path or Path(source.name)).name)
+        places[place].add(source.use or (path or Path(source.name)).name)
     lines = []
     for place, uses in places.items():
         size = f" ({sum(sizes[place]) / 1e6:.3g} MB)" if all(sizes[place] or [0]) else ""
