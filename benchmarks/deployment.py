@@ -46,7 +46,6 @@ from fedprox.deployment.processes import Child, running
 from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.trial import local_nodes
 from fedprox.experiment import parse, resolve
-from fedprox.loop.train import Follow
 
 TURNS = 2
 ROWS = 20
@@ -132,7 +131,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
         deployment = resolve_deployment(experiment, joined, Ledger())
-        (run,) = run_deployment(conversation, deployment, Follow(None, [], None, progress=False))
+        (run,) = run_deployment(conversation, deployment)
         kinds = {
             "node": "fedprox.cli",
             "heartbeat": "deployment.heartbeat",

@@ -51,7 +51,6 @@ from fedprox.experiment import (
     read_table,
     resolve,
     run_study_file,
-    settings_of,
     train,
 )
 from fedprox.files.whole import write_whole
@@ -343,7 +342,7 @@ def show_privacy(file: File, settings: Settings = None, data_dir: DataDir = None
     plan = Plan(resolved.privacy, resolved.cohort, len(sizes), experiment.rounds)
     with Bar("accounting"):
         if resolved.privacy.unit == "example":
-            settings_ = settings_of(experiment, resolved)
+            settings_ = resolved.settings
             protocol = Protocol(**settings_, seeds=tuple(experiment.seeds))
             page = examples_page(checked_methods(protocol, resolved.methods))
         else:

@@ -53,7 +53,6 @@ from fedprox.logs import loggers_of
 from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.progress import Progress
-from fedprox.loop.train import Follow
 from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
@@ -168,8 +167,13 @@ def deploy(
             callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
         ) -> list[Run]:
             before, after = Callback(on_record=write_ledger), Callback(on_record=show)
-            follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
-            return run_deployment(conversation, deployment, follow)
+            return run_deployment(
+                conversation,
+                deployment,
+                checkpoints=checkpoints,
+                callbacks=[before, *callbacks, after],
+                on_progress=on_progress,
+            )
 
         resolved = deployment.resolved
         runs = train_into(console, directory, train_methods, resolved, checkpoints, loggers)

@@ -44,15 +44,13 @@ from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
 from fedprox.engine.epsilon import LocalSteps, noise_of
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
-from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import (
     Resolved,
     method_of,
     resolve_with,
-    settings_of,
     solver_of,
 )
-from fedprox.experiment.sections import Experiment
+from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.model import Params, digest
@@ -204,14 +202,14 @@ def resolve_deployment(experiment: Experiment, joined: Joined, ledger: Ledger) -
     resolved = resolve_with(experiment, lambda: (federation, data))
     secure = securing_of(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
-        resolved = resolved._replace(faults=FINITE)
+        resolved.settings["faults"] = FINITE
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
     solvers = [method.solver(resolved.solver) for method in resolved.methods]
     if "gradients" not in experiment.evaluation.model_fields_set:
         # they cost an upload of the model's size: measured only if asked for, or needed for gamma
         gradients = any(solver.gamma is not None for solver in solvers)
         resolved.table["evaluation"]["gradients"] = gradients
-        resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
+        resolved.settings["evaluation"] = replace(resolved.evaluation, gradients=gradients)
     for method, solver in zip(resolved.methods, solvers, strict=True):
         check(Case(resolved, method, solver, "deployment", secure is not None))
     if resolved.privacy is not None:
@@ -283,7 +281,7 @@ def securing_of(
 def methods_of(deployment: Deployment) -> list[Method]:
     """The methods of a deployment under its protocol."""
     experiment, resolved = deployment.experiment, deployment.resolved
-    settings = settings_of(experiment, resolved) | {"client_store": "auto"}
+    settings = resolved.settings | {"client_store": "auto"}
     protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
     return checked_methods(protocol, resolved.methods)
 

@@ -12,8 +12,8 @@ from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.messages import Section, Table, explain
 from fedprox.experiment.resolved import limited, load_data
+from fedprox.experiment.schema import Section, Table, explain
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 

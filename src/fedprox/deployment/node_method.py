@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.deployment.combine import Shapes, evaluation_shapes
@@ -45,9 +44,9 @@ from fedprox.engine.planning.reads import Exchange
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
-from fedprox.experiment.sections import CompressionSection, SolverSection
+from fedprox.experiment.schema import checked, schema_of
+from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
 from fedprox.loop.planner import plan_call
 from fedprox.model import Model, Params, digest
@@ -406,10 +405,7 @@ def methods_on_node(
     setup: Setup, federation: Federation, model: Model, measured_rows: int | None
 ) -> tuple[Algorithm, Method, Method]:
     """A method as the library has it, that which trains on a node, and that evaluated there."""
-    try:
-        section = SolverSection.model_validate(setup.solver)
-    except ValidationError as error:
-        raise InputError(explain(error, SolverSection, setup.solver, "solver")) from None
+    section = checked(SolverSection, setup.solver, "solver")
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
     compression = privacy = None
@@ -418,11 +414,7 @@ def methods_on_node(
     elif setup.private_steps is not None:
         privacy = setup.private_steps.setting
     if setup.compression is not None:
-        try:
-            CompressionSection.model_validate(setup.compression)
-        except ValidationError as error:
-            line = explain(error, CompressionSection, setup.compression, "compression")
-            raise InputError(line) from None
+        checked(schema_of(Compression), setup.compression, "compression")
         compression = Compression(**setup.compression)
     share = setup.clients_per_round * len(federation) / setup.clients
     protocol = Protocol(

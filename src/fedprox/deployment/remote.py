@@ -58,9 +58,10 @@ from fedprox.engine.planning.round_work import RoundWork, drawn_works
 from fedprox.errors import InputError, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
+from fedprox.loop.callbacks import Callback
 from fedprox.loop.execution import Done, Measuring, RunState, Start, added
 from fedprox.loop.progress import Report
-from fedprox.loop.train import Follow, train
+from fedprox.loop.train import training
 from fedprox.model import Params
 from fedprox.parts.privacy.setting import delta_warnings
 from fedprox.precision import require_single
@@ -68,16 +69,23 @@ from fedprox.protocol.method import Method
 from fedprox.results.run import Run
 
 
-def run_deployment(conversation: Conversation, deployment: Deployment, follow: Follow) -> list[Run]:
-    """Train the methods of an experiment on the nodes that have joined."""
+def run_deployment(
+    conversation: Conversation,
+    deployment: Deployment,
+    callbacks: Sequence[Callback] = (),
+    **follow: Any,
+) -> list[Run]:
+    """Train the methods of an experiment on the nodes that have joined; `follow` as `training`."""
     require_single("a deployment")
     methods = methods_of(deployment)
     protocol = methods[0].protocol
     for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
         warnings.warn(line, stacklevel=users_level())
     server = Coordinator(conversation, deployment)
-    follow = follow._replace(callbacks=[described_by(deployment.resolved), *follow.callbacks])
-    return train(server.protocol, server.methods, Nodes(server), follow)
+    callbacks, runs = [described_by(deployment.resolved), *callbacks], list[Run]()
+    for _ in training(server.methods, Nodes(server), runs, callbacks=callbacks, **follow):
+        pass
+    return runs
 
 
 def without_updates(runs: Sequence[Run], conversation: Conversation) -> list[str]:

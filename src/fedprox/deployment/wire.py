@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
-from fedprox.experiment.messages import Table
+from fedprox.experiment.schema import Table
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS, NOISES, Accountant

@@ -35,7 +35,7 @@ from fedprox.parts.systems import Systems
 from fedprox.parts.time.population import Population
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.protocol import check_parts, initial_params
+from fedprox.protocol.protocol import check_objects, initial_params
 from fedprox.results.run import Run
 from fedprox.solver import Solver
 
@@ -361,7 +361,7 @@ def diagnose(
         >>> diagnosis.suggested_mu in MUS, diagnosis.theory_mu is None
         (True, True)
     """
-    check_parts(
+    check_objects(
         federation=federation,
         model=model,
         solver=solver,

@@ -62,27 +62,10 @@ RECORDS_BEHIND = 1
 """Number of evaluations that may be pending while the next rounds are computed."""
 
 
-class Follow(NamedTuple):
-    """How a comparison is followed while it runs.
-
-    Attributes:
-        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
-        callbacks: Functions that are called at the start, with each record, and at the end.
-        on_progress: Called when a phase begins and when rounds end; None for nothing.
-        progress: Whether to show progress on stderr.
-    """
-
-    checkpoints: Checkpoints | None
-    callbacks: Sequence[Callback]
-    on_progress: Callable[[Progress], None] | None
-    progress: bool
-
-
 class Session(NamedTuple):
     """The environment in which all methods of a comparison run.
 
     Attributes:
-        protocol: The protocol of the comparison.
         engine: What computes the rounds.
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
@@ -92,7 +75,6 @@ class Session(NamedTuple):
         start: Where the only seed run begins; None for its checkpoint, if there is one.
     """
 
-    protocol: Protocol
     engine: Engine
     checkpoints: Checkpoints | None
     on_record: Callable[[Record], None]
@@ -102,29 +84,24 @@ class Session(NamedTuple):
     start: Snapshot | None
 
 
-def train(
-    protocol: Protocol, methods: Sequence[Method], engine: Engine, follow: Follow
-) -> list[Run]:
-    """Run some methods on all seeds, or continue from checkpoints."""
-    runs = list[Run]()
-    for _ in training(protocol, methods, engine, follow, runs):
-        pass
-    return runs
-
-
 def training(
-    protocol: Protocol,
     methods: Sequence[Method],
     engine: Engine,
-    follow: Follow,
     runs: list[Run],
     *,
+    checkpoints: Checkpoints | None = None,
+    callbacks: Sequence[Callback] = (),
+    on_progress: Report | None = None,
+    progress: bool = False,
     owned: bool = False,
     start: Snapshot | None = None,
 ) -> Iterator[Stage | None]:
-    """The loop itself: it yields after each evaluation, and adds finished runs to `runs`."""
-    checkpoints = follow.checkpoints
-    on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
+    """Run methods on all seeds: it yields after each evaluation, and adds finished runs to `runs`.
+
+    How it is followed is as in `simulate`; `owned` and `start` are as in `Session`.
+    """
+    protocol = methods[0].protocol
+    on_record: Callable[[Record], None] = partial(pass_on, callbacks)
     seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
     planned = [new_runs(method, seed) for method, seed in seed_runs]
     if checkpoints:
@@ -133,11 +110,9 @@ def training(
         on_record = checkpoints.before_first(on_record)
     experiment = describe_comparison(protocol, [method.algorithm for method in methods])
     announced = [replace(run, experiment=experiment) for group in planned for run in group]
-    with following(follow.callbacks, announced) as finished:
-        with showing(follow.progress, follow.on_progress) as report:
-            session = Session(
-                protocol, engine, checkpoints, on_record, report, experiment, owned, start
-            )
+    with following(callbacks, announced) as finished:
+        with showing(progress, on_progress) as report:
+            session = Session(engine, checkpoints, on_record, report, experiment, owned, start)
             for number, method in enumerate(methods):
                 yield from train_method(session, method, number * len(protocol.seeds), runs)
         finished += runs
@@ -147,7 +122,7 @@ def train_method(
     session: Session, method: Method, first: int, runs: list[Run]
 ) -> Iterator[Stage | None]:
     """Run all seeds of one method at all sweep points, each from its last checkpoint."""
-    protocol, checkpoints, execution = session.protocol, session.checkpoints, None
+    protocol, checkpoints, execution = method.protocol, session.checkpoints, None
     with ExitStack() as opened:
         for number, seed in enumerate(protocol.seeds, first):
             saved = session.start
@@ -159,7 +134,7 @@ def train_method(
                     session.on_record(record)
                 if saved.is_over(protocol):
                     now = _on_mesh(saved.now, session.engine.mesh)
-                    finish(session, saved.runs, method.algorithm, now)
+                    finish(session, saved.runs, method, now)
                     runs += saved.runs
                     continue
             done, capacity = (saved.now.round, saved.now.capacity) if saved else (0, None)
@@ -216,7 +191,7 @@ class SeedRun:
         runs: Sequence[Run],
     ) -> None:
         self.session, self.method, self.start = session, method, start
-        self.protocol, self.number, self.runs = session.protocol, number, runs
+        self.protocol, self.number, self.runs = method.protocol, number, runs
         self.stopwatch = Stopwatch(runs[0].run_seconds, runs[0].callback_seconds)
         self.execution, self.hparams = execution.begin(start), execution.hparams
         self.copy = _model_copier(method)
@@ -224,7 +199,7 @@ class SeedRun:
         self.stage, self.done = cast("Stage | None", None), Done()
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
-        self.privacy = Spent(method, start.seed, self.execution.repeated)
+        self.spent = Spent(method, start.seed, self.execution.repeated)
         self.counts = Counts.of(self.protocol)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
@@ -290,7 +265,7 @@ class SeedRun:
         """Set what the runs have at their end."""
         if self.stage is not None:
             self.stage.leave(self.client_state())
-        finish(self.session, self.runs, self.method.algorithm, end)
+        finish(self.session, self.runs, self.method, end)
         self._count_seconds()
 
     def _begin(self) -> None:
@@ -387,7 +362,7 @@ class SeedRun:
         oldest, solver = self.pending.popleft(), self.method.solver
         self.done = oldest.now.since
         rate = None if solver.schedule is None else solver.factor(max(oldest.now.round - 1, 0))
-        spent = self.privacy.epsilon(oldest.now.round)
+        spent = self.spent.epsilon(oldest.now.round)
         records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
         clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
         known = list[Record]()
@@ -490,9 +465,9 @@ def _on_mesh(now: RunState, mesh: Mesh) -> RunState:
     return now._replace(state=state, hparams=hparams, memory=memory, best=best)
 
 
-def finish(session: Session, runs: Sequence[Run], algorithm: Algorithm, end: RunState) -> None:
+def finish(session: Session, runs: Sequence[Run], method: Method, end: RunState) -> None:
     """Set the final parameters and the settings of a seed's runs."""
-    protocol = session.protocol
+    protocol, algorithm = method.protocol, method.algorithm
     last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
     models = None
     if algorithm.first.probe is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.asynchronous import asynchronous
 from fedprox.algorithms.base import Algorithm
-from fedprox.errors import require_number, require_one_of, require_whole
+from fedprox.errors import require, require_number, require_one_of, require_whole
 from fedprox.parts.part import Columns, Part, Reduction, Setting
 
 Staleness = Literal["constant", "polynomial", "hinge"]
@@ -75,6 +75,15 @@ class Asynchronous(Part):
         require_whole("asynchronous.b", self.b, least=0)
         require_whole("asynchronous.most_staleness", self.most_staleness, least=0, most=10_000)
         require_one_of("asynchronous.adds", self.adds, get_args(Adds))
+
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if a step needs more updates than there are clients at work."""
+        del sizes
+        require(
+            self.buffer <= setting.per_round,
+            f"asynchronous.buffer = {self.buffer}; it must be at most the clients at work, "
+            f"cohort.clients_per_round = {setting.per_round}",
+        )
 
     def factor(self, staleness: NDArray[np.int64]) -> NDArray[np.float64]:
         """The weight of updates, relative to fresh ones."""

@@ -4,17 +4,19 @@ The engine plans, compiles and runs rounds without a feature's name. A part says
 client of a round has (`columns`), what a client knows of them (`known`), how a method changes
 (`wrap`), how a round's messages become one (`reduce`), and what local steps take in place of the
 gradient of a mini-batch (`local_gradient`). What a part leaves out stays as it is without it. So a
-new part is a dataclass of settings with some of these methods, in one file, and an entry in
-`fedprox.protocol.protocol.Protocol.parts`.
+new part is a dataclass of settings with some of these methods, in one file, a parameter of
+`fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Batch, HParams
+from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.parts.sums import Screen, Screened
 
@@ -108,6 +110,18 @@ class LocalGradient(Protocol):
 
 class Part:
     """What the engine asks of a part. The answers here change nothing."""
+
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if it does not fit the run, whose clients have so many rows."""
+
+    def data(self, federation: Federation) -> Federation:
+        """The data that clients have in a simulation."""
+        return federation
+
+    @property
+    def of_rounds(self) -> str:
+        """What of a run depends on its number of rounds, which then stays; else ""."""
+        return ""
 
     @property
     def keyed(self) -> bool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.model.variants import rank_of
 from fedprox.parts.part import Columns, Part, Reduction, Setting
 from fedprox.parts.products import by_products, counted, mean_product, shares
 
@@ -151,13 +152,15 @@ class Aggregation(Part):
         """The rule takes the place of the sum."""
         return reduction._replace(rule=self) if self.stores else reduction
 
-    def check_ranks(self, clients: int, most: int) -> None:
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
         """Raise `InputError` unless each client has a rank that the model's adapters have."""
-        assert self.ranks is not None
+        if self.ranks is None:
+            return
         require(
-            len(self.ranks) == clients,
-            f"aggregation.ranks has {len(self.ranks)} ranks; there are {clients} clients",
+            len(self.ranks) == len(sizes),
+            f"aggregation.ranks has {len(self.ranks)} ranks; there are {len(sizes)} clients",
         )
+        most = rank_of(setting.params)
         require(
             max(self.ranks) <= most,
             f"aggregation.ranks: {max(self.ranks)}; the model's adapters have rank {most}",

@@ -23,7 +23,6 @@ from fedprox.errors import InputError, require, require_one_of, require_whole, s
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
-from fedprox.model.variants import rank_of
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.compatible import Case, check
@@ -35,7 +34,6 @@ from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.accounting import Mechanism
 from fedprox.parts.privacy.clients import HiddenClients
 from fedprox.parts.privacy.examples import HiddenExamples
-from fedprox.parts.privacy.setting import check_delta
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.parts.time.pace import Pace, legs_of
@@ -66,32 +64,9 @@ digest."""
 class Protocol:
     """The settings that compared methods share.
 
-    `rounds` and `seeds` are converted from NumPy's integers to Python's, since they are written as
-    JSON.
-
-    Attributes:
-        federation: The clients and their data.
-        model: The model to train.
-        solver: The local solver.
-        cohort: How each round's clients are sampled.
-        systems: Which of these clients are stragglers, and how much work they do.
-        faults: How faulty updates are treated; None means no screening.
-        rounds: Number of rounds T.
-        evaluation: How records are measured; `clients` is None if that is all clients.
-        client_store: Where client state is stored.
-        seeds: The seeds, one for each run.
-        target: The target for `stop_at_target`.
-        stop_at_target: When a run that reaches the target ends.
-        selection: Which of a run's models is kept, and when a run without progress ends.
-        stop: A function of a record that returns whether its run ends; None means never.
-        initial: The initial parameters; None means those of `model.init`.
-        privacy: What hides the clients or their examples; None for nothing.
-        population: The clients' devices, by which the run has a clock; None for no clock.
-        asynchronous: How the server steps without waiting for a cohort; None for rounds in which
-            it waits.
-        aggregation: How the server makes one message of a round's.
-        attack: What dishonest clients send; None if all are honest.
-        compression: How clients' messages travel in fewer bits; None for in full.
+    Each is an argument of :func:`fedprox.simulate`, which describes it. `rounds` and `seeds` are
+    converted from NumPy's integers to Python's, since they are written as JSON;
+    `evaluation.clients` is None if it is all clients.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -101,26 +76,27 @@ class Protocol:
     model: Model
     solver: Solver
     cohort: Cohort
-    systems: Systems = Systems()  # noqa: RUF009 (frozen)
-    faults: Faults | None = None
     rounds: int
-    evaluation: Evaluation = Evaluation()  # noqa: RUF009 (frozen)
-    client_store: Storage = "auto"
     seeds: tuple[int, ...]
+    initial: Params = None
+    client_store: Storage = "auto"
     target: Target | None = None
     stop_at_target: StopAtTarget = "never"
-    initial: Params = None
     selection: Selection = Selection()  # noqa: RUF009 (frozen)
     stop: Callable[[Record], bool] | None = None
-    privacy: Privacy | None = None
+    systems: Systems = Systems()  # noqa: RUF009 (frozen)
     population: Population | None = None
-    asynchronous: Asynchronous | None = None
+    # parts, in the order in which they change a method
     aggregation: Aggregation = Aggregation()  # noqa: RUF009 (frozen)
-    attack: Attack | None = None
     compression: Compression | None = None
+    evaluation: Evaluation = Evaluation()  # noqa: RUF009 (frozen)
+    asynchronous: Asynchronous | None = None
+    faults: Faults | None = None
+    attack: Attack | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
-        check_parts(**{name: getattr(self, name) for name in PARTS})
+        check_objects(**{name: getattr(self, name) for name in OBJECTS})
         require_whole("rounds", self.rounds, most=MOST_ROUNDS)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "evaluation", self.evaluation.of(self.federation))
@@ -154,16 +130,9 @@ class Protocol:
         )
         if self.population is not None:
             self.population.check(len(self.federation))
-        if self.asynchronous is not None:
-            require(
-                self.asynchronous.buffer <= self.cohort.clients_per_round,
-                f"asynchronous.buffer = {self.asynchronous.buffer}; it must be at most the clients "
-                f"at work, cohort.clients_per_round = {self.cohort.clients_per_round}",
-            )
-        check_delta(self.privacy, self.federation.train.sizes)
         check(Case(self))
-        if self.aggregation.ranks is not None:
-            self.aggregation.check_ranks(len(self.federation), rank_of(self.model.shapes))
+        for part in self.parts:
+            part.check(self.setting, self.federation.train.sizes)
 
     def plain(self, clients_per_round: int) -> "Protocol":
         """The same data, model and solver in rounds of so many clients, with no other setting.
@@ -184,13 +153,10 @@ class Protocol:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts, in the order in which they change a method."""
-        hidden = None
-        if self.privacy is not None:
-            hidden = (HiddenClients if self.hides_clients else HiddenExamples)(self.privacy)
-        given = self.aggregation, self.compression, self.evaluation, self.asynchronous
-        return tuple(
-            part for part in (*given, self.faults, self.attack, hidden) if part is not None
-        )
+        hidden = HiddenClients if self.hides_clients else HiddenExamples
+        given = [getattr(self, each.name) for each in fields(self)]
+        parts = (hidden(each) if isinstance(each, Privacy) else each for each in given)
+        return tuple(part for part in parts if isinstance(part, Part))
 
     @property
     def setting(self) -> Setting:
@@ -443,13 +409,13 @@ class Protocol:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
 
 
-PARTS: dict[str, Any] = {
+OBJECTS: dict[str, Any] = {
     name: kind
     for name, hint in get_type_hints(Protocol).items()
     for kind in get_args(hint) or (hint,)
     if is_dataclass(kind)
 }
-"""The types of a protocol's parts."""
+"""The types of the settings that are objects, by name."""
 
 
 def pace_of(
@@ -489,10 +455,10 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
     )
 
 
-def check_parts(**parts: object) -> None:
-    """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
-    for name, part in parts.items():
-        kind, hint = PARTS[name], get_type_hints(Protocol)[name]
+def check_objects(**given: object) -> None:
+    """Raise `InputError` unless each setting has its type in `OBJECTS`."""
+    for name, part in given.items():
+        kind, hint = OBJECTS[name], get_type_hints(Protocol)[name]
         optional = NoneType in get_args(hint)
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(

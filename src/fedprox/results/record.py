@@ -94,7 +94,7 @@ class Record:
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read a record from what `as_dict` returns."""
-        return core_schema.no_info_after_validator_function(_record_of, handler(Table))
+        return core_schema.no_info_after_validator_function(_record_of, handler(RecordTable))
 
 
 OWN = [each.name for each in fields(Record) if each.name != "measures"]
@@ -120,7 +120,7 @@ COLUMN_TYPES: dict[str, Any] = {
     "by_client": (None, None),
     "by_client_checksum": (str | None, None),
 }
-Table = create_model("Table", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
+RecordTable = create_model("RecordTable", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
 """What `Record.as_dict` returns, as files hold it."""
 
 

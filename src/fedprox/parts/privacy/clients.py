@@ -32,10 +32,10 @@ from fedprox.algorithms.lift import lift
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
 from fedprox.parts.normals import standard_normals
-from fedprox.parts.part import Part, Reduction, Setting
+from fedprox.parts.part import Reduction, Setting
 from fedprox.parts.privacy.accounting import Mechanism, mechanism_of
 from fedprox.parts.privacy.norms import norm_bound
-from fedprox.parts.privacy.setting import CLIPS, Privacy
+from fedprox.parts.privacy.setting import CLIPS, Hiding, Privacy
 from fedprox.precision import real_type
 
 
@@ -168,22 +168,13 @@ def private(
 
 
 @dataclass(frozen=True)
-class HiddenClients(Part):
-    """Privacy of clients.
-
-    Attributes:
-        privacy: The setting.
-    """
-
-    privacy: Privacy
+class HiddenClients(Hiding):
+    """Privacy of clients."""
 
     @property
     def keyed(self) -> bool:
         """Whether a round needs a random key: for its noise."""
         return True
-
-    own_noise = True
-    """Whether each sweep point of each method has noise of its own."""
 
     independent = True
     """What other clients have, and how many came, must not show."""

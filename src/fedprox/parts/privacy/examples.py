@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fedprox.algorithms.base import Batch, HParams
 from fedprox.model import Params
 from fedprox.parts.normals import random_key, standard_normals
-from fedprox.parts.part import LocalGradient, Part
+from fedprox.parts.part import LocalGradient
 from fedprox.parts.privacy.clients import EXAMPLES
 from fedprox.parts.privacy.clipped import clipped_sum
-from fedprox.parts.privacy.setting import Privacy
+from fedprox.parts.privacy.setting import Hiding
 
 EXAMPLES_KEY = 0x65786D70
 """Number folded into a tick's random key for the noise that hides examples."""
@@ -63,17 +63,8 @@ class NoisedGradient:
 
 
 @dataclass(frozen=True)
-class HiddenExamples(Part):
-    """Privacy of the examples of clients.
-
-    Attributes:
-        privacy: The setting.
-    """
-
-    privacy: Privacy
-
-    own_noise = True
-    """Whether each sweep point of each method has noise of its own."""
+class HiddenExamples(Hiding):
+    """Privacy of the examples of clients."""
 
     samples_rows = True
     """Each row is drawn on its own, as the accounting of a step says."""

@@ -18,7 +18,7 @@ et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of, require_whole, shown
+from fedprox.parts.part import Columns, Part, Setting
 
 Unit = Literal["client", "example"]
 """What privacy hides: a client with all of its rows, or one row."""
@@ -265,6 +266,35 @@ class Hidden(NamedTuple):
                 "it should be well below that, since publishing one of them as it is has a delta "
                 f"of 1 / {self.number:,}"
             )
+
+
+@dataclass(frozen=True)
+class Hiding(Part):
+    """What privacy of both units is as a part.
+
+    Attributes:
+        privacy: The setting.
+    """
+
+    privacy: Privacy
+
+    own_noise = True
+    """Whether each sweep point of each method has noise of its own."""
+
+    @property
+    def of_rounds(self) -> str:
+        """Noise that is calibrated to the epsilon of all rounds."""
+        return "" if self.privacy.epsilon is None else "the noise of privacy.epsilon"
+
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if delta is too large to mean anything."""
+        del setting
+        check_delta(self.privacy, sizes)
+
+    def measures(self, columns: Columns) -> Mapping[str, float]:
+        """The delta of each epsilon."""
+        del columns
+        return {"delta": self.privacy.delta}
 
 
 def check_delta(privacy: Privacy | None, sizes: NDArray[np.int64]) -> None:
