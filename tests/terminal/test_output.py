@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedprox.errors import printable
 from fedprox.loop import progress
-from fedprox.loop.progress import Progress, showing
+from fedprox.loop.following import Progress, showing
 from fedprox.report.table import table
 from fedprox.terminal.output import safe_stream
 from tests.report.test_report import make_run

@@ -50,9 +50,8 @@ from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.lock import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.progress import Progress
+from fedprox.loop.following import Callback, Progress
 from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee

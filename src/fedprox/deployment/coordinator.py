@@ -60,7 +60,7 @@ from fedprox.parts.faults import Faults
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
 from fedprox.report.directory import DEPLOYMENT
-from fedprox.results.selection import VALIDATION_LOSS
+from fedprox.results.target import VALIDATION_LOSS
 
 T = TypeVar("T")
 

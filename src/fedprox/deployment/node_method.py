@@ -48,7 +48,7 @@ from fedprox.experiment.resolved import BASED, based, method_of, model_of, solve
 from fedprox.experiment.schema import checked, schema_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
-from fedprox.loop.planner import plan_call
+from fedprox.loop.local import plan_call
 from fedprox.model import Model, Params, digest
 from fedprox.parts.compatible import Case, check
 from fedprox.parts.compression import Compression
@@ -56,9 +56,8 @@ from fedprox.parts.faults import Faults
 from fedprox.parts.privacy.accounting import Mechanism, Steps
 from fedprox.parts.robust import Aggregation
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.method import Method
-from fedprox.protocol.protocol import Protocol
+from fedprox.protocol.protocol import Evaluation, Protocol
 from fedprox.report.saved import load_model
 from fedprox.solver import Solver
 

@@ -58,9 +58,8 @@ from fedprox.engine.planning.round_work import RoundWork, drawn_works
 from fedprox.errors import InputError, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.execution import Done, Measuring, RunState, Start, added
-from fedprox.loop.progress import Report
+from fedprox.loop.following import Callback, Report
 from fedprox.loop.train import training
 from fedprox.model import Params
 from fedprox.parts.privacy.setting import delta_warnings

@@ -33,7 +33,7 @@ from fedprox.experiment.sections import (
     TopLevelKeys,
 )
 from fedprox.federation import Federation, require_share
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params
 from fedprox.model.variants import freeze, lora, mixed_precision

@@ -7,7 +7,7 @@ from fedprox.errors import require_one_of
 from fedprox.logs.mlflow import mlflow
 from fedprox.logs.tensorboard import tensorboard
 from fedprox.logs.wandb import wandb
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 
 LOGGERS: dict[str, Callable[..., Callback]] = {
     "tensorboard": tensorboard,

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedprox.errors import InputError, installing, reason
 from fedprox.files.whole import write_whole
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.report.directory import LOG_ID
 from fedprox.report.records import metrics_line
 from fedprox.results.record import Record

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.results.run import Run
 
 TAG = "fedprox.id"

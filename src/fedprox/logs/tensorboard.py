@@ -6,7 +6,7 @@ from typing import Any
 import tomli_w
 
 from fedprox.logs.each_run import OpenRun, hparams_of, load, log_each_run
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.report.directory import file_name
 from fedprox.results.run import Run
 

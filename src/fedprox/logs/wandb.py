@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from fedprox.logs.each_run import OpenRun, load, log_each_run, parameters_of, title
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.results.run import Run
 
 

@@ -18,8 +18,7 @@ from fedprox.algorithms.base import HParams, State
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.round_work import RoundWork, no_work
-from fedprox.loop.own_models import OwnMeasures
-from fedprox.loop.progress import Report
+from fedprox.loop.following import Report
 from fedprox.model import Params
 from fedprox.protocol.method import Method
 
@@ -169,6 +168,25 @@ class RunState(NamedTuple):
     since: Done = Done()
     capacity: Capacity | None = None
     best: Params | None = None
+
+
+class OwnMeasures(NamedTuple):
+    """The measures of clients' own models on their own test rows.
+
+    Attributes:
+        loss: Mean test loss of each client, (clients, points).
+        correct: Number of correct test labels of each client, (clients, points).
+        labels: Number of test labels of each client, (clients,).
+        rows: Number of test rows of each client, (clients,).
+        trained: Whether each client has a model of its own, (clients, points); the others are
+            measured with the global model.
+    """
+
+    loss: NDArray[np.float64]
+    correct: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    trained: NDArray[np.bool_]
 
 
 class SeedExecution(Protocol):

@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.errors import InputError
-from fedprox.loop.execution import Done, Measuring, RunState
-from fedprox.loop.own_models import OwnMeasures
+from fedprox.loop.execution import Done, Measuring, OwnMeasures, RunState
 from fedprox.measures import MEASURES, fairness, mean_error
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
-from fedprox.results.clients import ClientRecord
-from fedprox.results.record import Record
+from fedprox.results.record import ClientRecord, Record
 from fedprox.results.run import Run
 
 Floats = NDArray[np.float64]

@@ -17,11 +17,10 @@ from fedprox.devices.mesh import lane_mesh, replicate
 from fedprox.engine.storage.training_data import check_measured
 from fedprox.errors import naming_arguments, require, shown
 from fedprox.federation import Federation
-from fedprox.loop.callbacks import Callback, check_callbacks
 from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.following import Callback, Progress, check_callbacks
 from fedprox.loop.local import Devices
-from fedprox.loop.progress import Progress
-from fedprox.loop.stage import Stage
+from fedprox.loop.snapshot import Stage
 from fedprox.loop.train import new_runs, training
 from fedprox.model import Model, Params, with_base
 from fedprox.parts.asynchronous import Asynchronous
@@ -35,14 +34,11 @@ from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.parts.time.population import Population
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.method import Method, checked_methods
-from fedprox.protocol.protocol import Protocol, Storage
-from fedprox.protocol.warn import warn_of
+from fedprox.protocol.method import Method, checked_methods, warn_of
+from fedprox.protocol.protocol import Evaluation, Protocol, Storage
 from fedprox.results.record import Record
 from fedprox.results.run import Run
-from fedprox.results.selection import Selection
-from fedprox.results.target import StopAtTarget, Target
+from fedprox.results.target import Selection, StopAtTarget, Target
 from fedprox.solver import Solver
 
 

@@ -29,7 +29,6 @@ from fedprox.engine.epsilon import Spent, noise_of
 from fedprox.engine.planning.round_work import no_work
 from fedprox.errors import InputError, require, shown
 from fedprox.files.arrays import Damaged
-from fedprox.loop.callbacks import Callback, following, pass_on
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.described import describe_comparison, fingerprint
 from fedprox.loop.execution import (
@@ -40,7 +39,7 @@ from fedprox.loop.execution import (
     RunState,
     Start,
 )
-from fedprox.loop.progress import Progress, Report, showing
+from fedprox.loop.following import Callback, Progress, Report, following, pass_on, showing
 from fedprox.loop.records import (
     Counts,
     PendingEvaluation,
@@ -48,14 +47,12 @@ from fedprox.loop.records import (
     client_records_of,
     records_of,
 )
-from fedprox.loop.snapshot import Snapshot
-from fedprox.loop.stage import Stage
+from fedprox.loop.snapshot import Snapshot, Stage
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
-from fedprox.results.clients import checksum_of, client_columns
-from fedprox.results.record import Record
+from fedprox.results.record import Record, checksum_of, client_columns
 from fedprox.results.run import Run
 
 RECORDS_BEHIND = 1
@@ -249,7 +246,9 @@ class SeedRun:
             return None
         self._count_seconds()
         copied = self.now._replace(state=_copy(self.now.state), best=self.best)
-        self.stage = Stage(self.method, self.runs[0], copied, self.done, self)
+        self.stage = Stage(
+            *(self.method, self.runs[0], copied, self.done, self.set_rate, self.client_state)
+        )
         return self.stage
 
     def set_rate(self, rate: float) -> None:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError
 from fedprox.files.lock import locked
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, Stopped
-from fedprox.loop.progress import Progress, Report, showing
+from fedprox.loop.following import Callback, Progress, Report, showing
 from fedprox.loop.simulate import prepare, simulate
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
