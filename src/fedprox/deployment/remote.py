@@ -501,9 +501,10 @@ class RemoteSeed:
         with unknown_liar():
             return sums_of(shown, remote.shapes, declared)
 
-    def measure_own(self, now: RunState) -> None:
+    def measure_own(self, now: RunState) -> dict[str, list[float]]:
         """Nodes do not report measures of single clients."""
         del now
+        return {}
 
     def _not_measured(self, error: InputError) -> None:
         """Log that a secure sum of measures is given up."""

@@ -170,25 +170,6 @@ class RunState(NamedTuple):
     best: Params | None = None
 
 
-class OwnMeasures(NamedTuple):
-    """The measures of clients' own models on their own test rows.
-
-    Attributes:
-        loss: Mean test loss of each client, (clients, points).
-        correct: Number of correct test labels of each client, (clients, points).
-        labels: Number of test labels of each client, (clients,).
-        rows: Number of test rows of each client, (clients,).
-        trained: Whether each client has a model of its own, (clients, points); the others are
-            measured with the global model.
-    """
-
-    loss: NDArray[np.float64]
-    correct: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    trained: NDArray[np.bool_]
-
-
 class SeedExecution(Protocol):
     """Computes the rounds of one seed.
 
@@ -210,8 +191,8 @@ class SeedExecution(Protocol):
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure the evaluated model of a state."""
 
-    def measure_own(self, now: RunState) -> OwnMeasures | None:
-        """Measure the clients' own models; None without any."""
+    def measure_own(self, now: RunState) -> Mapping[str, Sequence[float]]:
+        """Measure the clients' own models, if there are any: by name at each sweep point."""
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint, see `Store.contents`; None without client state."""

@@ -6,8 +6,9 @@ own models of clients: those that they keep, and those after fine-tuning.
 
 import itertools
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,13 +48,13 @@ from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.execution import (
     Done,
     Measuring,
-    OwnMeasures,
     RunState,
     Start,
     by_job,
     faulty_updates,
 )
 from fedprox.loop.following import Progress, Report
+from fedprox.measures import fairness
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
@@ -204,11 +205,11 @@ class OwnModels:
 
     def measure(
         self, state: Any, hparams: HParams, store: Store | None, seed: int, done: int
-    ) -> OwnMeasures:
-        """Measure the clients' own models."""
+    ) -> dict[str, list[float]]:
+        """The measures of clients' own models at each sweep point, by name."""
         model, points = self.method.protocol.model, len(self.method.points)
         params = jax.vmap(self.method.algorithm.server.params)(state)
-        clients, shape = len(self.test.sizes), (len(self.test.sizes), points)
+        shape = len(self.test.sizes), points
         loss, correct = np.full(shape, np.nan), np.zeros(shape)
         trained = np.zeros(shape, bool)
         for block in self._blocks():
@@ -220,8 +221,23 @@ class OwnModels:
             loss[rows[here]] = summed / self.test.sizes[rows[here], None]
             correct[rows[here]] = met
             trained[rows[here]] = np.asarray(own.trained)[here]
-        labels = self.test.labels if model.correct is not None else np.zeros(clients, np.int64)
-        return OwnMeasures(loss, correct, labels, self.test.sizes, trained)
+        at_points = zip(loss.T, correct.T, trained.T, strict=True)
+        measures = [self._summary(*each) for each in at_points]
+        return {name: [each[name] for each in measures] for name in measures[0]}
+
+    def _summary(
+        self, loss: NDArray[Any], correct: NDArray[Any], trained: NDArray[np.bool_]
+    ) -> dict[str, float]:
+        """The measures of a sweep point, from those of clients that have trained or have not."""
+        labels, values = self.method.protocol.test_labels, {"personal_clients": int(trained.sum())}
+        for name, clients in (("personal", trained), ("newcomer", ~trained)):
+            tested = clients & (self.test.sizes > 0)
+            rows, count = self.test.sizes[tested], labels[tested].sum()
+            values[f"{name}_loss"] = loss[tested] @ rows / rows.sum() if len(rows) else math.nan
+            values[f"{name}_accuracy"] = correct[tested].sum() / count if count else math.nan
+        with np.errstate(invalid="ignore"):
+            shares = np.where(trained, correct / labels, math.nan)
+        return {**values, "personal_accuracy_worst": fairness(shares).worst}
 
     def _blocks(self) -> Iterator[NDArray[np.int64]]:
         """The clients in blocks of similar sizes."""
@@ -506,10 +522,10 @@ class LocalSeed:
         begun = self.measured, Done()
         return lambda: begun
 
-    def measure_own(self, now: RunState) -> OwnMeasures | None:
-        """Measure the clients' own models; None without any."""
-        if self.local.own is None:
-            return None
+    def measure_own(self, now: RunState) -> Mapping[str, Sequence[float]]:
+        """Measure the clients' own models, if there are any."""
+        if not self.local.own:
+            return {}
         return self.local.own.measure(now.state, now.hparams, self.store, self.seed, now.round)
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:

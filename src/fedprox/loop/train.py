@@ -41,7 +41,6 @@ from fedprox.loop.execution import (
 )
 from fedprox.loop.following import Callback, Progress, Report, following, pass_on, showing
 from fedprox.loop.records import (
-    Counts,
     PendingEvaluation,
     best_loss,
     client_records_of,
@@ -197,7 +196,6 @@ class SeedRun:
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
         self.spent = Spent(method, start.seed, self.execution.repeated)
-        self.counts = Counts.of(self.protocol)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
         adapt = method.algorithm.adapt
@@ -358,12 +356,11 @@ class SeedRun:
 
     def _record_next(self) -> None:
         """Wait for the oldest pending evaluation, and record it."""
-        oldest, solver = self.pending.popleft(), self.method.solver
+        oldest = self.pending.popleft()
         self.done = oldest.now.since
-        rate = None if solver.schedule is None else solver.factor(max(oldest.now.round - 1, 0))
         spent = self.spent.epsilon(oldest.now.round)
-        records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
-        clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
+        records = records_of(oldest, self.method, self.runs, spent)
+        clients = client_records_of(oldest, self.protocol, len(self.runs))
         known = list[Record]()
         for run, record, by_client in zip(self.runs, records, clients, strict=True):
             run.client_steps = record.total_steps

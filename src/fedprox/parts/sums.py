@@ -1,10 +1,13 @@
 """Sums of a round's messages, of which some may not count."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from numpy.typing import NDArray
 
 from fedprox.precision import real_type
 
@@ -31,9 +34,14 @@ class Screen(Protocol):
     def compares(self) -> bool:
         """Whether the sizes of a round's messages are compared."""
 
-    @property
-    def fails(self) -> bool:
-        """Whether a message that is left out ends the run."""
+    def measures_of(
+        self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """What records say of the messages that were left out, for each run.
+
+        Raises:
+            InputError: If such a message ends the run.
+        """
 
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False

@@ -362,6 +362,12 @@ class Protocol:
         return self.sampled.sample(self.evaluation.rows)
 
     @cached_property
+    def test_labels(self) -> NDArray[np.int64]:
+        """Test labels that evaluations read of each client; 0 for a model without accuracy."""
+        read = self.measured.test
+        return read.labels if self.model.correct else np.zeros_like(read.sizes)
+
+    @cached_property
     def measures(self) -> tuple[str, ...]:
         """The names of all measures that records have."""
         return measures_of(self.model, self.sampled)
