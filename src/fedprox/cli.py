@@ -464,9 +464,10 @@ def _describe_experiment(
     name = str(table.get("name", ""))
     console.print(statistics_table(federation, name, table.get("partition", "")))
     if resolved.population is not None:
+        parts = [each for each in resolved.settings.values() if isinstance(each, Part)]
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model, resolved.methods[0]),
-            *(resolved.solver, experiment.seeds[0], [resolved.compression or Part()]),
+            *(resolved.solver, experiment.seeds[0], parts),
         )
         title = f"{file}: {resolved.methods[0].name}, devices"
         drawn["population"] = population_figure(seconds, hours, title)

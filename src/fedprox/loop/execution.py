@@ -174,7 +174,7 @@ class SeedExecution(Protocol):
     """Computes the rounds of one seed.
 
     Attributes:
-        repeated: Rounds with privacy that were released before an interruption and are repeated.
+        repeated: Rounds that were released before an interruption and are repeated.
         measured: The last measures that this machine's devices compute, perhaps still; None without
             any.
     """

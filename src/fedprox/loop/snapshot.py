@@ -267,9 +267,7 @@ def _shapes_of(method: Method) -> Any:
 
     at_one = algorithm.state_like(protocol.model.shapes)
     state = jax.tree.map(lambda a: shape(points, *a.shape, dtype=a.dtype), at_one)
-    hparams = dict.fromkeys(method.points[0], shape(points))
-    if protocol.privacy is not None:
-        hparams["noise_words"] = shape(points, 2, dtype=np.uint32)
+    hparams = {name: shape(*a.shape, dtype=a.dtype) for name, a in method.values.items()}
     memory, best, by_client = None, None, None
     if algorithm.adapt is not None:
         memory = jax.eval_shape(algorithm.adapt.init, hparams, shape(points))
@@ -365,7 +363,7 @@ class Stage:
 
         Raises:
             InputError: If it is set to a number that is not above 0, after the loop went on or was
-                left, for a solver with a schedule or a decay, or in asynchronous rounds.
+                left, for a solver with a schedule or a decay, or in rounds without a barrier.
         """
         return self._rate
 

@@ -166,16 +166,21 @@ class Method:
         """What a run releases about its clients; None unless privacy hides them."""
         return self.protocol.mechanism(self.algorithm)
 
-    def hparams(self, mesh: Mesh) -> HParams:
-        """The hyperparameters of all sweep points, arrays (points,)."""
-        values: Any = {
+    @cached_property
+    def values(self) -> dict[str, NDArray[Any]]:
+        """The hyperparameters of all sweep points, (points,), and what tells their noise apart."""
+        values: dict[str, NDArray[Any]] = {
             key: np.array([point[key] for point in self.points], real_type())
             for key in self.points[0]
         }
         if any(part.own_noise for part in self.parts):
             words = [noise_words(self.algorithm, self.solver, point) for point in self.points]
             values["noise_words"] = np.stack(words)
-        hparams: HParams = replicate(mesh, values)
+        return values
+
+    def hparams(self, mesh: Mesh) -> HParams:
+        """The same on devices."""
+        hparams: HParams = replicate(mesh, self.values)
         return hparams
 
     def initial_state(self, starts: Sequence[Params], mesh: Mesh) -> State:
