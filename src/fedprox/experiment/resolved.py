@@ -305,6 +305,8 @@ def method_of(
     return algorithm, shown
 
 
+Change = Callable[[Algorithm], Algorithm]
+
 LOCAL = "local"
 """The parameter, and the key, of what another method does, such as IFCA inside a cluster."""
 
@@ -321,34 +323,25 @@ def method_named(table: Mapping[str, Any], where: str) -> tuple[Algorithm, Table
     build, shown = named(others, ALGORITHMS, where, Algorithm, besides=COMPOSED)
     algorithm: Algorithm = build(**{key: local for key, (local, _) in nested.items()})
     shown |= {key: local_table for key, (_, local_table) in nested.items()}
-    for key, compose in COMPOSED.items():
+    for key, change in COMPOSED.items():
         if key in others and key not in shown:
-            algorithm, shown[key] = compose(algorithm, others[key], f"{where}.{key}")
+            changed, shown[key] = change(others[key], f"{where}.{key}")
+            with placed(f"{where}.{key}"):
+                algorithm = changed(algorithm)
     return algorithm, shown
 
 
-def _with_server(algorithm: Algorithm, table: Any, where: str) -> tuple[Algorithm, Table]:
-    """The algorithm with the server rule that a table names, and the whole table."""
+def _server(table: Any, where: str) -> tuple[Change, Table]:
+    """The server rule that a table names, and the whole table."""
     require(isinstance(table, dict), f"{where} = {table!r}; it must be a table")
     rule, shown = named(table, RULES, where, Rule)
-    with placed(where):
-        return algorithm.with_server(rule()), shown
+    return lambda algorithm: algorithm.with_server(rule()), shown
 
 
-def _with_stragglers(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
-    with placed(where):
-        return algorithm.with_stragglers(value), value
-
-
-def _with_average(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
-    with placed(where):
-        return algorithm.with_average(value), value
-
-
-COMPOSED: dict[str, Callable[[Algorithm, Any, str], tuple[Algorithm, Any]]] = {
-    "server": _with_server,
-    "stragglers": _with_stragglers,
-    "average": _with_average,
+COMPOSED: dict[str, Callable[[Any, str], tuple[Change, Any]]] = {
+    "server": _server,
+    "stragglers": lambda value, _: (lambda algorithm: algorithm.with_stragglers(value), value),
+    "average": lambda value, _: (lambda algorithm: algorithm.with_average(value), value),
 }
 """Keys of all methods whose function has no such parameter."""
 

@@ -242,7 +242,7 @@ class TopLevelKeys(Section):
         return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
 
 
-class Experiment(OF_OBJECTS, TopLevelKeys):  # type: ignore[misc]
+class Experiment(OF_OBJECTS, TopLevelKeys):
     """An experiment file: the top-level keys and the sections, also those of `ARGUMENTS`."""
 
     data: Table

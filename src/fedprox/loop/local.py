@@ -229,7 +229,8 @@ class OwnModels:
         self, loss: NDArray[Any], correct: NDArray[Any], trained: NDArray[np.bool_]
     ) -> dict[str, float]:
         """The measures of a sweep point, from those of clients that have trained or have not."""
-        labels, values = self.method.protocol.test_labels, {"personal_clients": int(trained.sum())}
+        labels = self.method.protocol.test_labels
+        values: dict[str, float] = {"personal_clients": int(trained.sum())}
         for name, clients in (("personal", trained), ("newcomer", ~trained)):
             tested = clients & (self.test.sizes > 0)
             rows, count = self.test.sizes[tested], labels[tested].sum()

@@ -160,8 +160,7 @@ def _by_client(
 def _loss_and_correct(measures: Measures) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Loss and correct labels of each client, (clients, points); 0 without test rows."""
     assert measures.by_client
-    loss, correct = measures.by_client
-    loss = np.asarray(loss, np.float64)
+    loss, correct = np.asarray(measures.by_client.loss, np.float64), measures.by_client.correct
     return loss, np.zeros(loss.shape) if correct is None else np.asarray(correct)
 
 

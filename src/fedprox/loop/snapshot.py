@@ -74,8 +74,8 @@ class Snapshot(NamedTuple):
         A comparison always evaluates its last model. The counts of a state are those since the
         record before, as if this one had never been made.
         """
-        for run in self.runs:
-            if run.final.round % protocol.evaluation.every and not self.is_over(protocol):
+        for run in () if self.is_over(protocol) else self.runs:
+            if run.history and run.final.round % protocol.evaluation.every:
                 run.history.pop()
                 run.client_steps = run.final.total_steps
 

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -167,9 +167,9 @@ class Method:
         return self.protocol.mechanism(self.algorithm)
 
     @cached_property
-    def values(self) -> dict[str, NDArray[Any]]:
+    def values(self) -> Mapping[str, Any]:
         """The hyperparameters of all sweep points, (points,), and what tells their noise apart."""
-        values: dict[str, NDArray[Any]] = {
+        values: dict[str, Any] = {
             key: np.array([point[key] for point in self.points], real_type())
             for key in self.points[0]
         }
