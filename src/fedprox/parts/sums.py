@@ -37,11 +37,7 @@ class Screen(Protocol):
     def measures_of(
         self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What records say of the messages that were left out, for each run.
-
-        Raises:
-            InputError: If such a message ends the run.
-        """
+        """What records say of messages that were left out, for each run; an error if one ends it."""
 
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
