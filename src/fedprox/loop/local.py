@@ -365,7 +365,7 @@ MUCH = 2**30
 """Bytes of stored messages from which on a warning is logged."""
 
 
-class Devices:
+class LocalEngine:
     """The devices of a comparison, and the rows on them, which are copied when they are needed."""
 
     def __init__(self, mesh: Mesh, protocol: Protocol, checkpoints: Checkpoints | None) -> None:
@@ -395,7 +395,7 @@ class LocalMethod:
 
     def __init__(
         self,
-        devices: Devices,
+        devices: LocalEngine,
         method: Method,
         start: Start,
         report: Report,

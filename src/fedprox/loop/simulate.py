@@ -19,7 +19,7 @@ from fedprox.errors import naming_arguments, require, shown
 from fedprox.federation import Federation
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.following import Callback, Progress, check_callbacks
-from fedprox.loop.local import Devices
+from fedprox.loop.local import LocalEngine
 from fedprox.loop.snapshot import Stage
 from fedprox.loop.train import new_runs, training
 from fedprox.model import Model, Params, with_base
@@ -292,7 +292,7 @@ def _training(
         begun.require_of(new_runs(compared[0], protocol.seeds[0]), compared[0])
     return training(
         compared,
-        Devices(mesh, protocol, checkpoints),
+        LocalEngine(mesh, protocol, checkpoints),
         runs,
         checkpoints=checkpoints,
         callbacks=callbacks,

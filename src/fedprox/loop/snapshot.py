@@ -110,7 +110,7 @@ class Snapshot(NamedTuple):
         )
 
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Text(BaseModel):
@@ -135,16 +135,16 @@ class Text(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
     settings: dict[str, Any]
-    rounds: Count
+    rounds: Natural
     every: Annotated[int, Field(ge=1)] | None
     interval: Annotated[float, Field(ge=0)] | None
-    round: Count = 0
+    round: Natural = 0
     early: bool = False
     runs: list[Run] = []
-    taken: list[Count] = []
-    empty: Count = 0
-    messages: Count = 0
-    faulty: list[tuple[Count, Count, Count]] = []
+    taken: list[Natural] = []
+    empty: Natural = 0
+    messages: Natural = 0
+    faulty: list[tuple[Natural, Natural, Natural]] = []
     capacity: Capacity | None = None
     clients: list[str] | None = None
 

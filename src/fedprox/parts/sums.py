@@ -37,7 +37,7 @@ class Screen(Protocol):
     def measures_of(
         self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What records say of messages that were left out, for each run; an error if one ends it."""
+        """What records say of messages that were left out, for each run, unless one ends it."""
 
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False

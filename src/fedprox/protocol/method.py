@@ -248,7 +248,7 @@ BLOCK = 2**16
 """Labels that are read together: most data sets have all of their classes in the first block."""
 
 
-NAMED = 5
+CLASSES_NAMED = 5
 """Most classes that a warning names."""
 
 
@@ -319,7 +319,8 @@ def _unseen_classes(protocol: Protocol) -> Iterator[str]:
     classes = np.flatnonzero(unseen)
     if len(classes):
         count = sum(int(unseen[block].sum()) for block in _blocks(protocol, read.test.y))
-        named = ", ".join(map(str, classes[:NAMED])) + (", ..." if len(classes) > NAMED else "")
+        named = ", ".join(map(str, classes[:CLASSES_NAMED]))
+        named += ", ..." * (len(classes) > CLASSES_NAMED)
         yield (
             f"{count:,} of the {int(read.test.labels.sum()):,} test labels that evaluations read "
             f"are of classes that no client has in training ({named}): a model does not learn to "

@@ -132,7 +132,7 @@ MOST_ROUNDS = 10**7
 """Most rounds of a run."""
 
 
-LONGEST = 100
+LONGEST_SETTING = 100
 """Characters after which the text of a setting, such as the speeds of all clients, is replaced by a
 digest."""
 
@@ -562,8 +562,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, np.generic):
         value = value.item()  # the repr of NumPy's numbers includes their type
     text = name_of(value) if callable(value) else repr(value)
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    if len(text) > LONGEST_SETTING:
+        text = f"{text[:LONGEST_SETTING]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
     return {name: text}
 
 

@@ -120,7 +120,7 @@ class Record:
     def __getattr__(self, name: str) -> Any:
         if name in MEASURES:
             return self.measures.get(name, MEASURES[name].missing)
-        raise AttributeError(f"Record: no attribute {name!r}; {choices(name, COLUMNS)}")
+        raise AttributeError(f"Record: no attribute {name!r}; {choices(name, RECORD_COLUMNS)}")
 
     def __eq__(self, other: object) -> bool:
         """Whether all values are the same, also where they are NaN; `by_client` by its checksum."""
@@ -151,7 +151,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """All attributes and measures by their names, also those that were not measured."""
-        return {name: getattr(self, name) for name in COLUMNS}
+        return {name: getattr(self, name) for name in RECORD_COLUMNS}
 
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {figures(self)})"
@@ -165,7 +165,7 @@ class Record:
 OWN = [each.name for each in fields(Record) if each.name != "measures"]
 """The attributes of a record that are no measures."""
 
-COLUMNS = [*OWN[:6], *MEASURES, *OWN[6:]]
+RECORD_COLUMNS = [*OWN[:6], *MEASURES, *OWN[6:]]
 """The attributes of a record but `measures`, whose keys are here themselves."""
 
 LATER = ("empty_rounds", "test_loss")
