@@ -204,7 +204,7 @@ class OwnModels:
         self.tuning = None if steps is None else FineTuning(method, mesh, data, params, steps)
 
     def measure(
-        self, state: Any, hparams: HParams, store: Store | None, seed: int, done: int
+        self, state: Any, hparams: HParams, store: Store, seed: int, done: int
     ) -> dict[str, list[float]]:
         """The measures of clients' own models at each sweep point, by name."""
         model, points = self.method.protocol.model, len(self.method.points)
@@ -256,7 +256,7 @@ class OwnModels:
         state: Any,
         params: Params,
         hparams: HParams,
-        store: Store | None,
+        store: Store,
         seed: int,
         done: int,
     ) -> tuple[NDArray[np.int64], Own]:
@@ -277,7 +277,7 @@ class OwnModels:
         else:
             at, tuned = self.tuning(block, params, first, hparams, seed, done)
         personal = algorithm.personal
-        if personal is None or store is None:
+        if personal is None or store is NO_STORE:
             return at, Own(tuned, jax.numpy.ones((len(at), points), bool))
         own = jax.vmap(jax.vmap(personal.own), in_axes=(0, None))(store.read(at), params)
         # after fine-tuning each client has its own parameters, else all have the server's
@@ -409,16 +409,15 @@ class LocalMethod:
         self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)
         if stores_messages(method):
             _say_stored(method, self.layout.room.slots, start.params)
-        self._first: tuple[Start, Iterator[Call]] | None = start, self._plan(start)
+        self._first = [self._plan(start)]
         report(Progress(method.name, start.seed, start.round, protocol.rounds, phase="compiling"))
         self.programs = Compiler(method, mesh, devices.data, start.params, self.rows.like)
         first = self.programs(self.layout)
         self.evaluate, self.hparams = first.evaluate, self.programs.hparams
         self.compile_seconds, self.memory = first.compile_seconds, first.memory
         self.lane_idle = self.layout.idle
-        self.own: OwnModels | None = None
-        if method.has_own_models:
-            self.own = OwnModels(method, mesh, devices.data, start.params)
+        own = method.has_own_models
+        self.own = OwnModels(method, mesh, devices.data, start.params) if own else None
 
     def _plan(self, start: Start) -> Iterator[Call]:
         """The calls of a seed's remaining rounds, planned ahead in the background."""
@@ -436,21 +435,26 @@ class LocalMethod:
 
     def begin(self, start: Start) -> "LocalSeed":
         """Begin the remaining rounds of a seed."""
-        planned = None
-        if self._first is not None and self._first[0] is start:
-            planned, self._first = self._first[1], None
-        store = self._open_store(start.params)
-        return LocalSeed(self, planned or self._plan(start), store, start.seed)
+        planned = self._first.pop() if self._first else self._plan(start)
+        return LocalSeed(self, planned, self._open_store(start.params), start.seed)
 
-    def _open_store(self, params: Params) -> Store | None:
-        """Open the store of client state; None for a method without client state."""
+    def _open_store(self, params: Params) -> Store:
+        """Open the store of client state."""
         protocol = self.method.protocol
+        if not self.method.algorithm.client.state:
+            return NO_STORE
         client_state = self.method.initial_client_state(params)
-        if client_state is None:
-            return None
         most = protocol.rounds * protocol.cohort.sizes(len(protocol.federation))[-1]
         clients = protocol.ownership.clients
         return open_store(protocol.client_store, client_state, clients, self.devices.mesh, most)
+
+
+def _nothing(*_: Any) -> Any:
+    return None
+
+
+NO_STORE = Store(_nothing, _nothing, _nothing, _nothing, _nothing)
+"""The store of a method without client state."""
 
 
 class LocalSeed:
@@ -459,7 +463,7 @@ class LocalSeed:
     repeated: Sequence[range] = ()  # a round that is repeated has the same noise
 
     def __init__(
-        self, local: LocalMethod, planned: Iterator[Call], store: Store | None, seed: int
+        self, local: LocalMethod, planned: Iterator[Call], store: Store, seed: int
     ) -> None:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
         self.measured: Measures | None = None
@@ -469,11 +473,11 @@ class LocalSeed:
         call, method = next(self.planned), self.local.method
         programs = self.local.programs(call.layout)
         after = self._run_program(programs, call, now)
-        if self.store is not None and call.held is not None:
+        if call.held:
             self.store.write(call.held.clients, after.client_state)
             after = after._replace(client_state=None)  # free the memory
         gamma = None
-        if programs.inexactness is not None and method.protocol.is_recorded(call.done):
+        if programs.inexactness and method.protocol.is_recorded(call.done):
             gamma = self._gamma(programs.inexactness, call, after, now)
         counts = [len(each.jobs.client) for each in call.work]
         planned: Any = sum(int(each.jobs.steps.sum()) for each in call.work)
@@ -500,7 +504,7 @@ class LocalSeed:
     def _run_program(self, programs: Programs, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
         client_state, at = None, None
-        if self.store is not None and call.held is not None:
+        if call.held:
             client_state, at = self.store.read(call.held.clients), call.held.at
         count = np.int32(len(call.work))
         x, y = call.rows
@@ -531,17 +535,15 @@ class LocalSeed:
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint; None without client state."""
-        return self.store.contents() if self.store else None
+        return self.store.contents()
 
     def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Restore the client state of a checkpoint."""
-        if self.store is not None:
-            self.store.restore(saved)
+        self.store.restore(saved)
 
     def close(self) -> None:
         """Free the memory of the client state."""
-        if self.store is not None:
-            self.store.close()
+        self.store.close()
 
 
 def _say_stored(method: Method, slots: int, params: Params) -> None:

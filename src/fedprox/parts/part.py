@@ -189,15 +189,15 @@ class Part:
         del columns
         return {}
 
-    def update_bits(self, params: Params) -> int | None:
-        """Bits of a client's message like some parameters; None if they are not counted."""
+    def update_bits(self, params: Params) -> int:
+        """Bits of a client's message like some parameters; 0 if they are not counted."""
         del params
-        return None
+        return 0
 
-    def download_bits(self, params: Params) -> int | None:
-        """Bits of the model that a client receives; None if it is sent in full."""
+    def download_bits(self, params: Params) -> int:
+        """Bits of the model that a client receives; 0 if it is sent in full."""
         del params
-        return None
+        return 0
 
     def models_a_round(self, per_round: int) -> float:
         """Messages of a round, relative to the clients of a round with a barrier."""

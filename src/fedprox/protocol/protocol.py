@@ -332,15 +332,13 @@ class Protocol:
         events = self.events(algorithm, solver, seed)
         return server_steps(self.asynchronous, events, self.cohort.clients_per_round)
 
-    def message_bits(self, algorithm: Algorithm) -> int | None:
-        """Bits of a client's message of a method; None without compression."""
-        return None if algorithm.pooled else self._update_bits
+    def message_bits(self, algorithm: Algorithm) -> int:
+        """Bits of a client's message of a method, which each record counts; 0 if not counted."""
+        return 0 if algorithm.pooled else self._update_bits
 
     @cached_property
-    def _update_bits(self) -> int | None:
-        """Bits of an update, which each record counts."""
-        bits = (part.update_bits(self.model.shapes) for part in self.parts)
-        return next((each for each in bits if each is not None), None)
+    def _update_bits(self) -> int:
+        return max((part.update_bits(self.model.shapes) for part in self.parts), default=0)
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -512,15 +510,11 @@ def pace_of(
 ) -> Pace:
     """How long each client takes for the rounds of a method."""
     steps = solver.steps_per_epoch(federation.train.sizes)
-    received: float = model.size_bytes
-    sent = None
-    for part in () if algorithm.pooled else parts:
-        if (bits := part.download_bits(model.shapes)) is not None:
-            received = bits / 8
-        if (bits := part.update_bits(model.shapes)) is not None:
-            sent = bits / 8
+    parts = () if algorithm.pooled else parts
+    received = max((part.download_bits(model.shapes) for part in parts), default=0) / 8
+    sent = max((part.update_bits(model.shapes) for part in parts), default=0) / 8
     legs = legs_of(algorithm, algorithm.probed(model.shapes))
-    return population.pace(seed, legs, received, steps, sent)
+    return population.pace(seed, legs, received or model.size_bytes, steps, sent or None)
 
 
 def is_noisy(federation: Federation, model: Model) -> bool:
