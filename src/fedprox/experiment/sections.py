@@ -116,8 +116,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 def _section_of(field: dataclasses.Field[Any]) -> Any:
     """The section of an object of `Protocol`, which may be left out if the field has a default."""
     schema = schema_of(OBJECTS[field.name], **OVERRIDES.get(field.name, {}))
-    sentence, _, _ = DESCRIPTIONS[field.name].partition(". ")
-    given: dict[str, Any] = {"description": f"{sentence.rstrip('.')}."}
+    described = DESCRIPTIONS.get(field.name, "")  # Python's option -OO leaves docstrings out
+    given: dict[str, Any] = {"description": described.partition(". ")[0].rstrip(".") + "."}
     if field.default is None:
         given |= {"default": None}
     elif field.default is not dataclasses.MISSING:
@@ -126,8 +126,11 @@ def _section_of(field: dataclasses.Field[Any]) -> Any:
 
 
 DESCRIPTIONS = descriptions_of(simulate)
+"""What is said of each setting."""
+
 ARGUMENTS = [name for name in OBJECTS if name not in ("federation", "model", "solver", "target")]
 """The sections that describe one object each, an argument of `fedprox.simulate`."""
+
 OF_OBJECTS: Any = create_model(
     "Objects",
     __base__=Section,
