@@ -45,7 +45,6 @@ from fedprox.deployment.processes import Child, running
 from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.trial import free_port, local_nodes
 from fedprox.experiment import parse, resolve
-from fedprox.loop.train import Follow
 
 TURNS = 2
 ROWS = 20
@@ -131,7 +130,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
         server = Coordinator(conversation, experiment, joined, Ledger())
-        (run,) = run_deployment(server, Follow(None, [], None, progress=False))
+        (run,) = run_deployment(server)
         kinds = {
             "node": "fedprox.cli",
             "heartbeat": "deployment.heartbeat",

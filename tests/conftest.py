@@ -94,7 +94,7 @@ def _own_cache(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
-        patch.setattr("fedprox.loop.progress.FIRST_LINE", 3600.0)
+        patch.setattr("fedprox.loop.following.FIRST_LINE", 3600.0)
         # planning 256 rounds takes most of the time of a run whose programs are compiled
         patch.setattr("fedprox.engine.compiled.layout.SAMPLE_ROUNDS", (8, 32))
         use_compilation_cache(programs)

@@ -14,7 +14,7 @@ import optax
 
 import fedprox as fp
 from fedprox.parts import robust
-from fedprox.protocol.protocol import PARTS
+from fedprox.protocol.protocol import OBJECTS
 from tests.objectives import MODEL, federation
 
 FEDERATION = federation()
@@ -164,11 +164,11 @@ def all_settings() -> dict[str, Any]:
     """The type of every setting of `simulate`, where parts have a setting for each field."""
     hints, kinds = get_type_hints(fp.simulate), dict[str, Any]()
     for name in inspect.signature(fp.simulate).parameters:
-        if name in ("federation", "model") or name not in PARTS:
+        if name in ("federation", "model") or name not in OBJECTS:
             kinds[name] = hints[name]
             continue
-        of_part = get_type_hints(PARTS[name])
-        kinds |= {f"{name}.{f.name}": of_part[f.name] for f in dataclasses.fields(PARTS[name])}
+        of_part = get_type_hints(OBJECTS[name])
+        kinds |= {f"{name}.{f.name}": of_part[f.name] for f in dataclasses.fields(OBJECTS[name])}
     return {name: kind for name, kind in kinds.items() if name not in NO_SETTINGS}
 
 
@@ -178,7 +178,7 @@ def tried(setting: str) -> list[Any]:
     given = [case[name] for case in CASES.values() if name in case]
     if not field:
         return given
-    (default,) = (f.default for f in dataclasses.fields(PARTS[name]) if f.name == field)
+    (default,) = (f.default for f in dataclasses.fields(OBJECTS[name]) if f.name == field)
     found = list[Any]()
     for each in given:
         if (value := getattr(each, field)) not in (default, *found):

@@ -36,8 +36,8 @@ from fedprox.errors import InputError, require
 from fedprox.experiment import Experiment, Resolved, load_data, parse, resolve, train
 from fedprox.federation import Federation
 from fedprox.files.whole import locked, write_whole
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, remove_folder, stopping_on_signals
+from fedprox.loop.following import Callback
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory, write_clients, write_figure
 from fedprox.report.page import write_report

@@ -20,7 +20,7 @@ from fedprox.experiment import parse, resolve
 from fedprox.federation import Federation, Rows
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params
-from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import Evaluation
 
 THETAS = np.linspace(-0.2, 1.2, 50)
 LINE, PARENT = "theta w + (1 - theta) w'", "the better of w and w'"

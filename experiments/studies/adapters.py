@@ -37,7 +37,7 @@ from fedprox.devices.cpu import use_cpu_devices
 from fedprox.errors import require
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.model import Model
 from fedprox.model.variants import freeze, lora
 from fedprox.models.bert import bert

@@ -43,11 +43,10 @@ from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, Stopped
-from fedprox.loop.progress import Progress
+from fedprox.loop.following import Callback, Progress
 from fedprox.loop.simulate import rounds, simulate
-from fedprox.loop.stage import Stage
+from fedprox.loop.snapshot import Stage
 from fedprox.measures import Fairness, fairness
 from fedprox.metrics import Metric
 from fedprox.model import Model
@@ -61,18 +60,16 @@ from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import Evaluation
 from fedprox.report.compare import Difference
 from fedprox.report.directory import save
 from fedprox.report.figure import figure
 from fedprox.report.records import records
 from fedprox.report.saved import load_model, load_weights, save_model, save_weights
 from fedprox.report.table import table
-from fedprox.results.clients import ClientRecord
-from fedprox.results.record import Record
+from fedprox.results.record import ClientRecord, Record
 from fedprox.results.run import Run
-from fedprox.results.selection import Selection
-from fedprox.results.target import Target
+from fedprox.results.target import Selection, Target
 from fedprox.runner import run
 from fedprox.solver import Solver, line_search_descent
 from fedprox.studies.results import Study, StudyTable

@@ -54,7 +54,6 @@ from fedprox.experiment import (
     read_table,
     resolve,
     run_study_file,
-    settings_of,
     train,
 )
 from fedprox.files.whole import write_whole
@@ -341,7 +340,7 @@ def show_privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataD
     for line in delta_warnings(resolved.privacy, sizes):
         warnings.warn(line, stacklevel=users_level())
     with Bar("accounting"):
-        protocol = Protocol(**settings_of(experiment, resolved), seeds=tuple(experiment.seeds))
+        protocol = Protocol(**resolved.settings, seeds=tuple(experiment.seeds))
         methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
         page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
     console.print(page)
@@ -451,9 +450,10 @@ def describe_data(
     of_paper = str(table.get("name", "")), table.get("partition", "")
     console.print(statistics_table(federation, *of_paper))
     if described and resolved.population:  # for the first method and seed
+        parts = [each for each in resolved.settings.values() if isinstance(each, Part)]
         seconds, hours = work_seconds(
             *(resolved.population, federation, resolved.model, resolved.methods[0]),
-            *(resolved.solver, experiment.seeds[0], [resolved.compression or Part()]),
+            *(resolved.solver, experiment.seeds[0], parts),
         )
         title = f"{file}: {resolved.methods[0].name}, devices"
         drawn["population"] = population_figure(seconds, hours, title)

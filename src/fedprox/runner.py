@@ -5,8 +5,8 @@ from pathlib import Path
 
 from fedprox.errors import require
 from fedprox.experiment import parse, read_study, read_table, resolve, run_study_file, train
-from fedprox.loop.callbacks import Callback, check_callbacks
 from fedprox.loop.checkpoint import Checkpoints
+from fedprox.loop.following import Callback, check_callbacks
 from fedprox.report.directory import RunDirectory, write_results
 from fedprox.results.run import Run
 from fedprox.studies.run import Place

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.loop import own_models
+from fedprox.loop import local
 from tests.quadratics import Vector, one_run, quadratic_model, random_quadratics
 
 CLIENTS, D = 5, 3
@@ -112,7 +112,7 @@ def test_clients_that_have_not_taken_part_are_counted_apart(
     lam = 0.7
     first = trained(fp.ditto(lam=lam), 1, cohort=SOME)
     for block in (2, 64):  # which does not divide the clients, or exceeds them
-        monkeypatch.setattr(own_models, "BLOCK", block)
+        monkeypatch.setattr(local, "BLOCK", block)
         run = trained(fp.ditto(lam=lam), 2, cohort=SOME)
         record, last = run.final, np.asarray(run.params, float)
         own: dict[int, Vector] = {}
@@ -174,7 +174,7 @@ def test_fine_tuning_takes_local_steps_from_the_last_model(
     w = np.asarray(plain.params, float)
     expected = np.mean([loss(k, after_steps(k, w)) for k in range(CLIENTS)])
     for block in (2, 64):
-        monkeypatch.setattr(own_models, "BLOCK", block)
+        monkeypatch.setattr(local, "BLOCK", block)
         run = trained(fp.feddyn(alpha=1.0), 3, solver, cohort=SOME, evaluation=evaluation)
         np.testing.assert_array_equal(run.params, plain.params)
         assert run.final.personal_loss == pytest.approx(expected, rel=1e-4)

@@ -24,7 +24,6 @@ from fedprox.deployment.wire import NamedArrays, pack_arrays, unpack_arrays
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.train import Follow
 from fedprox.results.run import Run
 
 TABLE: dict[str, Any] = {
@@ -297,7 +296,7 @@ def deployed(
     conversation.network = network
     experiment = parse("test", dict(table))
     server = Coordinator(conversation, experiment, joined, ledger or Ledger(run="run1"))
-    return run_deployment(server, Follow(checkpoints, [], None, progress=False))
+    return run_deployment(server, checkpoints=checkpoints)
 
 
 def simulated(table: Mapping[str, Any]) -> list[Run]:

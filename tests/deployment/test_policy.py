@@ -21,7 +21,7 @@ from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, parcel_of, unpack_answer, unpack_arrays
 from fedprox.errors import InputError
-from fedprox.experiment.messages import Section
+from fedprox.experiment.schema import Section
 from fedprox.federation import Federation
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import EVERYTHING, changed, deployed, table_of, vector

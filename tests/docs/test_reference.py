@@ -17,7 +17,7 @@ from fedprox.algorithms.server import RULES
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
-from fedprox.experiment.messages import table_of
+from fedprox.experiment.schema import table_of
 from fedprox.parts.compatible import ROWS
 from fedprox_docs import commands, compatible, keys, methods, offline, outputs
 from fedprox_docs.keys import to_markdown

@@ -10,7 +10,7 @@ from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT_FILE, LOGS, NODES, RESULTS, RunDirectory
 from fedprox.report.live import FILES
-from fedprox.results.record import COLUMNS
+from fedprox.results.record import RECORD_COLUMNS
 
 NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network", "measured"}
 PRIVACY = {"epsilon", "delta"}
@@ -84,7 +84,7 @@ def test_the_page_lists_every_key_of_the_client_records(directory: Path) -> None
 
 def test_records_have_the_keys_that_the_page_says(directory: Path) -> None:
     line = json.loads((directory / "metrics.jsonl").read_text().partition("\n")[0])
-    fields = set(COLUMNS) - {"hparams", "metrics", "by_client", "by_client_checksum"}
+    fields = set(RECORD_COLUMNS) - {"hparams", "metrics", "by_client", "by_client_checksum"}
     optional = set(listed("`metrics.jsonl`"))
     assert fields - optional < line.keys() <= fields | {"mu"}
     assert optional - line.keys() == {

@@ -11,7 +11,7 @@ from fedprox import cli
 from fedprox.algorithms.server import RULES
 from fedprox.experiment import CATALOGUES, Experiment, Key, keys, keys_of, parse
 from fedprox.experiment.listing import as_toml, plain
-from fedprox.experiment.messages import table_of
+from fedprox.experiment.schema import table_of
 from fedprox.experiment.sections import HEADERS, NAMED
 from fedprox.files.toml import parse_toml
 from tests.test_cli import SMALL

@@ -48,7 +48,7 @@ from fedprox import (
 from fedprox.files.arrays import write_arrays
 from fedprox.loop import snapshot
 from fedprox.loop.checkpoint import stopping_on_signals
-from fedprox.loop.progress import Progress
+from fedprox.loop.following import Progress
 from fedprox.loop.snapshot import check_file, read_file, write_file
 from fedprox.protocol.protocol import Storage
 from fedprox.report.records import metrics_line

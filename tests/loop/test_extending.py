@@ -200,7 +200,7 @@ def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
     options = ONE | {"privacy": privacy, "cohort": Cohort(CLIENTS)}  # fast to account for
     train([fedavg()], Checkpoints(tmp_path), **options | {"rounds": 4})
     for rounds in (3, 11):
-        line = f"noise of privacy.epsilon for 4 rounds; rounds = {rounds} would have needed other"
+        line = f"noise of privacy.epsilon for 4 rounds; rounds = {rounds} would have needed another"
         with pytest.raises(InputError, match=line):
             train([fedavg()], Checkpoints(tmp_path, resume=True), **options | {"rounds": rounds})
 

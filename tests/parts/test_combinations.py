@@ -17,7 +17,7 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.protocol.protocol import PARTS
+from fedprox.protocol.protocol import OBJECTS
 from tests.catalogue import VARIANTS
 from tests.settings import all_settings, half, halves, never, tried
 from tests.variants import mostly_slow
@@ -213,7 +213,7 @@ Case = tuple[str, tuple[tuple[str, Any], ...]]
 def test_every_setting_is_tried() -> None:
     assert VALUES.keys() <= SETTINGS.keys()
     assert [name for name, values in SETTINGS.items() if not values] == []
-    assert {name.partition(".")[0] for name in (*NEEDED, *OF_PARTS)} <= {*PARTS, "stop_at_target"}
+    assert {name.partition(".")[0] for name in (*NEEDED, *OF_PARTS)} <= {*OBJECTS, "stop_at_target"}
 
 
 def arguments(case: Case, folder: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def arguments(case: Case, folder: str) -> dict[str, Any]:
             found[part] = {**found.get(part, OF_PARTS.get(part, {})), field: value}
         else:
             found[part] = value
-    for part, kind in PARTS.items():
+    for part, kind in OBJECTS.items():
         if isinstance(found.get(part), dict):
             found[part] = kind(**found[part])
     if found.pop("checkpoints", False):

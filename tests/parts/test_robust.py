@@ -208,7 +208,7 @@ def test_noise_differs_from_client_to_client_and_repeats() -> None:
 def test_labels_are_flipped_of_the_attackers_alone() -> None:
     federation = fp.datasets.synthetic(clients=6)
     attack = fp.Attack("label-flip", share=0.5)
-    flipped, attacks = attack.flipped(federation), attack.clients(6)
+    flipped, attacks = attack.data(federation), attack.clients(6)
     assert attacks.sum() == 3
     for k in range(6):
         part = slice(*federation.train.offsets[k : k + 2])

@@ -1,9 +1,14 @@
-"""The engine knows no part by name, and a part's numbers reach the clients."""
+"""The engine and the loop know no part by name, and a part's numbers reach the clients.
 
+A setting is described once, by the parameter of `simulate` and a field of `Protocol`.
+"""
+
+import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +18,13 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.algorithms.base import Algorithm, ClientContext, Solution
+from fedprox.experiment.schema import descriptions_of
 from fedprox.parts.part import Columns, Part, Setting
 from fedprox.protocol.protocol import Protocol
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
 
-ENGINE = Path(fp.__file__).parent / "engine"
+SOURCE = Path(fp.__file__).parent
+ENGINE = SOURCE / "engine"
 
 STEMS = (
     *("asynchron", "attack", "codec", "compress", "coding", "dishonest", "fault", "hidden"),
@@ -41,6 +48,58 @@ def test_words_are_found_within_names() -> None:
 def test_the_engine_names_no_part(room: str) -> None:
     for path in (ENGINE / room).glob("*.py"):
         assert not words_of_parts(path.read_text()), path
+
+
+def test_the_loop_names_no_part() -> None:
+    for path in (SOURCE / "loop").glob("*.py"):
+        text = path.read_text()
+        if path.name == "simulate.py":  # which describes the settings
+            text = text.replace(inspect.getsource(inspect.unwrap(fp.simulate)), "")
+            text = re.sub(r"from fedprox\.parts\..*", "", text)
+        assert set(words_of_parts(text)) <= {"faulty"}, path  # a measure that all records may have
+
+
+NAMED_BY = {
+    "attack": 0,
+    "faults": 2,  # nodes screen always
+    "compression": 4,  # nodes code what they send, and say how
+    "aggregation": 2,  # nodes send factors or products
+    "asynchronous": 1,  # a deployment's clock is real
+}
+"""Settings that are parts, and how many other files outside of `parts` read them by name."""
+
+
+@pytest.mark.parametrize("setting", NAMED_BY)
+def test_a_setting_is_described_once(setting: str) -> None:
+    described = {SOURCE / "loop/simulate.py", SOURCE / "protocol/protocol.py"}
+    naming = {
+        path
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] not in ("parts", "algorithms")
+        and re.search(rf"\b{setting}\b(?! rounds)", code_of(path))
+    }
+    assert described <= naming
+    assert len(naming - described) == NAMED_BY[setting], naming - described
+
+
+def code_of(path: Path) -> str:
+    """The code of a file, without its docstrings, comments and imports of other names."""
+    code = re.sub(r'r?"""[\s\S]*?"""', "", path.read_text())
+    return re.sub(r"#.*|^(from|import) .*", "", code, flags=re.MULTILINE)
+
+
+def test_the_fields_of_a_protocol_are_parameters_of_simulate() -> None:
+    parameters = inspect.signature(fp.simulate).parameters
+    fields = {each.name: each for each in dataclasses.fields(Protocol)}
+    of_one_call = {"methods", "seed", "devices", "checkpoints", "callbacks", "on_progress"}
+    assert parameters.keys() - {"progress"} - of_one_call == fields.keys() - {"seeds"}
+    hints, described = get_type_hints(fp.simulate), descriptions_of(fp.simulate)
+    for name in fields.keys() - {"seeds"}:
+        missing = fields[name].default is dataclasses.MISSING
+        default = inspect.Parameter.empty if missing else fields[name].default
+        assert parameters[name].default == default, name
+        assert hints[name] in (get_type_hints(Protocol)[name], Any | None), name
+        assert described[name]
 
 
 class Numbered(Part):

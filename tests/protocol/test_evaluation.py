@@ -9,7 +9,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
-from fedprox.protocol.evaluation import Evaluation
+from fedprox.protocol.protocol import Evaluation
 from tests.test_cli import SMALL, status
 
 OLD = {

@@ -8,7 +8,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.progress import Progress
+from fedprox.loop.following import Progress
 from fedprox.report import live
 from fedprox.report.directory import RunDirectory
 from fedprox.report.live import PAGE_EVERY, PROMETHEUS, STATUS, STOP, Live, status_lines

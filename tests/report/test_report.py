@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import jax
@@ -21,8 +21,9 @@ import tomli_w
 from rich.console import Console
 
 import fedprox as fp
-from fedprox.diagnostics import clients
+from fedprox.devices import programs
 from fedprox.diagnostics.clients import client_measures
+from fedprox.engine.compiled import row_sums
 from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
 from fedprox.measures import Measure, measure_of
@@ -179,13 +180,12 @@ def test_a_figure_of_the_same_run_has_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "ROWS", 64)
+    monkeypatch.setattr(row_sums, "ROWS", 64)
     federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=8)
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
-    programs = cast("Any", clients._summed)._cache_size
-    before = programs()
+    programs.KEPT.clear()
     for seed in range(2):
         params = model.init(jax.random.key(seed))
         found = client_measures(federation, model, params)["test_accuracy"]
@@ -193,7 +193,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
             x, y = federation.test.client(k)
             guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
             assert found[k] == pytest.approx(np.mean(guesses == y))
-    assert programs() == before + 1  # one program for all runs
+    assert len(programs.KEPT) == 1  # one program for all runs
 
 
 def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.measures import AXES, DRAWN, MEASURES, OPTIONAL
-from fedprox.results.record import COLUMNS, Record
+from fedprox.results.record import RECORD_COLUMNS, Record
 
 
 def record(**measures: object) -> Record:
@@ -36,7 +36,7 @@ def test_an_unknown_name_is_an_error_that_names_those_that_exist() -> None:
 
 def test_a_record_as_a_table_has_all_columns_in_their_order() -> None:
     table = record(train_loss=2.0).as_dict()
-    assert list(table) == COLUMNS
+    assert list(table) == RECORD_COLUMNS
     assert set(MEASURES) < set(table)
     assert table["hparams"] == {"mu": 1.0}
 

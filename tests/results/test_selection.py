@@ -29,7 +29,7 @@ from fedprox import (
     scaffold,
     table,
 )
-from fedprox.results.selection import Best
+from fedprox.results.target import Best
 from tests.byhand import START
 from tests.loop.test_checkpoint import in_goes, killed_after, same, train
 from tests.quadratics import quadratic_model

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from fedprox.errors import printable
-from fedprox.loop import progress
-from fedprox.loop.progress import Progress, showing
+from fedprox.loop import following
+from fedprox.loop.following import Progress, showing
 from fedprox.report.table import table
 from fedprox.terminal import safe_stream
 from tests.report.test_report import make_run
@@ -86,8 +86,8 @@ def test_a_log_gets_lines_and_a_short_run_none(monkeypatch: pytest.MonkeyPatch) 
     with showing(True) as report:
         report(NOW)
     assert log.getvalue() == ""
-    monkeypatch.setattr(progress, "FIRST_LINE", 0.01)
-    monkeypatch.setattr(progress, "NEXT_LINE", 0.01)
+    monkeypatch.setattr(following, "FIRST_LINE", 0.01)
+    monkeypatch.setattr(following, "NEXT_LINE", 0.01)
     with showing(True) as report:
         report(NOW._replace(phase="compiling"))
         until(lambda: "fedprox mu=1, seed 0: compiling\n" in log.getvalue())

@@ -11,7 +11,7 @@ from fedprox.algorithms.server import RULES
 from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, SCHEDULES, Experiment, Key, keys, keys_of
 from fedprox.experiment.listing import rows_of
-from fedprox.experiment.messages import table_of
+from fedprox.experiment.schema import table_of
 from fedprox.experiment.sections import HEADERS
 
 OWN = {

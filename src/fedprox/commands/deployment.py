@@ -50,10 +50,8 @@ from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.whole import locked
 from fedprox.jax_internals import require_backend
 from fedprox.logs import loggers_of
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.progress import Progress
-from fedprox.loop.train import Follow
+from fedprox.loop.following import Callback, Progress
 from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.report.directory import CHECKPOINTS, NODES, RunDirectory
 from fedprox.report.privacy import guarantee
@@ -167,8 +165,12 @@ def deploy(
             callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
         ) -> list[Run]:
             before, after = Callback(on_record=write_ledger), Callback(on_record=show)
-            follow = Follow(checkpoints, [before, *callbacks, after], on_progress, progress=False)
-            return run_deployment(server, follow)
+            return run_deployment(
+                server,
+                checkpoints=checkpoints,
+                callbacks=[before, *callbacks, after],
+                on_progress=on_progress,
+            )
 
         resolved = server.resolved
         runs = train_into(console, directory, train_methods, resolved, checkpoints, loggers)

@@ -18,8 +18,8 @@ from fedprox.devices.cpu import use_cpu_devices
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.jax_internals import require_backend
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
+from fedprox.loop.following import Callback
 from fedprox.report.directory import RunDirectory, write_results
 from fedprox.report.live import Live, clean_up
 from fedprox.report.table import notes_on, table, warnings_on

@@ -44,15 +44,13 @@ from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
 from fedprox.engine.epsilon import LocalSteps, noise_of
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
-from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import (
     Resolved,
     method_of,
     resolve_with,
-    settings_of,
     solver_of,
 )
-from fedprox.experiment.sections import Experiment
+from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.model import Params, digest
@@ -63,7 +61,7 @@ from fedprox.precision import require_single
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
 from fedprox.report.directory import DEPLOYMENT_FILE
-from fedprox.results.selection import VALIDATION_LOSS
+from fedprox.results.target import VALIDATION_LOSS
 
 T = TypeVar("T")
 
@@ -186,14 +184,14 @@ def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securin
     resolved = resolve_with(experiment, lambda: (federation, data))
     secure = _securing(experiment, resolved, [each.name for each in joined.descriptions])
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
-        resolved = resolved._replace(faults=FINITE)
+        resolved.settings["faults"] = FINITE
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
     solvers = [method.solver(resolved.solver) for method in resolved.methods]
     if "gradients" not in experiment.evaluation.model_fields_set:
         # they cost an upload of the model's size: measured only if asked for, or needed for gamma
         gradients = any(solver.gamma is not None for solver in solvers)
         resolved.table["evaluation"]["gradients"] = gradients
-        resolved = resolved._replace(evaluation=replace(resolved.evaluation, gradients=gradients))
+        resolved.settings["evaluation"] = replace(resolved.evaluation, gradients=gradients)
     for method, solver in zip(resolved.methods, solvers, strict=True):
         check_case(Case(resolved, method, solver, "deployment", secure is not None))
     if resolved.privacy is not None:
@@ -282,7 +280,7 @@ class Coordinator:
         require_single("a deployment")
         self.conversation, self.joined, self.ledger = conversation, joined, ledger
         self.resolved, self.secure = _resolved(experiment, joined)
-        settings = settings_of(experiment, self.resolved) | {"client_store": "auto"}
+        settings = self.resolved.settings | {"client_store": "auto"}
         protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
         self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol

@@ -12,8 +12,8 @@ from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.messages import Section, Table, check
 from fedprox.experiment.resolved import limited, load_data
+from fedprox.experiment.schema import Section, Table, checked
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 
@@ -130,7 +130,7 @@ def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
     """Read a file, and make some of its values paths."""
     table = read_toml(path)
     try:
-        file = check(kind, table, headers=NODE_HEADERS)
+        file = checked(kind, table, headers=NODE_HEADERS)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     absolute = {key: str(path.absolute().parent / getattr(file, key)) for key in paths}

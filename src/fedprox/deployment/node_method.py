@@ -44,11 +44,11 @@ from fedprox.engine.planning.reads import Exchange
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import check as check_table
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
-from fedprox.experiment.sections import CompressionSection, SolverSection
+from fedprox.experiment.schema import checked, schema_of
+from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
-from fedprox.loop.planner import plan_call
+from fedprox.loop.local import plan_call
 from fedprox.model import Model, Params, digest
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
@@ -56,9 +56,8 @@ from fedprox.parts.faults import Faults
 from fedprox.parts.privacy.accounting import Mechanism
 from fedprox.parts.robust import Aggregation
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
 from fedprox.protocol.method import Method
-from fedprox.protocol.protocol import Protocol
+from fedprox.protocol.protocol import Evaluation, Protocol
 from fedprox.report.saved import load_model
 from fedprox.solver import Solver
 
@@ -402,7 +401,7 @@ def methods_on_node(
     setup: Setup, federation: Federation, model: Model, measured_rows: int | None
 ) -> tuple[Algorithm, Method, Method]:
     """A method as the library has it, that which trains on a node, and that evaluated there."""
-    section = check_table(SolverSection, setup.solver, "solver")
+    section = checked(SolverSection, setup.solver, "solver")
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
     compression = privacy = None
@@ -411,7 +410,7 @@ def methods_on_node(
     elif setup.private_steps is not None:
         privacy = setup.private_steps.setting
     if setup.compression is not None:
-        check_table(CompressionSection, setup.compression, "compression")
+        checked(schema_of(Compression), setup.compression, "compression")
         compression = Compression(**setup.compression)
     share = setup.clients_per_round * len(federation) / setup.clients
     protocol = Protocol(

@@ -20,7 +20,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.wire import PrivateRounds, Securing, Setup, required
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
-from fedprox.experiment.messages import Section, Table
+from fedprox.experiment.schema import Section, Table
 from fedprox.models import MODELS
 from fedprox.parts.privacy.accounting import (
     Composed,

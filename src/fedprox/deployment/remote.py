@@ -60,21 +60,25 @@ from fedprox.errors import InputError, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
 from fedprox.loop.execution import Done, Measuring, RunState, Start, added
-from fedprox.loop.progress import Report
-from fedprox.loop.train import Follow, train
+from fedprox.loop.following import Callback, Report
+from fedprox.loop.train import training
 from fedprox.model import Params
 from fedprox.parts.privacy.setting import delta_warnings
 from fedprox.protocol.method import Method
 from fedprox.results.run import Run
 
 
-def run_deployment(server: Coordinator, follow: Follow) -> list[Run]:
-    """Train the methods of an experiment on the nodes that have joined."""
+def run_deployment(
+    server: Coordinator, callbacks: Sequence[Callback] = (), **follow: Any
+) -> list[Run]:
+    """Train the methods of an experiment on the nodes that have joined; `follow` as `training`."""
     protocol = server.protocol
     for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
         warnings.warn(line, stacklevel=users_level())
-    follow = follow._replace(callbacks=[described_by(server.resolved), *follow.callbacks])
-    return train(protocol, server.methods, Nodes(server), follow)
+    callbacks, runs = [described_by(server.resolved), *callbacks], list[Run]()
+    for _ in training(server.methods, Nodes(server), runs, callbacks=callbacks, **follow):
+        pass
+    return runs
 
 
 def without_updates(runs: Sequence[Run], server: Coordinator) -> list[str]:
@@ -488,9 +492,10 @@ class RemoteSeed:
             check_sums(shown, declared)
         return shown
 
-    def measure_own(self, now: RunState) -> None:
+    def measure_own(self, now: RunState) -> dict[str, list[float]]:
         """Nodes do not report measures of single clients."""
         del now
+        return {}
 
     def _not_measured(self, error: InputError) -> None:
         """Log that a secure sum of measures is given up."""

@@ -20,9 +20,8 @@ from fedprox.deployment.network import Network
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.deployment.processes import Child, running, tail
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.read import DEPLOYED
 from fedprox.experiment.resolved import BASED, existing
-from fedprox.experiment.sections import Experiment
+from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.toml import parse_toml
 from fedprox.files.whole import write_private, write_whole
 from fedprox.models import MODELS

@@ -30,7 +30,7 @@ from pydantic import (
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
-from fedprox.experiment.messages import Table
+from fedprox.experiment.schema import Table
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS

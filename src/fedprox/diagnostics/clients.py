@@ -7,16 +7,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.devices.programs import jit_once
+from fedprox.engine.compiled.row_sums import row_totals
 from fedprox.errors import require
-from fedprox.features import Features, index_of, look_up, with_index
-from fedprox.federation import Federation, Rows
-from fedprox.metrics import metric_value, terms_of
-from fedprox.model import Model, Params, check_params, labels_met, losses_of, with_base
+from fedprox.federation import Federation
+from fedprox.metrics import metric_value
+from fedprox.model import Model, Params, check_params
 from fedprox.model.check import check_model
-from fedprox.precision import in_shape, real_type
-
-ROWS = 512
-"""Rows on the device at once, so that its memory does not limit the federation."""
+from fedprox.precision import real_type
 
 Values = NDArray[np.float64]
 
@@ -105,7 +103,7 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
     by_client: dict[str, Values] = {}
     overall: dict[str, float] = {}
     for kind, rows in (("train", federation.train), ("test", federation.test)):
-        sums = _sums(model, params, rows)
+        sums = row_totals(model, params, rows)
         by_client |= _measures(model, kind, sums, rows.sizes, rows.labels)
         total = jax.tree.map(lambda a: a.sum(axis=0, keepdims=True), sums)
         counts = (np.array([count.sum()]) for count in (rows.sizes, rows.labels))
@@ -149,9 +147,9 @@ def client_measures(federation: Federation, model: Model, params: Params) -> dic
     [0.625, 4.0]
     """
     test, train = federation.test, federation.train
-    measures = _measures(model, "test", _sums(model, params, test), test.sizes, test.labels)
+    measures = _measures(model, "test", row_totals(model, params, test), test.sizes, test.labels)
     if model.metrics:
-        sums = _sums(model, params, train)
+        sums = row_totals(model, params, train)
         measures |= _measures(model, "train", sums, train.sizes, train.labels)
         del measures["train_loss"]
     return measures
@@ -164,7 +162,7 @@ def _measures(
     rows: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> dict[str, Values]:
-    """Loss, accuracy of test rows, and metrics, from the sums of `_summed` over groups of rows."""
+    """Loss, accuracy of test rows, and metrics, from the `row_totals` of groups of rows."""
     measures = {f"{kind}_loss": _ratio(sums["loss"], rows)}
     if kind == "test":
         met = sums.get("correct")
@@ -172,53 +170,13 @@ def _measures(
         measures["test_accuracy"] = unknown if met is None else _ratio(met, labels)
     for name, metric in model.metrics.items():
         rounded = jax.tree.map(lambda a: a.astype(real_type()), sums["metrics"][name])
-        values = jax.jit(jax.vmap(partial(metric_value, name, metric)))(rounded)
+        values = jit_once(jax.vmap(partial(metric_value, name, metric)))(rounded)
         measures[f"{kind}_{name}"] = np.where(rows > 0, np.asarray(values, float), np.nan)
     return measures
 
 
 def _ratio(sums: Values, counts: NDArray[np.int64]) -> Values:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-def _sums(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
-    """The sums of `_summed` over each client's rows: float64, leaves (clients, ...)."""
-    clients, index = len(rows.sizes), index_of(rows.x)
-    owner = np.repeat(np.arange(clients), rows.sizes)
-    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
-    width = max(1, min(ROWS, len(rows)))
-    summed = partial(_summed, with_base(model, None), model.base)
-    like = jax.eval_shape(
-        summed,
-        params,
-        with_index(shared, in_shape((width, *index.shape[1:]), index.dtype)),
-        in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
-        in_shape((width,), np.int32),
-    )
-    sums = jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), like)
-    for start in range(0, len(rows), width):
-        # the last slice is as wide as the others, so that one program serves all
-        begin = min(start, len(rows) - width)
-        at = slice(begin, begin + width)
-        here, place = np.unique(owner[at], return_inverse=True)
-        place[: start - begin] = width  # rows of the slice before are dropped
-        part = summed(params, with_index(shared, index[at]), rows.y[at], place)
-        for total, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
-            total[here] += np.asarray(of_slice)[: len(here)]
-    return sums
-
-
-@partial(jax.jit, static_argnums=0)
-def _summed(
-    model: Model, base: Any, params: Params, x: Features, y: jax.Array, place: jax.Array
-) -> dict[str, Any]:
-    """Losses, labels met and metrics' terms of rows (B, ...), summed by place, leaves (B, ...)."""
-    model = with_base(model, base)
-    outputs = model.apply(params, look_up(x, index_of(x)))
-    by_row = {"loss": losses_of(model, outputs, y), "metrics": terms_of(model.metrics, outputs, y)}
-    if model.correct is not None:
-        by_row["correct"] = labels_met(model, outputs, y).reshape(len(y), -1).sum(axis=1)
-    return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
 
 
 def models_of(stacked: Params) -> list[Params]:

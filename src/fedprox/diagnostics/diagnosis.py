@@ -28,14 +28,13 @@ from fedprox.diagnostics import (
 )
 from fedprox.errors import require, require_whole
 from fedprox.federation import Federation, no_rows
-from fedprox.loop.progress import Progress
+from fedprox.loop.following import Progress
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params, fitted_params
 from fedprox.parts.population import Population
 from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.protocol import check_parts, initial_params
+from fedprox.protocol.protocol import Evaluation, check_objects, initial_params
 from fedprox.results.run import Run
 from fedprox.solver import Solver
 
@@ -361,7 +360,7 @@ def diagnose(
         >>> diagnosis.suggested_mu in MUS, diagnosis.theory_mu is None
         (True, True)
     """
-    check_parts(
+    check_objects(
         federation=federation,
         model=model,
         solver=solver,

@@ -1,10 +1,16 @@
 """Experiment files: TOML in, checked, resolved to objects."""
 
 from fedprox.experiment.listing import CATALOGUES, Key, help_sections, keys
-from fedprox.experiment.read import DEPLOYED, apply_setting, parse, read_experiment, read_table
-from fedprox.experiment.resolved import Resolved, load_data, resolve, settings_of, train
+from fedprox.experiment.resolved import Resolved, load_data, resolve, train
 from fedprox.experiment.schema import OPTIMIZERS, SCHEDULES, keys_of
-from fedprox.experiment.sections import Experiment
+from fedprox.experiment.sections import (
+    DEPLOYED,
+    Experiment,
+    apply_setting,
+    parse,
+    read_experiment,
+    read_table,
+)
 from fedprox.experiment.study import StudyFile, read_study, run_study_file
 
 __all__ = [
@@ -27,6 +33,5 @@ __all__ = [
     "read_table",
     "resolve",
     "run_study_file",
-    "settings_of",
     "train",
 ]

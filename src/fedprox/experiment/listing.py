@@ -11,8 +11,7 @@ from pydantic.fields import FieldInfo
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.server import RULES
 from fedprox.datasets import DATASETS, literals
-from fedprox.experiment.messages import allowed_values, table_of, type_of
-from fedprox.experiment.schema import keys_of
+from fedprox.experiment.schema import allowed_values, keys_of, table_of, type_of
 from fedprox.experiment.sections import HEADERS, NAMED, Experiment
 from fedprox.models import MODELS
 

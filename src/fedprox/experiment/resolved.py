@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,57 +13,58 @@ from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
 from fedprox.datasets.sources import data_folder, path_candidates
 from fedprox.errors import InputError, require, require_whole, shown
-from fedprox.experiment.messages import Section, Table, build, check
-from fedprox.experiment.read import DEPLOYED
-from fedprox.experiment.schema import SCALES, SCHEDULES, named, optimizer_keys, with_optimizers
-from fedprox.experiment.sections import ARGUMENTS, Experiment, LoraSection, SolverSection
+from fedprox.experiment.schema import (
+    SCALES,
+    SCHEDULES,
+    Section,
+    Table,
+    build,
+    checked,
+    named,
+    optimizer_keys,
+    with_optimizers,
+)
+from fedprox.experiment.sections import (
+    ARGUMENTS,
+    DEPLOYED,
+    Experiment,
+    LoraSection,
+    SolverSection,
+    TopLevelKeys,
+)
 from fedprox.federation import Federation, require_share
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model, Params
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
-from fedprox.parts.asynchronous import Asynchronous
-from fedprox.parts.attack import Attack
-from fedprox.parts.compression import Compression
-from fedprox.parts.faults import Faults
 from fedprox.parts.population import Population, read_population
-from fedprox.parts.privacy.setting import Privacy
-from fedprox.parts.robust import Aggregation
-from fedprox.parts.systems import Systems
-from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.protocol import measures_of
+from fedprox.protocol.protocol import Protocol, measures_of
 from fedprox.report.saved import load_model
 from fedprox.results.run import Run
-from fedprox.results.selection import Selection
-from fedprox.results.target import Target
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
 from fedprox.user_code import call, import_function
 
 
 class Resolved(NamedTuple):
-    """An experiment's objects, and the experiment as TOML would hold it, with every default."""
+    """What an experiment describes.
 
-    federation: Federation
-    model: Model
+    Attributes:
+        methods: Its methods.
+        table: The experiment as TOML would hold it, with every default.
+        settings: The other arguments of `fedprox.simulate` that it sets, but seeds; each is an
+            attribute, too.
+    """
+
     methods: list[Algorithm]
-    solver: Solver
-    evaluation: Evaluation
-    cohort: Cohort
-    systems: Systems
-    faults: Faults | None
-    initial: Params | None
     table: Table
-    target: Target | None
-    selection: Selection
-    privacy: Privacy | None
-    population: Population | None
-    asynchronous: Asynchronous | None
-    aggregation: Aggregation
-    attack: Attack | None
-    compression: Compression | None
+    settings: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.settings:
+            raise AttributeError(name)
+        return self.settings[name]
 
 
 def train(
@@ -73,23 +75,12 @@ def train(
 ) -> list[Run]:
     """Run a resolved experiment, with further arguments of `fedprox.simulate`."""
     return simulate(
-        **settings_of(experiment, resolved),
+        **resolved.settings,
         methods=resolved.methods,
         seed=experiment.seed,
         callbacks=[described_by(resolved), *callbacks],
         **options,
     )
-
-
-def settings_of(experiment: Experiment, resolved: Resolved) -> dict[str, Any]:
-    """The arguments of `fedprox.simulate` that an experiment sets, but methods and seeds."""
-    objects = resolved._asdict()
-    del objects["table"], objects["methods"]
-    return objects | {
-        "rounds": experiment.rounds,
-        "client_store": experiment.client_store,
-        "stop_at_target": experiment.stop_at_target,
-    }
 
 
 def described_by(resolved: Resolved) -> Callback:
@@ -163,16 +154,14 @@ def resolve_with(
         if target.key != "target_metric":  # accuracies and losses have their own keys
             table.pop("target_metric", None)
         table[target.key] = target.setting
-    return Resolved(
-        **parts,
-        federation=federation,
-        model=model,
-        methods=[algorithm for algorithm, _ in methods],
-        solver=solver,
-        initial=initial,
-        table=table,
-        target=target,
-    )
+    plain = {name: getattr(experiment, name) for name in PLAIN}
+    settings = {"federation": federation, "model": model, "solver": solver, "initial": initial}
+    settings |= {**plain, **parts, "target": target}
+    return Resolved([algorithm for algorithm, _ in methods], table, settings)
+
+
+PLAIN = TopLevelKeys.model_fields.keys() & {each.name for each in fields(Protocol)} - {"initial"}
+"""The top-level keys that are arguments of `fedprox.simulate` as they are."""
 
 
 def limited(
@@ -285,7 +274,7 @@ def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
         return freeze(model, params, frozen), {"frozen": frozen}
     if not isinstance(adapters, dict):
         raise InputError(f"model.lora = {shown(adapters)}; it must be a table")
-    settings = dict(check(LoraSection, adapters, "model.lora"))
+    settings = dict(checked(LoraSection, adapters, "model.lora"))
     table = {key: list(each) if isinstance(each, tuple) else each for key, each in settings.items()}
     return lora(model, params, **settings), {"lora": table}
 
@@ -306,14 +295,16 @@ def method_of(
     where = f"{where}.solver"
     require(isinstance(own, dict), f"{where} = {own!r}; it must be a table")
     if own:
-        checked = check(SolverSection, common.model_dump(exclude_none=True) | own, where)
-        settings, own_table = _solver(checked.model_dump(include=set(own)), where)
+        whole = checked(SolverSection, common.model_dump(exclude_none=True) | own, where)
+        settings, own_table = _solver(whole.model_dump(include=set(own)), where)
         algorithm = algorithm.with_solver(**settings)
         with placed(where):
             algorithm.solver(solver)
         shown["solver"] = own | own_table
     return algorithm, shown
 
+
+Change = Callable[[Algorithm], Algorithm]
 
 LOCAL = "local"
 """The parameter, and the key, of what another method does, such as IFCA inside a cluster."""
@@ -331,34 +322,25 @@ def method_named(table: Mapping[str, Any], where: str) -> tuple[Algorithm, Table
     build, shown = named(others, ALGORITHMS, where, Algorithm, besides=COMPOSED)
     algorithm: Algorithm = build(**{key: local for key, (local, _) in nested.items()})
     shown |= {key: local_table for key, (_, local_table) in nested.items()}
-    for key, compose in COMPOSED.items():
+    for key, change in COMPOSED.items():
         if key in others and key not in shown:
-            algorithm, shown[key] = compose(algorithm, others[key], f"{where}.{key}")
+            changed, shown[key] = change(others[key], f"{where}.{key}")
+            with placed(f"{where}.{key}"):
+                algorithm = changed(algorithm)
     return algorithm, shown
 
 
-def _with_server(algorithm: Algorithm, table: Any, where: str) -> tuple[Algorithm, Table]:
-    """The algorithm with the server rule that a table names, and the whole table."""
+def _server(table: Any, where: str) -> tuple[Change, Table]:
+    """The server rule that a table names, and the whole table."""
     require(isinstance(table, dict), f"{where} = {table!r}; it must be a table")
     rule, shown = named(table, RULES, where, Rule)
-    with placed(where):
-        return algorithm.with_server(rule()), shown
+    return lambda algorithm: algorithm.with_server(rule()), shown
 
 
-def _with_stragglers(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
-    with placed(where):
-        return algorithm.with_stragglers(value), value
-
-
-def _with_average(algorithm: Algorithm, value: Any, where: str) -> tuple[Algorithm, Any]:
-    with placed(where):
-        return algorithm.with_average(value), value
-
-
-COMPOSED: dict[str, Callable[[Algorithm, Any, str], tuple[Algorithm, Any]]] = {
-    "server": _with_server,
-    "stragglers": _with_stragglers,
-    "average": _with_average,
+COMPOSED: dict[str, Callable[[Any, str], tuple[Change, Any]]] = {
+    "server": _server,
+    "stragglers": lambda value, _: (lambda algorithm: algorithm.with_stragglers(value), value),
+    "average": lambda value, _: (lambda algorithm: algorithm.with_average(value), value),
 }
 """Keys of all methods whose function has no such parameter."""
 

@@ -1,26 +1,24 @@
-"""The sections of an experiment file."""
+"""The sections of an experiment file, and reading one with changes."""
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from fedprox.algorithms.base import Average, Stragglers
-from fedprox.experiment.messages import Of, Section, Table, table_of
-from fedprox.experiment.schema import schema_of
+from fedprox.errors import InputError, require
+from fedprox.experiment.schema import Of, Section, Table, checked, descriptions_of, schema_of
+from fedprox.files.toml import parse_toml, read_toml
+from fedprox.loop.described import IN_PYTHON
+from fedprox.loop.simulate import simulate
 from fedprox.model.variants import lora
-from fedprox.parts.asynchronous import Asynchronous
-from fedprox.parts.attack import Attack
-from fedprox.parts.compression import Compression
-from fedprox.parts.faults import Faults
-from fedprox.parts.population import QUANTITIES, DayNight, LogNormal, Population
-from fedprox.parts.privacy.setting import AdaptiveClip, Privacy
-from fedprox.parts.robust import Aggregation
-from fedprox.parts.systems import Systems
-from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.protocol import Storage
+from fedprox.parts.population import QUANTITIES, DayNight, LogNormal
+from fedprox.parts.privacy.setting import AdaptiveClip
+from fedprox.protocol.protocol import OBJECTS, Protocol, Storage
 from fedprox.report.saved import load_model
-from fedprox.results.selection import Selection
 from fedprox.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
 from fedprox.studies.run import Tuning
@@ -74,33 +72,6 @@ class MethodKeys(Section):
 NAMED: dict[str, type[Section]] = {"data": DataKeys, "model": ModelKeys, "method": MethodKeys}
 """The sections that name a function, whose other keys are its parameters."""
 
-SystemsSection = schema_of(
-    Systems,
-    types={"straggler_epochs": str | None},
-    descriptions={
-        "straggler_epochs": 'How a straggler\'s epochs are drawn: "package.module:function" of a '
-        "function without arguments that returns a function of a `Straggler`; uniform on 1 to E if "
-        "left out."
-    },
-)
-QUANTITY = float | list[float] | schema_of(LogNormal)
-PopulationSection = schema_of(
-    Population,
-    types={
-        **dict.fromkeys(QUANTITIES, QUANTITY | None),
-        "available": schema_of(DayNight) | None,
-    },
-    descriptions={
-        "available": "When clients are on: for some hours of each day, with the keys of "
-        ":class:`fedprox.DayNight`; always if left out. Cohorts are drawn from those that are on.",
-    },
-    more={
-        "file": (str | None, "File of devices, see :func:`fedprox.read_population`."),
-        "period": (float | None, "Seconds after which the times of the file begin anew."),
-    },
-)
-CompressionSection = schema_of(Compression)
-PrivacySection = schema_of(Privacy, types={"adaptive_clip": schema_of(AdaptiveClip) | None})
 SolverSection = schema_of(
     Solver,
     types={"learning_rate": float | list[float] | Table},
@@ -108,6 +79,64 @@ SolverSection = schema_of(
         "learning_rate": "Learning rate, above 0; a list is swept over; a table names a schedule, "
         '{schedule = "cosine_decay_schedule", init_value = 0.1, decay_steps = 200}, which is one '
         'of optax\'s with its arguments, or a function of your own, "package.module:function".'
+    },
+)
+
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "systems": {
+        "types": {"straggler_epochs": str | None},
+        "descriptions": {
+            "straggler_epochs": 'How a straggler\'s epochs are drawn: "package.module:function" '
+            "of a function without arguments that returns a function of a `Straggler`; uniform on "
+            "1 to E if left out."
+        },
+    },
+    "population": {
+        "types": {
+            **dict.fromkeys(QUANTITIES, float | list[float] | schema_of(LogNormal) | None),
+            "available": schema_of(DayNight) | None,
+        },
+        "descriptions": {
+            "available": "When clients are on: for some hours of each day, with the keys of "
+            ":class:`fedprox.DayNight`; always if left out. Cohorts are drawn from those that are "
+            "on.",
+        },
+        "more": {
+            "file": (str | None, "File of devices, see :func:`fedprox.read_population`."),
+            "period": (float | None, "Seconds after which the times of the file begin anew."),
+        },
+    },
+    "privacy": {"types": {"adaptive_clip": schema_of(AdaptiveClip) | None}},
+}
+"""What keys of a section differ from the fields of its object, as arguments of `schema_of`."""
+
+
+def _section_of(field: dataclasses.Field[Any]) -> Any:
+    """The section of an object of `Protocol`, which may be left out if the field has a default."""
+    schema = schema_of(OBJECTS[field.name], **OVERRIDES.get(field.name, {}))
+    described = DESCRIPTIONS.get(field.name, "")  # Python's option -OO leaves docstrings out
+    given: dict[str, Any] = {"description": described.partition(". ")[0].rstrip(".") + "."}
+    if field.default is None:
+        given |= {"default": None}
+    elif field.default is not dataclasses.MISSING:
+        given |= {"default": {}, "validate_default": True}
+    return Annotated[Any, Of(schema)], Field(**given)
+
+
+DESCRIPTIONS = descriptions_of(simulate)
+"""What is said of each setting."""
+
+ARGUMENTS = [name for name in OBJECTS if name not in ("federation", "model", "solver", "target")]
+"""The sections that describe one object each, an argument of `fedprox.simulate`."""
+
+OF_OBJECTS: Any = create_model(
+    "Objects",
+    __base__=Section,
+    **{
+        each.name: _section_of(each)
+        for each in dataclasses.fields(Protocol)
+        if each.name in ARGUMENTS
     },
 )
 
@@ -215,37 +244,15 @@ class TopLevelKeys(Section):
         return target_of(self.target_accuracy, self.target_loss, metric, validated=validated)
 
 
-class Experiment(TopLevelKeys):
-    """An experiment file: the top-level keys and the sections, each with a line here."""
+class Experiment(OF_OBJECTS, TopLevelKeys):
+    """An experiment file: the top-level keys and the sections, also those of `ARGUMENTS`."""
 
     data: Table
     """The data set and its options."""
     model: Table = Field(default_factory=lambda: {"name": "logistic"})
     """The model and its options."""
-    evaluation: Annotated[Any, Of(schema_of(Evaluation))] = Field({}, validate_default=True)
-    """How records are measured."""
-    cohort: Annotated[Any, Of(schema_of(Cohort))]
-    """How the clients of a round are chosen."""
-    systems: Annotated[Any, Of(SystemsSection)] = Field({}, validate_default=True)
-    """Which clients cannot finish their work."""
-    population: Annotated[Any, Of(PopulationSection)] = None
-    """The clients' devices; without the section a run has no clock."""
-    asynchronous: Annotated[Any, Of(schema_of(Asynchronous))] = None
-    """Steps of the server without waiting for a cohort; rounds with a barrier if left out."""
-    aggregation: Annotated[Any, Of(schema_of(Aggregation))] = Field({}, validate_default=True)
-    """How the server makes one message of a round's."""
-    attack: Annotated[Any, Of(schema_of(Attack))] = None
-    """Dishonest clients, in a simulation; none if the section is left out."""
-    compression: Annotated[Any, Of(CompressionSection)] = None
-    """Codecs of clients' messages, which travel in full if the section is left out."""
-    faults: Annotated[Any, Of(schema_of(Faults))] = None
-    """Screening of faulty updates; none if the section is left out."""
-    privacy: Annotated[Any, Of(PrivacySection)] = None
-    """Differential privacy of clients or of examples; none if the section is left out."""
     deployment: DeploymentSection = Field(default_factory=DeploymentSection)
     """How a deployment waits for its nodes; not used by a simulation."""
-    selection: Annotated[Any, Of(schema_of(Selection))] = Field({}, validate_default=True)
-    """Which model of a run is kept, and when a run without progress ends."""
     solver: Annotated[Any, Of(SolverSection)]
     """The local solver."""
     study: StudySection | None = None
@@ -264,9 +271,74 @@ HEADERS = {
 }
 """How the sections of an experiment file are written."""
 
-ARGUMENTS = [
-    name
-    for name, field in Experiment.model_fields.items()
-    if name in HEADERS and name != "solver" and hasattr(table_of(field), "makes")
-]
-"""The sections that describe one object each, an argument of `fedprox.simulate`."""
+DEPLOYED = "deployment"
+"""Value of `data.name` in the experiment of a deployment, whose data are on its nodes."""
+
+
+def read_experiment(
+    path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
+) -> Experiment:
+    """Read an experiment file, of which `defaults` are sections that it may leave out.
+
+    Settings change it, "KEY=VALUE" with a dotted key ("solver.epochs=1", "method.0.mu=[0.0, 1.0]")
+    and a value as in TOML; a bare word is a string.
+    """
+    table = read_table(path, settings, defaults)
+    require(
+        "study" not in table,
+        f"{path}: has a section [study]; fedprox run or fedprox.run runs it, no other command",
+    )
+    return parse(str(path), table)
+
+
+def read_table(
+    path: Path, settings: Sequence[str] = (), defaults: Mapping[str, Table] = MappingProxyType({})
+) -> Table:
+    """The table of an experiment file, with changes; see `read_experiment`."""
+    table = {**defaults, **read_toml(path)}
+    for setting in settings:
+        apply_setting(table, setting)
+    return table
+
+
+def parse(where: str, table: Table) -> Experiment:
+    """An experiment from a table as TOML would hold it."""
+    data = table.get("data")
+    require(
+        not isinstance(data, dict) or data.get("name") != IN_PYTHON,
+        f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
+        "the file; it can only be run again there",
+    )
+    try:
+        return checked(Experiment, table, headers=HEADERS)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def apply_setting(table: Table, setting: str) -> None:
+    """Change a table by "KEY=VALUE"; see `read_experiment`."""
+    key, equals, text = setting.partition("=")
+    require(equals and key.strip(), f"--set {setting}: it must be KEY=VALUE")
+    try:
+        parsed = parse_toml(f"value = {text}")
+        value = parsed["value"]
+    except ValueError:
+        parsed, value = {}, text.strip()
+    require(len(parsed) <= 1, f"--set {setting}: it must be one KEY=VALUE")
+    *parents, last = key.strip().split(".")
+    place: Any = table
+    for name in parents:
+        if isinstance(place, dict):
+            place.setdefault(name, {})
+        place = place[_index(place, name, setting)]
+        require(isinstance(place, (dict, list)), f"--set {setting}: {name!r} is not a section")
+    place[_index(place, last, setting)] = value
+
+
+def _index(place: Table | list[Any], name: str, setting: str) -> Any:
+    if isinstance(place, dict):
+        return name
+    numbers = [str(i) for i in range(len(place))]
+    allowed = f"it must be a number from 0 to {len(place) - 1}" if place else "the list is empty"
+    require(name in numbers, f"--set {setting}: {name!r} is not in the list; {allowed}")
+    return int(name)

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.errors import InputError, require
-from fedprox.experiment.messages import Table, build, check
-from fedprox.experiment.read import parse
 from fedprox.experiment.resolved import (
     described_by,
     limited,
     load_data,
     method_of,
     resolve_with,
-    settings_of,
     solver_of,
 )
-from fedprox.experiment.sections import Experiment, StudySection
+from fedprox.experiment.schema import Table, build, checked
+from fedprox.experiment.sections import Experiment, StudySection, parse
 from fedprox.federation import Federation
 from fedprox.results.target import Target
 from fedprox.studies.grid import DATA, METHOD, RESERVED, Arguments, Cell
@@ -55,7 +53,7 @@ def read_study(where: str, table: Table) -> StudyFile:
     given = base.pop("study")
     require(isinstance(given, dict), f"{where}: study = {given!r}; write a section [study]")
     try:
-        section = check(StudySection, given, "study")
+        section = checked(StudySection, given, "study")
         factors = _factors(section.vary, base)
         tuning = build(section.tuning) or Tuning()
     except InputError as error:
@@ -170,7 +168,7 @@ def _cell(
         resolved = resolve_with(experiment, loaded, data_dir=data_dir)
         for unused in ("deployment", "study"):
             resolved.table.pop(unused, None)
-        return settings_of(experiment, resolved) | {
+        return resolved.settings | {
             "devices": devices,
             "callbacks": [described_by(resolved)],
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedprox.errors import require_one_of
 from fedprox.logs.tools import mlflow, tensorboard, wandb
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 
 LOGGERS: dict[str, Callable[..., Callback]] = {
     logger.__name__: logger for logger in (tensorboard, mlflow, wandb)

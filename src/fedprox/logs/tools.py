@@ -17,7 +17,7 @@ import tomli_w
 
 from fedprox.errors import InputError, installing, reason
 from fedprox.files.whole import write_whole
-from fedprox.loop.callbacks import Callback
+from fedprox.loop.following import Callback
 from fedprox.report.directory import LOG_ID
 from fedprox.report.records import metrics_line
 from fedprox.report.saved import file_name

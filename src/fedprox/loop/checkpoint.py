@@ -209,12 +209,11 @@ class Checkpoints:
         """Read a checkpoint; None if it has settings only."""
         path, method = self._state(number, rounds), self._methods[number]
         text, arrays = read_state(path)
-        privacy = method.protocol.privacy
+        of_rounds = next(filter(None, (part.of_rounds for part in method.parts)), "")
         require(
-            privacy is None or privacy.epsilon is None or text.rounds == method.protocol.rounds,
-            f"{self.folder}: checkpoints with the noise of privacy.epsilon for {text.rounds} "
-            f"rounds; rounds = {method.protocol.rounds} would have needed other noise from the "
-            "start: begin anew",
+            not of_rounds or text.rounds == method.protocol.rounds,
+            f"{self.folder}: checkpoints with {of_rounds} for {text.rounds} rounds; rounds = "
+            f"{method.protocol.rounds} would have needed another from the start: begin anew",
         )
         for key in dict.fromkeys([*self._settings, *text.settings]):
             stored, here = text.settings.get(key), self._settings.get(key)

@@ -18,8 +18,7 @@ from fedprox.algorithms.base import HParams, State
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.round_work import RoundWork, no_work
-from fedprox.loop.own_models import OwnMeasures
-from fedprox.loop.progress import Report
+from fedprox.loop.following import Report
 from fedprox.model import Params
 from fedprox.protocol.method import Method
 
@@ -175,7 +174,7 @@ class SeedExecution(Protocol):
     """Computes the rounds of one seed.
 
     Attributes:
-        repeated: Rounds with privacy that were released before an interruption and are repeated.
+        repeated: Rounds that were released before an interruption and are repeated.
         measured: The last measures that this machine's devices compute, perhaps still; None without
             any.
     """
@@ -192,8 +191,8 @@ class SeedExecution(Protocol):
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure the evaluated model of a state."""
 
-    def measure_own(self, now: RunState) -> OwnMeasures | None:
-        """Measure the clients' own models; None without any."""
+    def measure_own(self, now: RunState) -> Mapping[str, Sequence[float]]:
+        """Measure the clients' own models, if there are any: by name at each sweep point."""
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint, see `Store.contents`; None without client state."""

@@ -5,7 +5,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,31 +17,28 @@ from fedprox.devices.mesh import lane_mesh, replicate
 from fedprox.engine.storage.training_data import check_measured
 from fedprox.errors import naming_arguments, require, shown
 from fedprox.federation import Federation
-from fedprox.loop.callbacks import Callback, check_callbacks
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.local import Devices
-from fedprox.loop.progress import Progress
-from fedprox.loop.stage import Stage
-from fedprox.loop.train import Follow, new_runs, training
+from fedprox.loop.following import Callback, Progress, check_callbacks
+from fedprox.loop.local import LocalEngine
+from fedprox.loop.snapshot import Stage
+from fedprox.loop.train import new_runs, training
 from fedprox.model import Model, Params, with_base
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
+from fedprox.parts.part import Part
 from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
-from fedprox.protocol.method import Method, checked_methods
-from fedprox.protocol.protocol import Protocol, Storage
-from fedprox.protocol.warn import warn_of
+from fedprox.protocol.method import Method, checked_methods, warn_of
+from fedprox.protocol.protocol import Evaluation, Protocol, Storage
 from fedprox.results.record import Record
 from fedprox.results.run import Run
-from fedprox.results.selection import Selection
-from fedprox.results.target import StopAtTarget, Target
+from fedprox.results.target import Selection, StopAtTarget, Target
 from fedprox.solver import Solver
 
 
@@ -118,7 +115,8 @@ def simulate(
             cohort; a round is then a step of the server. None means rounds with a barrier.
         aggregation: How the server makes one message of a round's: their weighted mean, or a rule
             that some dishonest clients cannot move far.
-        attack: What dishonest clients send, to try such rules. None means that all are honest.
+        attack: What dishonest clients send, to try rules of aggregation. None means that all are
+            honest.
         compression: How clients' messages travel in fewer bits. Records then count the bits. None
             means in full.
         stop: Called with each record except those of the last round. A run ends when it returns
@@ -168,37 +166,8 @@ def simulate(
         >>> [record.round for record in runs[0].history]
         [0, 1, 2]
     """
-    runs = list[Run]()
-    for _ in _training(
-        methods,
-        runs,
-        checkpoints=checkpoints,
-        callbacks=callbacks,
-        on_progress=on_progress,
-        progress=progress,
-        seed=seed,
-        devices=devices,
-        federation=federation,
-        model=model,
-        solver=solver,
-        cohort=cohort,
-        systems=systems,
-        faults=faults,
-        rounds=rounds,
-        evaluation=evaluation,
-        client_store=client_store,
-        target=target,
-        stop_at_target=stop_at_target,
-        selection=selection,
-        privacy=privacy,
-        population=population,
-        asynchronous=asynchronous,
-        aggregation=aggregation,
-        attack=attack,
-        compression=compression,
-        stop=stop,
-        initial=initial,
-    ):
+    arguments, runs = locals(), list[Run]()
+    for _ in _training(runs=runs, **arguments):
         pass
     return runs
 
@@ -310,34 +279,28 @@ def _training(
     )
     check_callbacks(callbacks)
     require(isinstance(progress, bool), f"progress = {shown(progress)}; it must be True or False")
-    prepared = prepare(methods, **settings)
-    protocol, compared = prepared.protocol, prepared.methods
+    mesh, compared = prepare(methods, **settings)
+    protocol = compared[0].protocol
     for what, several in (("seeds", protocol.seeds), ("sweep points", compared[0].points)):
         require(
             not owned or len(several) == 1, f"rounds: {len(several)} {what}; a loop has one run"
         )
     if jax.process_index() == 0:
         warn_of(protocol)
-    engine = Devices(prepared.mesh, protocol, checkpoints)
-    follow = Follow(checkpoints, callbacks, on_progress, progress)
     begun = None if start is None else start.snapshot()
     if begun is not None:
         begun.require_of(new_runs(compared[0], protocol.seeds[0]), compared[0])
-    return training(protocol, compared, engine, follow, runs, owned=owned, start=begun)
-
-
-class Prepared(NamedTuple):
-    """A comparison whose arguments have been checked.
-
-    Attributes:
-        mesh: The devices.
-        protocol: The settings that its methods share.
-        methods: The methods.
-    """
-
-    mesh: Mesh
-    protocol: Protocol
-    methods: list[Method]
+    return training(
+        compared,
+        LocalEngine(mesh, protocol, checkpoints),
+        runs,
+        checkpoints=checkpoints,
+        callbacks=callbacks,
+        on_progress=on_progress,
+        progress=progress,
+        owned=owned,
+        start=begun,
+    )
 
 
 def prepare(
@@ -346,20 +309,20 @@ def prepare(
     seed: int | Sequence[int],
     devices: int | None = None,
     **settings: Any,
-) -> Prepared:
+) -> tuple[Mesh, list[Method]]:
     """Check the arguments of `simulate` that results depend on; nothing is trained."""
     methods, mesh = _as_list(methods), lane_mesh(devices)
-    model, attack = settings["model"], settings.get("attack")
-    if isinstance(model, Model):  # else refused below
+    if isinstance(model := settings["model"], Model):  # else refused below
         settings["model"] = with_base(model, replicate(mesh, model.base))
-    if isinstance(attack, Attack):
-        settings["federation"] = attack.flipped(settings["federation"])
+    for part in settings.values():
+        if isinstance(part, Part):
+            settings["federation"] = part.data(settings["federation"])
     protocol = Protocol(**settings, seeds=_seeds(seed))
     compared = checked_methods(protocol, methods)
     check_case(Case(protocol, place="simulation"))
     if protocol.evaluation.clients is None:
         check_measured(mesh, protocol.federation, protocol.measured)
-    return Prepared(mesh, protocol, compared)
+    return mesh, compared
 
 
 def _as_list(methods: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:

@@ -1,4 +1,4 @@
-"""Snapshots: a seed run after some of its rounds, and the file of a checkpoint that holds one.
+"""A seed run after some of its rounds: as a checkpoint's file holds it, and in the hands of a user.
 
 The file has the form of `fedprox.files.arrays`, after a line `fedprox checkpoint FORMAT`. Its first
 array is JSON text: the settings of the comparison, the records, and the counts since the last of
@@ -8,9 +8,9 @@ text tie the files of client state to it.
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedprox.algorithms.base import State
 from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.planning.batch_plan import Capacity
-from fedprox.errors import require
+from fedprox.errors import require, require_number
 from fedprox.files.arrays import check_arrays, malformed, read_arrays, write_arrays
 from fedprox.loop.execution import Done, RunState
+from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
@@ -72,8 +74,8 @@ class Snapshot(NamedTuple):
         A comparison always evaluates its last model. The counts of a state are those since the
         record before, as if this one had never been made.
         """
-        for run in self.runs:
-            if run.final.round % protocol.evaluation.every and not self.is_over(protocol):
+        for run in () if self.is_over(protocol) else self.runs:
+            if run.history and run.final.round % protocol.evaluation.every:
                 run.history.pop()
                 run.client_steps = run.final.total_steps
 
@@ -108,7 +110,7 @@ class Snapshot(NamedTuple):
         )
 
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Text(BaseModel):
@@ -133,16 +135,16 @@ class Text(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
     settings: dict[str, Any]
-    rounds: Count
+    rounds: Natural
     every: Annotated[int, Field(ge=1)] | None
     interval: Annotated[float, Field(ge=0)] | None
-    round: Count = 0
+    round: Natural = 0
     early: bool = False
     runs: list[Run] = []
-    taken: list[Count] = []
-    empty: Count = 0
-    messages: Count = 0
-    faulty: list[tuple[Count, Count, Count]] = []
+    taken: list[Natural] = []
+    empty: Natural = 0
+    messages: Natural = 0
+    faulty: list[tuple[Natural, Natural, Natural]] = []
     capacity: Capacity | None = None
     clients: list[str] | None = None
 
@@ -265,9 +267,7 @@ def _shapes_of(method: Method) -> Any:
 
     at_one = algorithm.state_like(protocol.model.shapes)
     state = jax.tree.map(lambda a: shape(points, *a.shape, dtype=a.dtype), at_one)
-    hparams = dict.fromkeys(method.points[0], shape(points))
-    if protocol.privacy is not None:
-        hparams["noise_words"] = shape(points, 2, dtype=np.uint32)
+    hparams = {name: shape(*a.shape, dtype=a.dtype) for name, a in method.values.items()}
     memory, best, by_client = None, None, None
     if algorithm.adapt is not None:
         memory = jax.eval_shape(algorithm.adapt.init, hparams, shape(points))
@@ -277,3 +277,134 @@ def _shapes_of(method: Method) -> Any:
         clients = len(protocol.federation)
         by_client = shape(clients, dtype=int), shape(clients, points, dtype=int)
     return state, hparams, memory, best, by_client
+
+
+ClientArrays = list[tuple[str, NDArray[Any]]]
+
+
+class Stage:
+    """A run after some of its rounds, as :func:`fedprox.rounds` yields it.
+
+    Args:
+        method: The method.
+        run: The run.
+        now: Its state; the arrays belong to this stage.
+        done: What its rounds did since the record before.
+        set_rate: Gives the rounds that follow another learning rate.
+        client_state: () -> a copy of the client state.
+
+    Attributes:
+        run: The run with its records so far. Its parameters are set when the loop ends or is left.
+        record: The record of this round.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> for stage in fp.rounds(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedavg(),
+        ...     solver=fp.Solver(learning_rate=0.1, batch_size=10, steps=5),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=10,
+        ... ):
+        ...     if stage.record.round == 3:
+        ...         break
+        >>> sorted(stage.clients.values()), len(stage.run.history)
+        ([5, 5], 4)
+    """
+
+    run: Run
+    record: Record
+
+    def __init__(
+        self,
+        method: Method,
+        run: Run,
+        now: RunState,
+        done: Done,
+        set_rate: Callable[[float], None],
+        client_state: Callable[[], ClientArrays | None],
+    ) -> None:
+        self.run, self.record = run, run.final
+        self._method, self._now, self._done = method, now, done
+        self._set_rate, self._client_state, self._left = set_rate, client_state, False
+        self._run = replace(run, history=list(run.history))
+        self._rate = self.record.learning_rate
+
+    def __repr__(self) -> str:
+        return f"Stage({self.record!r})"
+
+    @cached_property
+    def params(self) -> Params:
+        """The model's parameters, as NumPy arrays."""
+        whole = evaluated(self._method.algorithm, self._now.state)
+        return jax.tree.map(lambda a: np.asarray(a[0]), whole)
+
+    @property
+    def state(self) -> State:
+        """The server's state, such as SCAFFOLD's model and control variate."""
+        return jax.tree.map(lambda a: a[0], self._now.state)
+
+    @property
+    def clients(self) -> Mapping[str, int]:
+        """Mini-batch steps of each client that trained in the last round, by its name."""
+        names, jobs = self._method.protocol.federation.names, self._done.work.jobs
+        taken = self._done.taken
+        steps = jobs.steps if taken is None else np.asarray(taken)[: len(jobs.steps), 0]
+        counts = dict[str, int]()
+        for k, count in zip(jobs.client.tolist(), steps.tolist(), strict=True):
+            counts[names[k]] = counts.get(names[k], 0) + count
+        return counts
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the last round; set it for the rounds that follow.
+
+        Raises:
+            InputError: If it is set to a number that is not above 0, after the loop went on or was
+                left, for a solver with a schedule or a decay, or in rounds without a barrier.
+        """
+        return self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        solver = self._method.solver
+        require_number("learning_rate", rate, positive=True, single=True)
+        require(
+            not self._left,
+            f"learning_rate: the loop has left round {self.record.round}; set it on the last "
+            "stage, while the loop is there",
+        )
+        require(
+            solver.schedule is None and solver.learning_rate_decay == 1,
+            "learning_rate: solver.learning_rate is a function, or decays; give one number",
+        )
+        require(
+            not self._method.several_starts,
+            "learning_rate: without a barrier, clients of several rounds train at once; it must "
+            "stay as it is",
+        )
+        self._set_rate(float(rate))
+        self._rate = float(rate)
+
+    def leave(self, clients: ClientArrays | None) -> None:
+        """Note that the loop goes on, or ends with this client state."""
+        self._left, self._client_state = True, lambda: clients
+
+    def snapshot(self) -> Snapshot:
+        """What rounds can begin from.
+
+        Raises:
+            InputError: If the loop went on, and the method has client state.
+        """
+        clients = self._client_state()
+        require(
+            clients is not None or self._method.algorithm.client.state is None,
+            f"start: the loop went on after round {self.record.round}, and the clients' state with "
+            "it; give the last stage, or use checkpoints",
+        )
+        # NumPy's arrays, since rounds reuse the memory of the state
+        state = jax.tree.map(np.array, self._now.state)
+        run = replace(self._run, history=list(self._run.history))
+        return Snapshot([run], self._now._replace(state=state), client_state=clients)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from fedprox.engine.epsilon import Spent, noise_of
 from fedprox.engine.planning.round_work import no_work
 from fedprox.errors import InputError, require, shown
 from fedprox.files.arrays import Damaged
-from fedprox.loop.callbacks import Callback, following, pass_on
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.described import describe_comparison, fingerprint
 from fedprox.loop.execution import (
@@ -40,49 +39,29 @@ from fedprox.loop.execution import (
     RunState,
     Start,
 )
-from fedprox.loop.progress import Progress, Report, showing
+from fedprox.loop.following import Callback, Progress, Report, following, pass_on, showing
 from fedprox.loop.records import (
-    Counts,
     PendingEvaluation,
     best_loss,
     client_records_of,
     records_of,
 )
-from fedprox.loop.snapshot import Snapshot
-from fedprox.loop.stage import Stage
+from fedprox.loop.snapshot import Snapshot, Stage
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
-from fedprox.results.clients import checksum_of, client_columns
-from fedprox.results.record import Record
+from fedprox.results.record import Record, checksum_of, client_columns
 from fedprox.results.run import Run
 
 RECORDS_BEHIND = 1
 """Number of evaluations that may be pending while the next rounds are computed."""
 
 
-class Follow(NamedTuple):
-    """How a comparison is followed while it runs.
-
-    Attributes:
-        checkpoints: Where and how often checkpoints are written; None means no checkpoints.
-        callbacks: Functions that are called at the start, with each record, and at the end.
-        on_progress: Called when a phase begins and when rounds end; None for nothing.
-        progress: Whether to show progress on stderr.
-    """
-
-    checkpoints: Checkpoints | None
-    callbacks: Sequence[Callback]
-    on_progress: Callable[[Progress], None] | None
-    progress: bool
-
-
 class Session(NamedTuple):
     """The environment in which all methods of a comparison run.
 
     Attributes:
-        protocol: The protocol of the comparison.
         engine: What computes the rounds.
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
@@ -92,7 +71,6 @@ class Session(NamedTuple):
         start: Where the only seed run begins; None for its checkpoint, if there is one.
     """
 
-    protocol: Protocol
     engine: Engine
     checkpoints: Checkpoints | None
     on_record: Callable[[Record], None]
@@ -102,29 +80,24 @@ class Session(NamedTuple):
     start: Snapshot | None
 
 
-def train(
-    protocol: Protocol, methods: Sequence[Method], engine: Engine, follow: Follow
-) -> list[Run]:
-    """Run some methods on all seeds, or continue from checkpoints."""
-    runs = list[Run]()
-    for _ in training(protocol, methods, engine, follow, runs):
-        pass
-    return runs
-
-
 def training(
-    protocol: Protocol,
     methods: Sequence[Method],
     engine: Engine,
-    follow: Follow,
     runs: list[Run],
     *,
+    checkpoints: Checkpoints | None = None,
+    callbacks: Sequence[Callback] = (),
+    on_progress: Report | None = None,
+    progress: bool = False,
     owned: bool = False,
     start: Snapshot | None = None,
 ) -> Iterator[Stage | None]:
-    """The loop itself: it yields after each evaluation, and adds finished runs to `runs`."""
-    checkpoints = follow.checkpoints
-    on_record: Callable[[Record], None] = partial(pass_on, follow.callbacks)
+    """Run methods on all seeds: it yields after each evaluation, and adds finished runs to `runs`.
+
+    How it is followed is as in `simulate`; `owned` and `start` are as in `Session`.
+    """
+    protocol = methods[0].protocol
+    on_record: Callable[[Record], None] = partial(pass_on, callbacks)
     seed_runs = [(method, seed) for method in methods for seed in protocol.seeds]
     planned = [new_runs(method, seed) for method, seed in seed_runs]
     if checkpoints:
@@ -133,11 +106,9 @@ def training(
         on_record = checkpoints.before_first(on_record)
     experiment = describe_comparison(protocol, [method.algorithm for method in methods])
     announced = [replace(run, experiment=experiment) for group in planned for run in group]
-    with following(follow.callbacks, announced) as finished:
-        with showing(follow.progress, follow.on_progress) as report:
-            session = Session(
-                protocol, engine, checkpoints, on_record, report, experiment, owned, start
-            )
+    with following(callbacks, announced) as finished:
+        with showing(progress, on_progress) as report:
+            session = Session(engine, checkpoints, on_record, report, experiment, owned, start)
             for number, method in enumerate(methods):
                 yield from train_method(session, method, number * len(protocol.seeds), runs)
         finished += runs
@@ -147,53 +118,49 @@ def train_method(
     session: Session, method: Method, first: int, runs: list[Run]
 ) -> Iterator[Stage | None]:
     """Run all seeds of one method at all sweep points, each from its last checkpoint."""
-    protocol, checkpoints, execution = session.protocol, session.checkpoints, None
+    protocol, checkpoints = method.protocol, session.checkpoints
+    execution: MethodExecution | None = None
     with ExitStack() as opened:
         for number, seed in enumerate(protocol.seeds, first):
-            saved = session.start
-            if saved is None and checkpoints is not None:
-                saved = checkpoints.last(number)
-            if saved is not None:
-                saved.fit_to(protocol)
-                for record in saved.records:
-                    session.on_record(record)
-                if saved.is_over(protocol):
-                    now = _on_mesh(saved.now, session.engine.mesh)
-                    finish(session, saved.runs, method.algorithm, now)
-                    runs += saved.runs
-                    continue
-            done, capacity = (saved.now.round, saved.now.capacity) if saved else (0, None)
-            if execution is None:
+            saved = session.start or (checkpoints and checkpoints.last(number))
+            saved = saved or Snapshot(new_runs(method, seed), RunState(0, None, {}))
+            saved.fit_to(protocol)
+            for record in saved.records:
+                session.on_record(record)
+            if saved.is_over(protocol):
+                finish(session, saved.runs, method, _on_mesh(saved.now, session.engine.mesh))
+                runs += saved.runs
+                continue
+            done = saved.now.round
+            if not execution:
                 session.report(Progress(method.name, seed, done, protocol.rounds, phase="planning"))
             began = time.perf_counter()
-            start = Start(seed, protocol.first_params(seed), done, capacity)
+            start = Start(seed, protocol.first_params(seed), done, saved.now.capacity)
             initial_seconds = time.perf_counter() - began
-            if execution is None:
-                execution = opened.enter_context(
-                    session.engine.execution(method, start, session.report)
-                )
-            under_way = saved.runs if saved else new_runs(method, seed, execution)
-            for run in under_way:
+            if not execution:
+                opening = session.engine.execution(method, start, session.report)
+                execution = opened.enter_context(opening)
+            for run in saved.runs:
                 run.compile_seconds += initial_seconds + execution.compile_seconds
-            yield from SeedRun(session, method, execution, start, number, under_way).run(saved)
-            runs += under_way
+                if not run.history:
+                    run.lane_idle, run.memory = execution.lane_idle, execution.memory
+            yield from SeedRun(session, method, execution, start, number, saved.runs).run(saved)
+            runs += saved.runs
 
 
-def new_runs(method: Method, seed: int, execution: MethodExecution | None = None) -> list[Run]:
+def new_runs(method: Method, seed: int) -> list[Run]:
     """The runs of all sweep points with one seed, before their first round."""
-    algorithm, solver, noise = method.algorithm, method.solver, noise_of(method)
+    algorithm, noise = method.algorithm, noise_of(method)
     return [
         Run(
             algorithm.name,
             hparams={k: v for k, v in point.items() if k != "learning_rate"},
-            learning_rate=point["learning_rate"] * solver.factor(0),
+            learning_rate=point["learning_rate"] * method.solver.factor(0),
             seed=seed,
             label=label,
             sweep_points=len(method.points),
-            lane_idle=execution.lane_idle if execution else 0.0,
-            memory=execution.memory if execution else 0,
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
-            noise_multiplier=None if noise is None else float(noise),
+            noise_multiplier=noise if noise is None else float(noise),
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]
@@ -216,35 +183,34 @@ class SeedRun:
         runs: Sequence[Run],
     ) -> None:
         self.session, self.method, self.start = session, method, start
-        self.protocol, self.number, self.runs = session.protocol, number, runs
+        self.protocol, self.number, self.runs = method.protocol, number, runs
         self.stopwatch = Stopwatch(runs[0].run_seconds, runs[0].callback_seconds)
         self.execution, self.hparams = execution.begin(start), execution.hparams
         self.copy = _model_copier(method)
         self.behind = 0 if self.protocol.waits or session.owned else RECORDS_BEHIND
-        self.stage, self.done = cast("Stage | None", None), Done()
+        self.stage: Stage | None = None
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
-        self.privacy = Spent(method, start.seed, self.execution.repeated)
-        self.counts = Counts.of(self.protocol)
+        self.spent = Spent(method, start.seed, self.execution.repeated)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
         adapt = method.algorithm.adapt
-        self.adapt = None if adapt is None else jit_once(adapt.update)
+        self.adapt = adapt and jit_once(adapt.update)
 
     def __str__(self) -> str:
         return f"{self.method.name}, seed {self.start.seed}"
 
-    def run(self, saved: Snapshot | None) -> Iterator[Stage | None]:
+    def run(self, saved: Snapshot) -> Iterator[Stage | None]:
         """Run the remaining rounds, up to an early end, and yield after each evaluation."""
         try:
-            self._report(self.start.round, best_loss(self.runs) if saved else None)
-            if saved is None:
-                self._begin()
-            else:
+            self._report(self.start.round, self._loss)
+            known = len(self.runs[0].history)
+            if known:
                 self.now = _on_mesh(saved.now, self.session.engine.mesh)
                 self.best = self.now.best
                 self._restore(saved)
-            known = len(self.runs[0].history)
+            else:
+                self._begin()
             while True:
                 self._record_due()
                 if len(self.runs[0].history) > known:
@@ -274,7 +240,9 @@ class SeedRun:
             return None
         self._count_seconds()
         copied = self.now._replace(state=_copy(self.now.state), best=self.best)
-        self.stage = Stage(self.method, self.runs[0], copied, self.done, self)
+        self.stage = Stage(
+            *(self.method, self.runs[0], copied, self.done, self.set_rate, self.client_state)
+        )
         return self.stage
 
     def set_rate(self, rate: float) -> None:
@@ -288,9 +256,9 @@ class SeedRun:
 
     def _end(self, end: RunState) -> None:
         """Set what the runs have at their end."""
-        if self.stage is not None:
+        if self.stage:
             self.stage.leave(self.client_state())
-        finish(self.session, self.runs, self.method.algorithm, end)
+        finish(self.session, self.runs, self.method, end)
         self._count_seconds()
 
     def _begin(self) -> None:
@@ -302,7 +270,7 @@ class SeedRun:
         now = RunState(0, state, self.hparams, since=begun, best=self.best)
         measuring = self.execution.evaluate(state)
         adapt = self.method.algorithm.adapt
-        if adapt is not None:
+        if adapt:
             now = now._replace(memory=adapt.init(self.hparams, measuring()[0].train_loss))
         self.now = now
         self._await(measuring)
@@ -346,23 +314,23 @@ class SeedRun:
 
     def _call(self) -> None:
         """Start the rounds of one call, and the evaluation that follows them, if any."""
-        if self.session.checkpoints is not None:
+        if self.session.checkpoints:
             self.session.checkpoints.begin_call()
-        if self.stage is not None:
+        if self.stage:
             self.stage.leave(None)
         before, self.now = self.now, self.now._replace(state=None)  # its memory is reused
         self.now = self.execution.next(before)
         del before
         done, state, hparams = self.now.round, self.now.state, self.now.hparams
         recorded = self.protocol.is_recorded(done)
-        if recorded or self.adapt is not None:
+        if recorded or self.adapt:
             measuring = self.execution.evaluate(state)
         if recorded:
             self._await(measuring)
         else:  # a copy, since the next call reuses the memory of the state
             leaf = jax.tree.leaves(state)[0].addressable_data(0)
             self.calls.append((done, jnp.ravel(leaf)[:1]))
-        if self.adapt is not None:
+        if self.adapt:
             measures, cost = measuring()
             if not recorded:
                 self.now = self.now._replace(since=self.now.since + cost)
@@ -384,16 +352,15 @@ class SeedRun:
 
     def _record_next(self) -> None:
         """Wait for the oldest pending evaluation, and record it."""
-        oldest, solver = self.pending.popleft(), self.method.solver
+        oldest = self.pending.popleft()
         self.done = oldest.now.since
-        rate = None if solver.schedule is None else solver.factor(max(oldest.now.round - 1, 0))
-        spent = self.privacy.epsilon(oldest.now.round)
-        records = records_of(oldest, self.method, self.runs, self.counts, rate, spent)
-        clients = client_records_of(oldest, self.protocol, self.counts, len(self.runs))
+        spent = self.spent.epsilon(oldest.now.round)
+        records = records_of(oldest, self.method, self.runs, spent)
+        clients = client_records_of(oldest, self.protocol, len(self.runs))
         known = list[Record]()
         for run, record, by_client in zip(self.runs, records, clients, strict=True):
             run.client_steps = record.total_steps
-            if by_client is not None:
+            if by_client:
                 checksum = checksum_of(client_columns(by_client))
                 record = replace(record, by_client_checksum=checksum)
             run.history.append(record)
@@ -421,7 +388,7 @@ class SeedRun:
             return Snapshot(self.runs, state, early, self.execution.contents())
 
         checkpoints = self.session.checkpoints
-        if checkpoints is not None:
+        if checkpoints:
             before = checkpoints.seconds
             checkpoints.offer(self.number, str(self), now.round, snapshot, over=over)
             self.stopwatch.leave_out(checkpoints.seconds - before)
@@ -490,12 +457,12 @@ def _on_mesh(now: RunState, mesh: Mesh) -> RunState:
     return now._replace(state=state, hparams=hparams, memory=memory, best=best)
 
 
-def finish(session: Session, runs: Sequence[Run], algorithm: Algorithm, end: RunState) -> None:
+def finish(session: Session, runs: Sequence[Run], method: Method, end: RunState) -> None:
     """Set the final parameters and the settings of a seed's runs."""
-    protocol = session.protocol
+    protocol, algorithm = method.protocol, method.algorithm
     last, best = jax.tree.map(np.asarray, (evaluated(algorithm, end.state), end.best))
     models = None
-    if algorithm.first.probe is not None:
+    if algorithm.first.probe:
         models = jax.tree.map(np.asarray, jax.vmap(algorithm.first.probe)(end.state))
     for i, run in enumerate(runs):
         run.experiment = session.experiment
@@ -542,7 +509,7 @@ class EarlyEnd:
             best.see(record)
             if best.since >= self.patience:
                 self.stopped.add(point)
-        if self.user_stop is not None and _ask(self.user_stop, record):
+        if self.user_stop and _ask(self.user_stop, record):
             self.stopped.add(point)
 
 

@@ -96,6 +96,15 @@ class Asynchronous(Part):
     def __post_init__(self) -> None:
         check_fields("asynchronous", self)
 
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if a step needs more updates than there are clients at work."""
+        del sizes
+        require(
+            self.buffer <= setting.per_round,
+            f"asynchronous.buffer = {self.buffer}; it must be at most the clients at work, "
+            f"cohort.clients_per_round = {setting.per_round}",
+        )
+
     def factor(self, staleness: NDArray[np.int64]) -> NDArray[np.float64]:
         """The weight of updates, relative to fresh ones."""
         late = staleness.astype(np.float64)

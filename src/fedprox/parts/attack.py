@@ -88,7 +88,7 @@ class Attack(Part):
         """The messages of a round as they are sent, given the clients' columns."""
         return self.sent(messages, counts, numbers["attacks"] > 0, key)
 
-    def flipped(self, federation: Federation) -> Federation:
+    def data(self, federation: Federation) -> Federation:
         """The federation whose attackers have flipped labels, if that is the attack.
 
         Raises:

@@ -18,19 +18,26 @@ without a sound update changes nothing.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
-from fedprox.errors import as_float, check_fields, require, shown
+from fedprox.errors import InputError, as_float, check_fields, require, shown
 from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
 FaultPolicy = Literal["drop", "fail", "clip"]
 """What happens to a faulty update, or to the run."""
+
+
+MOST_NAMED = 5
+"""Most faulty clients that an error names."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,24 @@ class Faults(Part):
         """Whether the sizes of a round's updates are compared."""
         return math.isfinite(as_float(self.norm))
 
-    @property
-    def fails(self) -> bool:
-        """Whether a faulty update ends the run."""
-        return self.policy == "fail"
+    def measures_of(
+        self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """What was faulty in each run, from rows of (round, run, client)."""
+        if self.policy == "fail" and len(flagged):
+            t, run, _ = flagged[np.lexsort(flagged.T[1::-1])[0]]
+            clients = np.unique(flagged[(flagged[:, 0] == t) & (flagged[:, 1] == run), 2])
+            shown = ", ".join(names[k] for k in clients[:MOST_NAMED])
+            more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+            raise InputError(
+                f"{runs[run]}: round {t + 1}: faulty update of client {shown}{more}, and "
+                'faults.policy = "fail"; "drop" leaves such updates out'
+            )
+        found = [flagged[flagged[:, 1] == run, 2] for run in range(len(runs))]
+        return {
+            "faulty": [len(each) for each in found],
+            "faulty_clients": [[names[k] for k in np.unique(each)] for each in found],
+        }
 
     def reduce(self, reduction: Reduction) -> Reduction:
         """Faulty updates are left out."""

@@ -4,19 +4,21 @@ The engine plans, compiles and runs rounds without a feature's name. A part says
 client of a round has (`columns`), what a client knows of them (`known`), how a method changes
 (`wrap`), how a round's messages become one (`reduce`), and what local steps take in place of the
 gradient of a mini-batch (`local_gradient`). What a part leaves out stays as it is without it. So a
-new part is a dataclass of settings with some of these methods, in one file, and an entry in
-`fedprox.protocol.protocol.Protocol.parts`.
+new part is a dataclass of settings with some of these methods, in one file, a parameter of
+`fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, Batch, HParams
+from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.precision import real_type
 
@@ -43,9 +45,10 @@ class Screen(Protocol):
     def compares(self) -> bool:
         """Whether the sizes of a round's messages are compared."""
 
-    @property
-    def fails(self) -> bool:
-        """Whether a message that is left out ends the run."""
+    def measures_of(
+        self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """What records say of messages that were left out, for each run, unless one ends it."""
 
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
@@ -204,6 +207,18 @@ class LocalGradient(Protocol):
 class Part:
     """What the engine asks of a part. The answers here change nothing."""
 
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if it does not fit the run, whose clients have so many rows."""
+
+    def data(self, federation: Federation) -> Federation:
+        """The data that clients have in a simulation."""
+        return federation
+
+    @property
+    def of_rounds(self) -> str:
+        """What of a run depends on its number of rounds, which then stays; else ""."""
+        return ""
+
     @property
     def keyed(self) -> bool:
         """Whether a round needs a random key beside those of mini-batches."""
@@ -276,15 +291,15 @@ class Part:
         del columns
         return {}
 
-    def update_bits(self, params: Params) -> int | None:
-        """Bits of a client's message like some parameters; None if they are not counted."""
+    def update_bits(self, params: Params) -> int:
+        """Bits of a client's message like some parameters; 0 if they are not counted."""
         del params
-        return None
+        return 0
 
-    def download_bits(self, params: Params) -> int | None:
-        """Bits of the model that a client receives; None if it is sent in full."""
+    def download_bits(self, params: Params) -> int:
+        """Bits of the model that a client receives; 0 if it is sent in full."""
         del params
-        return None
+        return 0
 
     def models_a_round(self, per_round: int) -> float:
         """Messages of a round, relative to the clients of a round with a barrier."""

@@ -39,7 +39,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, Within, check_fields, require, require_whole
 from fedprox.model import Params
-from fedprox.model.variants import FACTORS, adapted
+from fedprox.model.variants import FACTORS, adapted, rank_of
 from fedprox.parts.part import Columns, Part, Reduction, Setting, beside
 from fedprox.subproblem import Subproblem
 
@@ -168,13 +168,15 @@ class Aggregation(Part):
         """The rule takes the place of the sum."""
         return reduction._replace(rule=self) if self.stores else reduction
 
-    def check_ranks(self, clients: int, most: int) -> None:
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
         """Raise `InputError` unless each client has a rank that the model's adapters have."""
-        assert self.ranks is not None
+        if self.ranks is None:
+            return
         require(
-            len(self.ranks) == clients,
-            f"aggregation.ranks has {len(self.ranks)} ranks; there are {clients} clients",
+            len(self.ranks) == len(sizes),
+            f"aggregation.ranks has {len(self.ranks)} ranks; there are {len(sizes)} clients",
         )
+        most = rank_of(setting.params)
         require(
             max(self.ranks) <= most,
             f"aggregation.ranks: {max(self.ranks)}; the model's adapters have rank {most}",

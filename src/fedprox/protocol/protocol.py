@@ -7,7 +7,7 @@ protocol see the same random draws.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
@@ -17,13 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.reporting import Evaluated, reporting
 from fedprox.devices.processes import Ownership, ownership_of_processes
 from fedprox.devices.programs import jit_once
-from fedprox.errors import InputError, require, require_one_of, require_whole, shown
+from fedprox.errors import (
+    InputError,
+    PositiveInt,
+    check_fields,
+    require,
+    require_one_of,
+    require_whole,
+    shown,
+)
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
-from fedprox.model.variants import rank_of
 from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
 from fedprox.parts.attack import Attack
 from fedprox.parts.clock import Pace, Step, Timeline
@@ -34,16 +42,79 @@ from fedprox.parts.part import Part, Setting
 from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.accounting import Mechanism
-from fedprox.parts.privacy.setting import check_delta
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
-from fedprox.protocol.evaluation import Evaluation
 from fedprox.results.record import Record
-from fedprox.results.selection import Best, Selection
-from fedprox.results.target import StopAtTarget, Target
+from fedprox.results.target import Best, Selection, StopAtTarget, Target
 from fedprox.solver import Solver, name_of
 from fedprox.streams import Purpose, check_seed, generator
+
+
+@dataclass(frozen=True)
+class Evaluation(Part):
+    """How the records of a run are measured.
+
+    The same rows and clients are read for all methods, seeds and rounds. The initial and the final
+    model are always evaluated.
+
+    Attributes:
+        every: Rounds between evaluations, at least 1.
+        rows: Training, test and validation rows of each client that an evaluation reads at most,
+            chosen at random. Losses and accuracies still weight a client by all of its rows. None
+            for all rows.
+        clients: Clients that an evaluation reads at most, drawn uniformly without replacement.
+            Losses and accuracies are then estimates with standard errors; gradient variance and
+            B(w) are those of the drawn clients. None for all clients.
+        model: The evaluated model. "server": the model that the server sends out. "cohort": the
+            mean of the last round's clients. "clients": the mean of every client's last model.
+        gradients: Whether gradient variance, B(w) and gamma are measured. Without them an
+            evaluation takes about a third of the time, and no client's model is stored after its
+            round.
+        fine_tune: Steps that each client takes on its own rows from the server's model, before
+            that model is measured on its own test rows; None for no fine-tuning. A client with a
+            model of its own, as in Ditto, is measured with that.
+        by_client: Whether records have the distribution of the clients' test accuracies,
+            `client_accuracy_mean` and others, see `fedprox.Record`.
+        client_records: Whether the records that callbacks receive hold the measures of each
+            client, see `fedprox.ClientRecord`. A run directory then has `clients.jsonl`.
+
+    Raises:
+        InputError: If a number is not a whole number of at least 1, or another value is none of the
+            allowed ones.
+
+    Example:
+        >>> Evaluation(every=5, clients=1000).rows is None  # all rows of these clients
+        True
+    """
+
+    every: PositiveInt = 1
+    rows: PositiveInt | None = None
+    clients: PositiveInt | None = None
+    model: Evaluated = "server"
+    gradients: bool = True
+    fine_tune: PositiveInt | None = None
+    by_client: bool = False
+    client_records: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields("evaluation", self)
+
+    @property
+    def program_key(self) -> Any:
+        """Programs depend on nothing beside the method that `wrap` returns."""
+        return None
+
+    def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
+        """The method with the model that is evaluated."""
+        del setting
+        return reporting(method, self.model)
+
+    def of(self, federation: Federation) -> "Evaluation":
+        """The same evaluation, with `clients` set to None if it is not fewer than all clients."""
+        sampled = self.clients is not None and self.clients < len(federation)
+        return self if sampled else replace(self, clients=None)
+
 
 Storage = Literal["auto", "device", "host", "disk"]
 """Where client state is stored."""
@@ -53,7 +124,7 @@ MOST_ROUNDS = 10**7
 """Most rounds of a run."""
 
 
-LONGEST = 100
+LONGEST_SETTING = 100
 """Characters after which the text of a setting, such as the speeds of all clients, is replaced by a
 digest."""
 
@@ -62,32 +133,9 @@ digest."""
 class Protocol:
     """The settings that compared methods share.
 
-    `rounds` and `seeds` are converted from NumPy's integers to Python's, since they are written as
-    JSON.
-
-    Attributes:
-        federation: The clients and their data.
-        model: The model to train.
-        solver: The local solver.
-        cohort: How each round's clients are sampled.
-        systems: Which of these clients are stragglers, and how much work they do.
-        faults: How faulty updates are treated; None means no screening.
-        rounds: Number of rounds T.
-        evaluation: How records are measured; `clients` is None if that is all clients.
-        client_store: Where client state is stored.
-        seeds: The seeds, one for each run.
-        target: The target for `stop_at_target`.
-        stop_at_target: When a run that reaches the target ends.
-        selection: Which of a run's models is kept, and when a run without progress ends.
-        stop: A function of a record that returns whether its run ends; None means never.
-        initial: The initial parameters; None means those of `model.init`.
-        privacy: What hides the clients or their examples; None for nothing.
-        population: The clients' devices, by which the run has a clock; None for no clock.
-        asynchronous: How the server steps without waiting for a cohort; None for rounds in which
-            it waits.
-        aggregation: How the server makes one message of a round's.
-        attack: What dishonest clients send; None if all are honest.
-        compression: How clients' messages travel in fewer bits; None for in full.
+    Each is an argument of :func:`fedprox.simulate`, which describes it. `rounds` and `seeds` are
+    converted from NumPy's integers to Python's, since they are written as JSON;
+    `evaluation.clients` is None if it is all clients.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.
@@ -97,26 +145,27 @@ class Protocol:
     model: Model
     solver: Solver
     cohort: Cohort
-    systems: Systems = Systems()  # noqa: RUF009 (frozen)
-    faults: Faults | None = None
     rounds: int
-    evaluation: Evaluation = Evaluation()  # noqa: RUF009 (frozen)
-    client_store: Storage = "auto"
     seeds: tuple[int, ...]
+    initial: Params = None
+    client_store: Storage = "auto"
     target: Target | None = None
     stop_at_target: StopAtTarget = "never"
-    initial: Params = None
     selection: Selection = Selection()  # noqa: RUF009 (frozen)
     stop: Callable[[Record], bool] | None = None
-    privacy: Privacy | None = None
+    systems: Systems = Systems()  # noqa: RUF009 (frozen)
     population: Population | None = None
-    asynchronous: Asynchronous | None = None
+    # parts, in the order in which they change a method
     aggregation: Aggregation = Aggregation()  # noqa: RUF009 (frozen)
-    attack: Attack | None = None
     compression: Compression | None = None
+    evaluation: Evaluation = Evaluation()
+    asynchronous: Asynchronous | None = None
+    faults: Faults | None = None
+    attack: Attack | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
-        check_parts(**{name: getattr(self, name) for name in PARTS})
+        check_objects(**{name: getattr(self, name) for name in OBJECTS})
         require_whole("rounds", self.rounds, most=MOST_ROUNDS)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "evaluation", self.evaluation.of(self.federation))
@@ -150,16 +199,9 @@ class Protocol:
         )
         if self.population is not None:
             self.population.check(len(self.federation))
-        if self.asynchronous is not None:
-            require(
-                self.asynchronous.buffer <= self.cohort.clients_per_round,
-                f"asynchronous.buffer = {self.asynchronous.buffer}; it must be at most the clients "
-                f"at work, cohort.clients_per_round = {self.cohort.clients_per_round}",
-            )
-        check_delta(self.privacy, self.federation.train.sizes)
         check_case(Case(self))
-        if self.aggregation.ranks is not None:
-            self.aggregation.check_ranks(len(self.federation), rank_of(self.model.shapes))
+        for part in self.parts:
+            part.check(self.setting, self.federation.train.sizes)
 
     def plain(self, clients_per_round: int) -> "Protocol":
         """The same data, model and solver in rounds of so many clients, with no other setting.
@@ -180,9 +222,8 @@ class Protocol:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts, in the order in which they change a method."""
-        given = self.aggregation, self.compression, self.evaluation, self.asynchronous
-        others = self.faults, self.attack, self.privacy
-        return tuple(part for part in (*given, *others) if part is not None)
+        given = (getattr(self, each.name) for each in fields(self))
+        return tuple(part for part in given if isinstance(part, Part))
 
     @property
     def setting(self) -> Setting:
@@ -281,15 +322,13 @@ class Protocol:
         events = self.events(algorithm, solver, seed)
         return server_steps(self.asynchronous, events, self.cohort.clients_per_round)
 
-    def message_bits(self, algorithm: Algorithm) -> int | None:
-        """Bits of a client's message of a method; None without compression."""
-        return None if algorithm.pooled else self._update_bits
+    def message_bits(self, algorithm: Algorithm) -> int:
+        """Bits of a client's message of a method, which each record counts; 0 if not counted."""
+        return 0 if algorithm.pooled else self._update_bits
 
     @cached_property
-    def _update_bits(self) -> int | None:
-        """Bits of an update, which each record counts."""
-        bits = (part.update_bits(self.model.shapes) for part in self.parts)
-        return next((each for each in bits if each is not None), None)
+    def _update_bits(self) -> int:
+        return max((part.update_bits(self.model.shapes) for part in self.parts), default=0)
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -309,6 +348,12 @@ class Protocol:
         if self.evaluation.rows is None:
             return self.sampled
         return self.sampled.sample(self.evaluation.rows)
+
+    @cached_property
+    def test_labels(self) -> NDArray[np.int64]:
+        """Test labels that evaluations read of each client; 0 for a model without accuracy."""
+        read = self.measured.test
+        return read.labels if self.model.correct else np.zeros_like(read.sizes)
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -435,13 +480,13 @@ class Protocol:
                 raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
 
 
-PARTS: dict[str, Any] = {
+OBJECTS: dict[str, Any] = {
     name: kind
     for name, hint in get_type_hints(Protocol).items()
     for kind in get_args(hint) or (hint,)
     if is_dataclass(kind)
 }
-"""The types of a protocol's parts."""
+"""The types of the settings that are objects, by name."""
 
 
 def pace_of(
@@ -457,13 +502,11 @@ def pace_of(
     steps = solver.steps_per_epoch(federation.train.sizes)
     exchanges = 1 if algorithm.first.exchange is None else 2
     models = algorithm.communication / exchanges  # of an exchange
-    down = models * model.size_bytes
-    up = down
-    for part in () if algorithm.pooled else parts:
-        if (bits := part.download_bits(model.shapes)) is not None:
-            down = models * (bits / 8)
-        if (bits := part.update_bits(model.shapes)) is not None:
-            up = bits / 8
+    parts = () if algorithm.pooled else parts
+    received = max((part.download_bits(model.shapes) for part in parts), default=0) / 8
+    sent = max((part.update_bits(model.shapes) for part in parts), default=0) / 8
+    down = models * (received or model.size_bytes)
+    up = sent or models * model.size_bytes
     return population.pace(seed, algorithm, steps, down, up, algorithm.probed(model.shapes))
 
 
@@ -482,10 +525,10 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
     )
 
 
-def check_parts(**parts: object) -> None:
-    """Raise `InputError` unless each part of a protocol has its type in `PARTS`."""
-    for name, part in parts.items():
-        kind, hint = PARTS[name], get_type_hints(Protocol)[name]
+def check_objects(**given: object) -> None:
+    """Raise `InputError` unless each setting has its type in `OBJECTS`."""
+    for name, part in given.items():
+        kind, hint = OBJECTS[name], get_type_hints(Protocol)[name]
         optional = NoneType in get_args(hint)
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(
@@ -506,8 +549,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, np.generic):
         value = value.item()  # the repr of NumPy's numbers includes their type
     text = name_of(value) if callable(value) else repr(value)
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    if len(text) > LONGEST_SETTING:
+        text = f"{text[:LONGEST_SETTING]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
     return {name: text}
 
 

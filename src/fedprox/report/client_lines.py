@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fedprox.errors import InputError
 from fedprox.files.whole import append, flush_folder, naming, open_no_link, refuse_link
-from fedprox.results.clients import ClientRecord, checksum_of, client_columns
-from fedprox.results.record import Record
+from fedprox.results.record import ClientRecord, Record, checksum_of, client_columns
 
 LINES = "clients.jsonl"
 """Name of the file."""

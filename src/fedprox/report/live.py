@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from fedprox.errors import InputError, foreign, printable, require
 from fedprox.files.whole import holder, write_whole
 from fedprox.loop.checkpoint import Checkpoints
-from fedprox.loop.progress import Progress, status
+from fedprox.loop.following import Progress, status
 from fedprox.report.directory import RunDirectory
 from fedprox.report.page import write_report
 from fedprox.report.records import has, json_number

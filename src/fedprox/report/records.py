@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedprox.errors import require
 from fedprox.measures import MEASURES, ON_ROWS, OPTIONAL
-from fedprox.results.record import COLUMNS, Record
+from fedprox.results.record import RECORD_COLUMNS, Record
 from fedprox.results.run import Run
 
 LONGEST_SAID = 20
@@ -148,7 +148,7 @@ def number_of(record: Record, name: str) -> float:
     (2.3, 1.0, nan)
     """
     others = {**record.hparams, **record.metrics}
-    value = getattr(record, name) if name in COLUMNS else others.get(name)
+    value = getattr(record, name) if name in RECORD_COLUMNS else others.get(name)
     return math.nan if value is None else float(value)
 
 
@@ -176,7 +176,7 @@ def hparam_keys(hparams: Mapping[str, float]) -> dict[str, float]:
     >>> hparam_keys({"mu": 1.0, "epsilon": 0.001})
     {'mu': 1.0, 'hparam_epsilon': 0.001}
     """
-    return {HPARAM * (name in COLUMNS) + name: value for name, value in hparams.items()}
+    return {HPARAM * (name in RECORD_COLUMNS) + name: value for name, value in hparams.items()}
 
 
 def json_number(value: Any) -> Any:
@@ -221,14 +221,14 @@ def read_record(line: bytes) -> Record:
     fields: dict[str, Any] = {"hparams": {}, "metrics": {}}
     for key, value in table.items():
         number = math.nan if value is None else value
-        if key in COLUMNS and key not in fields:
+        if key in RECORD_COLUMNS and key not in fields:
             real = key == "learning_rate" or (key in MEASURES and MEASURES[key].kind is float)
             fields[key] = number if real else value
         elif key.startswith(METRICS):
             fields["metrics"][key] = number
         elif value is not None:
             name = key.removeprefix(HPARAM)
-            fields["hparams"][name if name in COLUMNS else key] = value
+            fields["hparams"][name if name in RECORD_COLUMNS else key] = value
     return RECORD.validate_python(fields, strict=True)
 
 

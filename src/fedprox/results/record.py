@@ -1,17 +1,82 @@
-"""Records: the measures of a run after an evaluated round."""
+"""Records: the measures of a run after an evaluated round, over all clients and of each client."""
 
+import hashlib
+import json
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, GetCoreSchemaHandler, create_model
 from pydantic_core import CoreSchema, core_schema
 
 from fedprox.errors import InputError, choices
 from fedprox.measures import MEASURES
-from fedprox.results.clients import ClientRecord
+
+
+class ClientRecord(NamedTuple):
+    """What an evaluation measured of each client that it read, and what these clients did before.
+
+    The records that callbacks receive have it as `Record.by_client`, if
+    `Evaluation(client_records=True)` asks for it.
+
+    Attributes:
+        clients: The clients' names, in the order of the arrays.
+        training_rows: Training rows n_k of each client, int64 (clients,).
+        test_rows: Test rows of each client, int64 (clients,).
+        train_loss: F_k(w), float64 (clients,); NaN for a client whose loss or gradient is not
+            finite, if updates are screened.
+        test_accuracy: Accuracy over the client's test rows, float64 (clients,); NaN without test
+            rows.
+        rounds: Rounds since the previous record in which the client trained, int64 (clients,).
+        steps: Mini-batch steps that it took in these rounds, int64 (clients,).
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.synthetic(clients=4)
+        >>> seen = []
+        >>> runs = fp.simulate(
+        ...     federation,
+        ...     fp.models.logistic(federation),
+        ...     fp.fedavg(),
+        ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, steps=3),
+        ...     cohort=fp.Cohort(clients_per_round=2),
+        ...     rounds=1,
+        ...     evaluation=fp.Evaluation(client_records=True),
+        ...     callbacks=[fp.Callback(on_record=seen.append)],
+        ... )
+        >>> sorted(seen[-1].by_client.steps.tolist())
+        [0, 0, 3, 3]
+    """
+
+    clients: Sequence[str]
+    training_rows: NDArray[np.int64]
+    test_rows: NDArray[np.int64]
+    train_loss: NDArray[np.float64]
+    test_accuracy: NDArray[np.float64]
+    rounds: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+
+def client_columns(measures: ClientRecord) -> bytes:
+    """The measures of clients as JSON columns; null for numbers that are not finite."""
+    columns: dict[str, Any] = {"clients": list(measures.clients)}
+    for name in measures._fields[1:]:
+        values = getattr(measures, name)
+        columns[name] = [_number(value) for value in values.tolist()]
+    return json.dumps(columns, allow_nan=False).encode()
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def checksum_of(columns: bytes) -> str:
+    """The checksum of `client_columns`, by which a run that resumes knows them again."""
+    return hashlib.sha256(columns).hexdigest()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -55,7 +120,7 @@ class Record:
     def __getattr__(self, name: str) -> Any:
         if name in MEASURES:
             return self.measures.get(name, MEASURES[name].missing)
-        raise AttributeError(f"Record: no attribute {name!r}; {choices(name, COLUMNS)}")
+        raise AttributeError(f"Record: no attribute {name!r}; {choices(name, RECORD_COLUMNS)}")
 
     def __eq__(self, other: object) -> bool:
         """Whether all values are the same, also where they are NaN; `by_client` by its checksum."""
@@ -86,7 +151,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """All attributes and measures by their names, also those that were not measured."""
-        return {name: getattr(self, name) for name in COLUMNS}
+        return {name: getattr(self, name) for name in RECORD_COLUMNS}
 
     def __repr__(self) -> str:
         return f"Record({self.label!r}, seed {self.seed}, round {self.round}: {figures(self)})"
@@ -94,13 +159,13 @@ class Record:
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Read a record from what `as_dict` returns."""
-        return core_schema.no_info_after_validator_function(_record_of, handler(Table))
+        return core_schema.no_info_after_validator_function(_record_of, handler(RecordTable))
 
 
 OWN = [each.name for each in fields(Record) if each.name != "measures"]
 """The attributes of a record that are no measures."""
 
-COLUMNS = [*OWN[:6], *MEASURES, *OWN[6:]]
+RECORD_COLUMNS = [*OWN[:6], *MEASURES, *OWN[6:]]
 """The attributes of a record but `measures`, whose keys are here themselves."""
 
 LATER = ("empty_rounds", "test_loss")
@@ -120,7 +185,7 @@ COLUMN_TYPES: dict[str, Any] = {
     "by_client": (None, None),
     "by_client_checksum": (str | None, None),
 }
-Table = create_model("Table", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
+RecordTable = create_model("RecordTable", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
 """What `Record.as_dict` returns, as files hold it."""
 
 

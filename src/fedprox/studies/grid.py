@@ -12,7 +12,7 @@ from fedprox.federation import Federation
 from fedprox.loop.simulate import simulate
 from fedprox.model import Model
 from fedprox.protocol.method import sweep_points
-from fedprox.protocol.protocol import PARTS
+from fedprox.protocol.protocol import OBJECTS
 from fedprox.solver import Solver
 from fedprox.user_code import call
 
@@ -115,7 +115,7 @@ def _settings(where: str, value: object) -> Arguments:
     elif isinstance(value, Algorithm):
         settings = {METHOD: value}
     else:
-        kinds = [name for name, kind in PARTS.items() if isinstance(value, kind)]
+        kinds = [name for name, kind in OBJECTS.items() if isinstance(value, kind)]
         of_data = where.startswith(DATA) and callable(value)
         require(
             kinds or of_data,

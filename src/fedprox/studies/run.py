@@ -14,9 +14,8 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, check_fields, require, shown
 from fedprox.federation import Federation
 from fedprox.files.whole import locked
-from fedprox.loop.callbacks import Callback
 from fedprox.loop.checkpoint import Checkpoints, Stopped
-from fedprox.loop.progress import Progress, Report, showing
+from fedprox.loop.following import Callback, Progress, Report, showing
 from fedprox.loop.simulate import prepare, simulate
 from fedprox.measures import lower_is_better
 from fedprox.model import Model

@@ -13,7 +13,7 @@ from fedprox.model import Model
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.protocol.protocol import measures_of
-from fedprox.results.record import COLUMNS
+from fedprox.results.record import RECORD_COLUMNS
 from fedprox.studies.grid import METHOD, SETTINGS, Cell, cells_of, check_budgets
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
 from fedprox.studies.run import Place, Tuning, check_cell, check_seeds, train_cells
@@ -165,6 +165,6 @@ def _check_measure(where: str, measure: object, model: Model, federation: Federa
     known = measures_of(model, federation)
     of_rows = isinstance(measure, str) and measure.partition("_")[0] in ON_ROWS
     require(
-        measure in known or (not of_rows and measure in COLUMNS),
+        measure in known or (not of_rows and measure in RECORD_COLUMNS),
         f"measure = {shown(measure)}; {where} has {', '.join(known)}",
     )

@@ -85,6 +85,21 @@ def test_clients_own_models_are_measured_by_a_program_compiled_once(
     assert compiled["jit(sums)"] == 0
 
 
+def test_a_model_that_is_built_anew_is_evaluated_by_the_same_program(
+    compiled: Counter[str],
+) -> None:
+    def evaluated() -> fp.EvaluationResult:
+        model = fp.models.logistic(FEDERATION, initial="zeros")
+        return fp.evaluate(model, model.init(jax.random.key(0)), FEDERATION)
+
+    first = evaluated()
+    assert compiled["jit(totals)"] == 2  # of training and of test rows
+    compiled.clear()
+    again = evaluated()
+    assert again.train_loss == first.train_loss
+    assert not compiled
+
+
 def test_methods_and_models_that_are_built_anew_are_equal() -> None:
     for variant in VARIANTS.values():
         built = [method_named(variant.keys, "method.0")[0] for _ in range(2)]

@@ -1,6 +1,7 @@
 """Sums of losses, labels met and metrics over rows, for whatever measures models.
 
-Evaluations of a run and of nodes, of clients' own models and of newcomers all compute these.
+Evaluations of a run and of nodes, of clients' own models and of newcomers all compute these, and
+`fedprox.evaluate`.
 """
 
 from typing import Any
@@ -12,13 +13,17 @@ from jax.stages import Wrapped
 from numpy.typing import NDArray
 
 from fedprox.devices.programs import Request, compiled
+from fedprox.features import index_of, look_up, with_index
 from fedprox.federation import Rows
 from fedprox.metrics import Terms, terms_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, losses_of, with_base
-from fedprox.precision import real_type
+from fedprox.precision import in_shape, real_type
 
 TOGETHER = 2**15
 """Most rows of several clients that are measured together by the same models."""
+
+ROWS = 512
+"""Most rows of any clients that `row_totals` has on the device at once."""
 
 Values = NDArray[np.float64]
 
@@ -78,3 +83,58 @@ def _sums_program(model: Model, own: bool) -> Wrapped:
         return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)
 
     return jax.jit(sums)
+
+
+def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
+    """Sums of one model over each client's rows: float64, leaves (clients, ...).
+
+    They are "loss", the metrics' terms by their names as "metrics" and, for a model with accuracy,
+    the labels met as "correct". Rows are read in slices of any clients, so one program serves all.
+    """
+    clients, index = len(rows.sizes), index_of(rows.x)
+    owner = np.repeat(np.arange(clients), rows.sizes)
+    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
+    width = max(1, min(ROWS, len(rows)))
+    params = jax.tree.map(jnp.asarray, params)
+    arguments = (
+        model.base,
+        params,
+        with_index(shared, in_shape((width, *index.shape[1:]), index.dtype)),
+        in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
+        in_shape((width,), np.int32),
+    )
+    sums = jax.tree.map(
+        lambda a: np.zeros((clients, *a.shape[1:])), jax.eval_shape(_totals(model), *arguments)
+    )
+    if not len(rows):
+        return sums
+    summed = compiled(Request(lambda: _totals(model), arguments, ("row totals", model)))
+    for start in range(0, len(rows), width):
+        # the last slice is as wide as the others
+        begin = min(start, len(rows) - width)
+        at = slice(begin, begin + width)
+        here, place = np.unique(owner[at], return_inverse=True)
+        place[: start - begin] = width  # rows of the slice before are dropped
+        x = with_index(shared, index[at])
+        part = summed(model.base, params, x, rows.y[at], place.astype(np.int32))
+        for total, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            total[here] += np.asarray(of_slice)[: len(here)]
+    return sums
+
+
+def _totals(model: Model) -> Wrapped:
+    """(base, params, x, y, place) -> sums over the rows of each place, leaves (rows, ...)."""
+
+    def totals(base: Any, params: Params, x: Any, y: jax.Array, place: jax.Array) -> dict[str, Any]:
+        whole = with_base(model, base)
+        outputs = whole.apply(params, look_up(x, index_of(x)))
+        by_row = {
+            "loss": losses_of(whole, outputs, y),
+            "metrics": terms_of(whole.metrics, outputs, y),
+        }
+        if whole.correct is not None:
+            met = labels_met(whole, outputs, y)
+            by_row["correct"] = met.reshape(len(y), -1).sum(axis=1)
+        return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
+
+    return jax.jit(totals)

@@ -27,7 +27,7 @@ to the same norm and get noise of their own.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -61,7 +61,7 @@ from fedprox.errors import (
 )
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
-from fedprox.parts.part import LocalGradient, Part, Reduction, Setting
+from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting
 from fedprox.parts.privacy.accounting import (
     NOISES,
     Accountant,
@@ -215,6 +215,21 @@ class Privacy(Part):
 
     own_noise = True
     """Whether each sweep point of each method has noise of its own."""
+
+    @property
+    def of_rounds(self) -> str:
+        """Noise that is calibrated to the epsilon of all rounds."""
+        return "" if self.epsilon is None else "the noise of privacy.epsilon"
+
+    def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
+        """Raise `InputError` if delta is too large to mean anything."""
+        del setting
+        check_delta(self, sizes)
+
+    def measures(self, columns: Columns) -> Mapping[str, float]:
+        """The delta of each epsilon."""
+        del columns
+        return {"delta": self.delta}
 
     @property
     def keyed(self) -> bool:
