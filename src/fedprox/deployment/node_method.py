@@ -38,7 +38,7 @@ from fedprox.engine.compiled.layout import Layout, bucket, lay_out, needed
 from fedprox.engine.compiled.node_part import FirstPart, Part, gradients_program, part_program
 from fedprox.engine.compiled.round import Inputs, Server
 from fedprox.engine.planning.batch_plan import Capacity, job_ticks
-from fedprox.engine.planning.jobs import Jobs, no_jobs
+from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.planning.packing import Segments
 from fedprox.engine.planning.poisson import PoissonTicks
 from fedprox.engine.planning.reads import Exchange
@@ -244,7 +244,7 @@ class NodeMethod:
             ticks = PoissonTicks(self.solver, self.base.shape.width, seed)
             jobs = jobs.with_columns(ticks=ticks.count(jobs, round_))
             given["noise_words"] = words
-        work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
+        work = RoundWork(len(jobs.client), jobs=jobs)
         layout = self._layout(work)
         call = plan_call(self.method, self.rows, layout, seed, round_, [work])
         (x, y), plan, exchange = call.rows, call.plan, call.exchange
@@ -285,7 +285,7 @@ class NodeMethod:
     def gradients(self, jobs: Jobs, params: Params, seconds: float | None = None) -> RoundPart:
         """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages."""
         self._check_seconds(seconds)
-        work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
+        work = RoundWork(len(jobs.client), exchange=jobs)
         layout = self._layout(work)
         (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
         until = None if seconds is None else Until(*(np.float32(seconds),) * 3)

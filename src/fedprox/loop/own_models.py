@@ -17,7 +17,7 @@ from fedprox.engine.compiled.layout import bucket, lay_out, needed
 from fedprox.engine.compiled.node_part import part_program
 from fedprox.engine.compiled.round import Inputs, Server
 from fedprox.engine.compiled.row_sums import TOGETHER, client_sums
-from fedprox.engine.planning.jobs import jobs_of, no_jobs
+from fedprox.engine.planning.jobs import jobs_of
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.client_store import Store
 from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
@@ -182,7 +182,7 @@ class FineTuning:
             participation=ones / len(block),
             relative_size=ones,
         )
-        work = RoundWork(len(block), 0, 0, jobs, no_jobs())
+        work = RoundWork(len(block), jobs=jobs)
         need = needed(self.layout, solver, work)
         room = self.rows.needed([work], self.layout.width)
         self.layout = self.layout.fitting(need._replace(rows=room))

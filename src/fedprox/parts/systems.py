@@ -111,7 +111,7 @@ class Systems:
         sizes: NDArray[np.int64],
         solver: Solver,
         *,
-        in_time: NDArray[np.float64] | None = None,
+        in_time: NDArray[np.float64] | float = np.inf,
         independent: bool = False,
     ) -> Work:
         """The work of each client of a cohort.
@@ -128,16 +128,14 @@ class Systems:
             cohort: Indices of the clients, shape (K,).
             sizes: Their training rows n_k, shape (K,).
             solver: Defines the work of a client that finishes.
-            in_time: Steps that each client has time for, shape (K,), if there is a deadline; None
-                if nobody knows in advance.
+            in_time: Steps that each client has time for by the deadline, shape (K,), as far as this
+                is known in advance.
             independent: Whether a client's work is a function of (seed, round, client) alone, as
                 privacy requires.
         """
         steps = solver.steps_for(sizes)
-        if in_time is not None:
-            return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         if self.deadline is not None:
-            return Work(steps, np.zeros(len(cohort), np.bool_))
+            return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
         stragglers = self._stragglers(seed, round_, cohort, independent=independent)
         whole_epochs = solver.epochs is not None and solver.epochs > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)
@@ -181,7 +179,7 @@ class Systems:
         cohorts: range,
         *,
         whole: bool,
-        in_time: NDArray[np.float64] | None,
+        in_time: NDArray[np.float64],
         independent: bool = False,
     ) -> None:
         """Raise `InputError` if no client can ever take part in a round.
@@ -191,18 +189,18 @@ class Systems:
             solver: Defines the work of a client that finishes.
             cohorts: The possible sizes of a cohort.
             whole: Whether stragglers are dropped, so that only clients that finish take part.
-            in_time: Steps that each client has time for, shape (clients,), if there is a deadline;
-                None if nobody knows in advance.
+            in_time: Steps that each client has time for by the deadline, shape (clients,), as far
+                as this is known in advance.
             independent: Whether each client is a straggler independently of the others.
         """
-        if in_time is not None:
+        if self.deadline is not None:
             enough = in_time >= (solver.steps_for(sizes) if whole else 1)
             require(
                 enough.any(),
                 f"systems.deadline = {self.deadline:g}: no client has time for "
                 f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}",
             )
-        if self.deadline is None:
+        else:
             counts = np.arange(cohorts.start, cohorts.stop)
             some = (counts > np.round(self.stragglers * counts)).any()
             require(

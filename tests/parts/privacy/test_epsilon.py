@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.engine.epsilon import LocalSteps, Spent
-from fedprox.engine.planning.round_work import round_work
+from fedprox.engine.planning.round_work import drawn_works
 from fedprox.protocol.method import Method, checked_methods
 from fedprox.protocol.protocol import Protocol
 
@@ -37,11 +37,11 @@ def method() -> Method:
 
 
 METHOD = method()
+GIVEN = METHOD.protocol, METHOD.algorithm, METHOD.solver
 
 BY_ROUND = np.zeros((ROUNDS, 5), np.int64)
-for t in range(ROUNDS):
-    jobs = round_work(METHOD.protocol, METHOD.algorithm, METHOD.solver, 1, t).jobs
-    BY_ROUND[t, jobs.client] = jobs.steps
+for t, work in zip(range(ROUNDS), drawn_works(*GIVEN, 1), strict=False):
+    BY_ROUND[t, work.jobs.client] = work.jobs.steps
 
 
 @given(

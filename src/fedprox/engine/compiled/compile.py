@@ -30,7 +30,7 @@ from fedprox.engine.compiled.round import (
 )
 from fedprox.engine.planning.batch_plan import BatchPlan, plan_rounds
 from fedprox.engine.planning.jobs import no_jobs
-from fedprox.engine.planning.round_work import no_work
+from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.training_data import Data, DeviceRows, rows_spec
 from fedprox.jax_internals import peak_bytes
 from fedprox.model import Params
@@ -137,7 +137,7 @@ class Compiler:
         plan, exchange = self._empty_plan(layout), exchanges([], layout)
         held = None
         if self.method.algorithm.client.state is not None:
-            held = held_state(plan, [no_work()], layout).at
+            held = held_state(plan, [RoundWork()], layout).at
         inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
         return Request(
             lambda: rounds_program(self.method, layout, self.mesh, specs),

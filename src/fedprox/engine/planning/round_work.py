@@ -30,20 +30,15 @@ class RoundWork(NamedTuple):
         jobs: The jobs of the other clients.
         exchange: Jobs of the first cohort, if the method has a first exchange; they take no steps.
             If this is the round's own, its clients have a job of each kind.
-        time: Seconds from the begin of the run to the end of the round; None without a clock.
+        time: Seconds from the begin of the run to the end of the round; 0 without a clock.
     """
 
-    clients: int
-    stragglers: int
-    dropped: int
-    jobs: Jobs
-    exchange: Jobs
-    time: float | None = None
-
-
-def no_work(time: float | None = None) -> RoundWork:
-    """The work of a round without clients, which ends at some time."""
-    return RoundWork(0, 0, 0, no_jobs(), no_jobs(), time)
+    clients: int = 0
+    stragglers: int = 0
+    dropped: int = 0
+    jobs: Jobs = no_jobs()
+    exchange: Jobs = no_jobs()
+    time: float = 0.0
 
 
 def works(
@@ -77,7 +72,8 @@ def drawn_works(
         buffered = buffered_works(protocol, algorithm, solver, steps)
         yield from itertools.islice(buffered, first, None)
     timeline = protocol.timeline(algorithm, solver, seed)
-    begin = first if timeline is None else 0  # a round begins when the one before ends
+    # by a clock, a round begins when the one before ends
+    begin = 0 if protocol.has_clock(algorithm) else first
     each = (
         round_work(protocol, algorithm, solver, seed, t, timeline) for t in itertools.count(begin)
     )
@@ -88,13 +84,12 @@ def buffered_works(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, steps: Iterator[Step], first: int = 0
 ) -> Iterator[RoundWork]:
     """The work of the server's steps without a barrier, from step `first` on: its buffer."""
-    timed = protocol.begin_time(algorithm) is not None
     for t, step in enumerate(steps, first):
         jobs = whole_jobs(protocol, algorithm, solver, step.clients)
         jobs = jobs._replace(weight=jobs.weight * step.factor)
         jobs = jobs.with_columns(**step.columns(t, solver))
-        clients, time = len(step.clients) + step.lost, step.time if timed else None
-        yield RoundWork(clients, step.lost, step.lost, jobs, no_jobs(), time)
+        clients = len(step.clients) + step.lost
+        yield RoundWork(clients, step.lost, step.lost, jobs, time=step.time)
 
 
 def whole_jobs(
@@ -102,8 +97,8 @@ def whole_jobs(
 ) -> Jobs:
     """The jobs of clients that do all their work."""
     sizes = protocol.federation.train.sizes[clients]
-    drawn = _with_method_mass(protocol, algorithm, Drawn(clients, sizes))
-    return _jobs(protocol, algorithm, drawn, solver.steps_for(sizes), np.zeros(len(sizes)))
+    steps, gamma = solver.steps_for(sizes), np.zeros(len(sizes))
+    return _jobs(protocol, algorithm, Drawn(clients, sizes), steps, gamma)
 
 
 def round_work(
@@ -112,100 +107,79 @@ def round_work(
     solver: Solver,
     seed: int,
     t: int,
-    timeline: Timeline | None = None,
+    timeline: Timeline,
 ) -> RoundWork:
     """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
-    train, deadline = protocol.federation.train, protocol.systems.deadline
-    candidates = None if timeline is None else timeline.candidates()
-    drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT, candidates)
-    chosen = drawn.clients
-    first = drawn
-    if algorithm.first.exchange is not None and algorithm.first.cohort == "another":
-        first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT, candidates)
-    sizes = train.sizes[chosen]
+    systems, sizes = protocol.systems, protocol.federation.train.sizes
+    candidates, alone = timeline.candidates(), protocol.independent
+
+    def draw(purpose: Purpose) -> Drawn:
+        return protocol.cohort.draw(
+            *(seed, t, protocol.federation.train.offsets, purpose),
+            poisson=alone,
+            capacity=protocol.capacity(algorithm),
+            candidates=candidates,
+        )
+
+    drawn = draw(Purpose.COHORT)
+    first, chosen, exchanges = drawn, drawn.clients, algorithm.first.exchange is not None
+    if exchanges and algorithm.first.cohort == "another":
+        first = draw(Purpose.GRADIENT_COHORT)
     if algorithm.client.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.client.round_steps, seed, t)
         solver = solver.changed(steps=steps)
-    alone = protocol.independent
-    left, in_time = math.inf if deadline is None else deadline, None
+    left = math.inf if systems.deadline is None else systems.deadline
     read, before = np.ones(len(first.clients), bool), 0.0
-    if timeline is not None:
-        if algorithm.first.exchange is not None:
-            read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
-            if alone and deadline is not None:  # nobody's time must depend on the others
-                before = FIRST_SHARE * deadline
+    if exchanges:
+        read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
+        if alone and left < math.inf:  # nobody's time must depend on the others
+            before = FIRST_SHARE * left
         left -= before
-        in_time = None if deadline is None else timeline.pace.in_time(chosen, left)
-    work = protocol.systems.work(seed, t, chosen, sizes, solver, in_time=in_time, independent=alone)
-    stragglers = int(work.stragglers.sum())
-    if algorithm.pooled and not work.steps.sum():
-        return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
+    in_time = timeline.pace.in_time(chosen, left)
+    work = systems.work(seed, t, chosen, sizes[chosen], solver, in_time=in_time, independent=alone)
     if algorithm.pooled:
-        one = np.ones(1, np.int64)
-        jobs = Jobs(  # one client with all rows
-            one * len(protocol.federation),
-            first_row=one * 0,
-            size=one * len(train),
-            steps=one * work.steps.sum(),
-            weight=np.ones(1),
-            gamma=solver.gammas(t, one * len(protocol.federation)),
-            participation=np.ones(1),
-            relative_size=np.ones(1),
-            owner=one * 0,
-            device_row=one * 0,
-        )
-        return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
+        jobs = _pooled_jobs(protocol, solver, t, int(work.steps.sum()))
+        return RoundWork(len(chosen), int(work.stragglers.sum()), 0, jobs)
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
-    if timeline is not None:
-        takes_part &= read if first is drawn else read.any()
-        times = timeline.times(t, chosen, work.steps, before)
-        most = min(protocol.cohort.messages, len(chosen))
-        takes_part, seconds = timeline.end(times, takes_part, most, left)
-        timeline.now += before + seconds
-        # whoever arrives late, or never, could not finish either
-        stragglers = int((work.stragglers | ~takes_part).sum())
+    takes_part &= read if first is drawn else not len(read) or read.any()
+    times = timeline.times(t, chosen, work.steps, before)
+    most = min(protocol.cohort.messages, len(chosen))
+    takes_part, seconds = timeline.end(times, takes_part, most, left)
+    timeline.now += before + seconds
+    # whoever arrives late, or never, could not finish either
+    stragglers = int((work.stragglers | ~takes_part).sum())
     counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
     if alone:  # the user's function must not see who else takes part
         gamma = np.array([solver.gammas(t, client)[0] for client in counted.clients[:, None]])
     else:
         gamma = solver.gammas(t, counted.clients)
-    counted = _with_method_mass(protocol, algorithm, counted)
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
-    if algorithm.first.exchange is not None:
-        if first is drawn:
-            first = counted
-        else:
-            first = Drawn(first.clients[read], first.mass[read])
-            first = _with_method_mass(protocol, algorithm, first)
+    if exchanges:
+        first = counted if first is drawn else Drawn(first.clients[read], first.mass[read])
         zeros = np.zeros(len(first.clients))
         exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
-    dropped, now = int((~takes_part).sum()), None if timeline is None else timeline.now
-    return RoundWork(len(chosen), stragglers, dropped, jobs, exchange, now)
+    dropped = int((~takes_part).sum())
+    return RoundWork(len(chosen), stragglers, dropped, jobs, exchange, timeline.now)
 
 
-def _draw(
-    protocol: Protocol,
-    algorithm: Algorithm,
-    seed: int,
-    t: int,
-    purpose: Purpose,
-    candidates: NDArray[np.int64] | None,
-) -> Drawn:
-    """A cohort of round t, from the candidates; None for all clients."""
-    return protocol.cohort.draw(
-        *(seed, t, protocol.federation.train.offsets, purpose),
-        poisson=protocol.independent,
-        capacity=protocol.capacity(algorithm),
-        candidates=candidates,
+def _pooled_jobs(protocol: Protocol, solver: Solver, t: int, steps: int) -> Jobs:
+    """The job of one client with all rows, if it takes steps."""
+    if not steps:
+        return no_jobs()
+    one, clients = np.ones(1, np.int64), len(protocol.federation)
+    return Jobs(
+        one * clients,
+        first_row=one * 0,
+        size=one * len(protocol.federation.train),
+        steps=one * steps,
+        weight=np.ones(1),
+        gamma=solver.gammas(t, one * clients),
+        participation=np.ones(1),
+        relative_size=np.ones(1),
+        owner=one * 0,
+        device_row=one * 0,
     )
-
-
-def _with_method_mass(protocol: Protocol, algorithm: Algorithm, drawn: Drawn) -> Drawn:
-    """The same clients, with equal masses if the method counts each client once."""
-    if algorithm.average == "rows" or protocol.cohort.sampling == "proportional":
-        return drawn
-    return Drawn(drawn.clients, np.ones_like(drawn.mass))
 
 
 def _jobs(
@@ -215,8 +189,13 @@ def _jobs(
     steps: NDArray[np.int64],
     gamma: NDArray[np.float64],
 ) -> Jobs:
-    """The jobs of clients with these steps and gammas."""
+    """The jobs of clients with these steps and gammas.
+
+    If the method counts each client once, their masses are equal.
+    """
     clients = len(protocol.federation)
+    if algorithm.average != "rows" and protocol.cohort.sampling != "proportional":
+        drawn = Drawn(drawn.clients, np.ones_like(drawn.mass))
     rows = protocol.federation.train.sizes[drawn.clients]
     total = len(protocol.federation.train) if algorithm.average == "rows" else clients
     if protocol.cohort.sampling == "proportional":
