@@ -42,8 +42,7 @@ from fedprox.engine.planning.batch_plan import (
     plan_rounds,
     tick_width,
 )
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import choose_lanes, pack, segments
+from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack, segments
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.protocol.cohort import weights

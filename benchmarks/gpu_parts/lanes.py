@@ -23,7 +23,7 @@ import fedprox as fp
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import Row, rounds_for, row_named
 from fedprox.engine.compiled import layout
-from fedprox.engine.planning.packing import choose_lanes, pack
+from fedprox.engine.planning.jobs import choose_lanes, pack
 from fedprox.engine.planning.reads import slice_width, slices
 
 GRID = (1, 8, 64, 16, 32, 4, 2)

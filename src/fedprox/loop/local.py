@@ -9,18 +9,16 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import State
-from fedprox.engine.compiled.call_inputs import read_cohort
-from fedprox.engine.compiled.compile import Compiler, Programs
+from fedprox.engine.compiled.compile import Call, Compiler, Programs, inexactness_arguments
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.compiled.layout import lay_out, stores_messages
-from fedprox.engine.compiled.round import After, Inputs, Server
+from fedprox.engine.compiled.round import After, Server
 from fedprox.engine.storage.client_store import Store, open_store
-from fedprox.engine.storage.training_data import Data, copy_to_devices, training_rows
+from fedprox.engine.storage.training_data import DeviceData, copy_to_devices, training_rows
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.execution import (
     Done,
@@ -31,7 +29,7 @@ from fedprox.loop.execution import (
     faulty_updates,
 )
 from fedprox.loop.own_models import OwnMeasures, OwnModels
-from fedprox.loop.planner import PLANS_AHEAD, Call, Planner, chunks
+from fedprox.loop.planner import PLANS_AHEAD, Planner, chunks
 from fedprox.loop.progress import Progress, Report
 from fedprox.model import Params
 from fedprox.protocol.method import Method
@@ -48,7 +46,7 @@ class Devices:
         self.mesh, self.protocol, self.checkpoints = mesh, protocol, checkpoints
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> DeviceData:
         """The rows on the devices."""
         protocol = self.protocol
         return copy_to_devices(
@@ -145,8 +143,8 @@ class LocalSeed:
         call, method = next(self.planned), self.local.method
         programs = self.local.programs(call.layout)
         after = self._run_program(programs, call, now)
-        if self.store is not None and call.held is not None:
-            self.store.write(call.held.clients, after.client_state)
+        if self.store is not None:
+            self.store.write(call.clients, after.client_state)
             after = after._replace(client_state=None)  # free the memory
         gamma = None
         if programs.inexactness is not None and method.protocol.is_recorded(call.done):
@@ -175,23 +173,16 @@ class LocalSeed:
 
     def _run_program(self, programs: Programs, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
-        client_state, at = None, None
-        if self.store is not None and call.held is not None:
-            client_state, at = self.store.read(call.held.clients), call.held.at
-        count = np.int32(len(call.work))
-        x, y = call.rows
-        inputs = Inputs(now.hparams, x, y, call.plan, call.exchange, count, at)
+        client_state = None if self.store is None else self.store.read(call.clients)
+        inputs = call.inputs._replace(hparams=now.hparams)
         return programs.rounds(Server(now.state, client_state), inputs)
 
     def _gamma(
         self, inexactness: Callable[..., jax.Array], call: Call, after: After, now: RunState
     ) -> jax.Array:
         """gamma_k of a call's last round."""
-        jobs, last = call.work[-1].jobs, len(call.work) - 1
-        mesh = self.local.devices.mesh
-        cohort = read_cohort(jobs, call.plan, last, after.before, call.layout, mesh)
-        local = after.local.params
-        return inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
+        known = call, after.problem_state, now.hparams, after.local.params, after.before
+        return inexactness(*inexactness_arguments(*known, self.local.devices.mesh))
 
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure a state."""

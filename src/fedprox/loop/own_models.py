@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ClientContext, HParams, Own, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.devices.mesh import accept_host_arrays, replicate, shard
-from fedprox.devices.programs import Request, compiled
-from fedprox.engine.compiled.compile import known
+from fedprox.devices.programs import ProgramSpec, compiled
+from fedprox.engine.compiled.compile import known, plan_call
+from fedprox.engine.compiled.evaluation import TOGETHER, client_sums
 from fedprox.engine.compiled.layout import bucket, lay_out, needed
 from fedprox.engine.compiled.node_part import part_program
-from fedprox.engine.compiled.round import Inputs, Server
-from fedprox.engine.compiled.row_sums import TOGETHER, client_sums
+from fedprox.engine.compiled.round import Server
 from fedprox.engine.planning.jobs import jobs_of
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.client_store import Store
-from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
-from fedprox.loop.planner import plan_call
+from fedprox.engine.storage.training_data import DeviceData, rows_spec, training_rows
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
@@ -52,7 +51,7 @@ class OwnMeasures(NamedTuple):
 class OwnModels:
     """Measures the own models of all clients that an evaluation reads, and that have test rows."""
 
-    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params) -> None:
+    def __init__(self, method: Method, mesh: Mesh, data: DeviceData, params: Params) -> None:
         self.method, self.mesh = method, mesh
         protocol = method.protocol
         self.test = protocol.measured.test
@@ -150,7 +149,9 @@ class OwnModels:
 class FineTuning:
     """Local steps of clients from given models, by the compiled program of rounds."""
 
-    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params, steps: int) -> None:
+    def __init__(
+        self, method: Method, mesh: Mesh, data: DeviceData, params: Params, steps: int
+    ) -> None:
         protocol = method.protocol
         alone = protocol.plain(min(BLOCK, len(protocol.federation)))
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
@@ -184,18 +185,17 @@ class FineTuning:
         )
         work = RoundWork(len(block), jobs=jobs)
         need = needed(self.layout, solver, work)
-        room = self.rows.needed([work], self.layout.width)
+        room = self.rows.needed([work], self.layout.reading.width)
         self.layout = self.layout.fitting(need._replace(rows=room))
         call = plan_call(method, self.rows, self.layout, seed, t, [work])
-        assert call.held is not None  # its clients keep their models
-        at, (x, y) = call.held.clients, call.rows
+        at = call.clients  # which keep their models
         models = jax.tree.map(np.asarray, first(at))
         state = Own(models, jax.numpy.zeros((len(at), len(method.points)), bool))
-        inputs = Inputs(dict(hparams), x, y, call.plan, None, np.int32(1))
+        inputs = call.inputs._replace(hparams=dict(hparams))
         server = Server(replicate(self.mesh, params), shard(self.mesh, state))
         if call.layout not in self.programs:
-            specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
-            request = Request(
+            specs = tuple(rows_spec(a, method.protocol.ownership) for a in (inputs.x, inputs.y))
+            request = ProgramSpec(
                 lambda: part_program(method, call.layout, self.mesh, specs),
                 (method.protocol.model.base, server, inputs),
                 ("part", *known(method, call.layout, self.mesh)),

@@ -4,14 +4,11 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
-from fedprox.engine.compiled.call_inputs import Held, exchanges, held_state
+from fedprox.engine.compiled.compile import Call, plan_call
 from fedprox.engine.compiled.layout import Layout, needed
-from fedprox.engine.planning.batch_plan import BatchPlan, plan_rounds
-from fedprox.engine.planning.reads import Exchange
 from fedprox.engine.planning.round_work import RoundWork, works
-from fedprox.engine.storage.training_data import DeviceRows, TrainingRows
+from fedprox.engine.storage.training_data import TrainingRows
 from fedprox.protocol.method import Method
 
 PLANS_AHEAD = 3
@@ -31,61 +28,6 @@ def chunks(
         last = min(begin + most, rounds, *following)
         yield begin, last
         begin = last
-
-
-class Call(NamedTuple):
-    """The inputs of one call of the rounds' program.
-
-    Attributes:
-        first: The first of its rounds.
-        work: The work of its rounds; `device_row` refers to `rows`.
-        rows: The training rows.
-        plan: The batch plan.
-        exchange: How gradients are read before the work; None if the method does not.
-        held: Whose state the call holds; None for a method without client state.
-        layout: The shapes of these inputs.
-    """
-
-    first: int
-    work: Sequence[RoundWork]
-    rows: DeviceRows
-    plan: BatchPlan
-    exchange: Exchange | None
-    held: Held | None
-    layout: Layout
-
-    @property
-    def done(self) -> int:
-        """Number of rounds done after it."""
-        return self.first + len(self.work)
-
-
-def plan_call(
-    method: Method,
-    rows: TrainingRows,
-    layout: Layout,
-    seed: int,
-    first: int,
-    work: Sequence[RoundWork],
-) -> Call:
-    """Plan the call of some rounds."""
-    protocol = method.protocol
-    on_devices, placed = rows.of(work, layout.width, layout.room.rows)
-    plan = plan_rounds(
-        layout.shape,
-        layout.room,
-        method.solver,
-        seed,
-        [(t, each.jobs) for t, each in enumerate(placed, start=first)],
-        noisy=protocol.noisy,
-        keyed=method.keyed,
-        columns=method.no_columns,
-        process_index=protocol.ownership.process_index,
-    )
-    held = None
-    if method.algorithm.client.state is not None:
-        held = held_state(plan, placed, layout)
-    return Call(first, placed, on_devices, plan, exchanges(placed, layout), held, layout)
 
 
 class Planner:
@@ -118,7 +60,7 @@ class Planner:
 
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
         """The call for rounds with this work, beginning with round `first`."""
-        room = self.rows.needed(work, self.layout.width)
+        room = self.rows.needed(work, self.layout.reading.width)
         self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
         return plan_call(self.method, self.rows, self.layout, self.seed, first, work)
 

@@ -8,7 +8,8 @@ new part is a dataclass of settings with some of these methods, in one file, and
 `fedprox.protocol.protocol.Protocol.parts`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -20,6 +21,10 @@ from fedprox.parts.sums import Screen, Screened
 
 Columns = Mapping[str, NDArray[Any]]
 """Numbers of jobs by name, arrays of shape (jobs,)."""
+
+
+Taken = Callable[[], Sequence[tuple[int, int, int]]]
+"""Counts the local steps of clients in a whole run: rows of the client, of a mini-batch, steps."""
 
 
 class Setting(NamedTuple):
@@ -90,20 +95,26 @@ class Reduction(NamedTuple):
         return self.screen.screened(sound, size, weight, fixed=self.fixed)
 
 
-class LocalGradient(Protocol):
-    """What a local step takes in place of the gradient of its mini-batch."""
+@dataclass(frozen=True)
+class LocalGradient:
+    """What a local step takes of its mini-batch; here its gradient."""
 
     @property
     def completes(self) -> bool:
         """Whether `completed` changes something."""
+        return False
 
     def gradient(
         self, loss: Callable[..., jax.Array], params: Params, batch: Batch, given: Any
     ) -> Params:
-        """What a tick's rows add, in place of the gradient of loss(params, batch, given)."""
+        """What a tick's rows add: the gradient of loss(params, batch, given), or another."""
+        gradient: Params = jax.grad(loss)(params, batch, given)
+        return gradient
 
     def completed(self, gradient: Params, hparams: HParams, size: Any, key: jax.Array) -> Params:
         """The gradient of a whole mini-batch, given its size and the key of its last tick."""
+        del hparams, size, key
+        return gradient
 
 
 class Part:
@@ -190,9 +201,9 @@ class Part:
         del per_round
         return 1
 
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
-        """What local steps take, given the noise multiplier; None for the gradient itself."""
-        del noise
+    def local_gradient(self, taken: Taken) -> LocalGradient | None:
+        """What local steps take, given the steps of a whole run; None for the gradient itself."""
+        del taken
         return None
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedprox.algorithms import Algorithm
-from fedprox.engine.epsilon import Spent, noise_of
+from fedprox.loop.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
     Steps,

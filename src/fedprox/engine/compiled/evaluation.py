@@ -3,7 +3,8 @@
 A pass uses lanes like a round: a job is a client, or rows of any clients where nothing is needed
 client by client; a tick reads a slice of its rows, and at the end of the job its mean loss, its
 correct labels and its gradient are complete. Training, test and validation rows are read by the
-same function.
+same function. Evaluations of a run and of nodes, of clients' own models and of newcomers all
+compute the same sums of rows (`row_sums`).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,29 +21,32 @@ from numpy.typing import NDArray
 
 from fedprox.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, spread
 from fedprox.devices.processes import Ownership
+from fedprox.devices.programs import ProgramSpec, compiled
 from fedprox.engine.compiled.gradients import my_part, per_lane, reader
 from fedprox.engine.compiled.lanes import choose, over, put, run_segments, total, where_lanes
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.compiled.row_sums import row_sums
-from fedprox.engine.planning.packing import Array
+from fedprox.engine.planning.jobs import Array
 from fedprox.engine.planning.reads import Reading, plan_reading, row_groups, slice_width
-from fedprox.engine.storage.training_data import Data, rows_spec
+from fedprox.engine.storage.training_data import DeviceData, rows_spec
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
-from fedprox.metrics import Terms, value_of
-from fedprox.model import Model, Params, with_base
+from fedprox.metrics import Terms, terms_of, value_of, weighted_sums
+from fedprox.model import Model, Params, labels_met, losses_of, with_base
 from fedprox.parts.sums import scaled, sound
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 
 T = TypeVar("T")
 
+TOGETHER = 2**15
+"""Most rows of several clients that are measured together by the same models."""
+
 HELD_OUT = ("test", "validation")
 """The parts that a model does not train on."""
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """The rows of a part of the data that an evaluation reads, in jobs.
 
     Attributes:
@@ -72,7 +76,7 @@ class EvaluationInputs(NamedTuple):
     """
 
     shares: Array
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ReadPart]
 
 
 class EvaluationShape(NamedTuple):
@@ -276,7 +280,7 @@ class Found(NamedTuple):
 def read_part(
     model: Model,
     params: Params,
-    part: Part,
+    part: ReadPart,
     width: int,
     weights: jax.Array,
     *,
@@ -381,7 +385,7 @@ ALONE = Ownership(np.array([0, 1]), 0)
 
 
 def plan_evaluation(
-    method: Method, data: Data, layout: Layout, mesh: Mesh
+    method: Method, data: DeviceData, layout: Layout, mesh: Mesh
 ) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
     """Plan what the evaluations of a method read."""
     protocol = method.protocol
@@ -395,27 +399,27 @@ def plan_evaluation(
         if isinstance(rows, Rows):
             offsets, ownership = rows.offsets, protocol.measured_ownership
         bounds = ownership.first_rows(offsets)
-        grid = layout.reading_grid._replace(processes=ownership.processes)
         by_client = name == "train" or (isinstance(rows, Rows) and method.tests_by_client)
-        widths[name] = width = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        widths[name] = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        shape = layout.reading._replace(width=widths[name], processes=ownership.processes)
         if by_client:
             clients.add(name)
             first, last = offsets[:-1], offsets[1:]
             owner = ownership.of(np.arange(len(first)))
             stand_for = getattr(whole, name).sizes / np.maximum(last - first, 1)
         else:
-            first, last, owner = row_groups(bounds, width, grid)
+            first, last, owner = row_groups(bounds, shape)
             stand_for = np.ones(len(first))
         base, labels = bounds[owner], np.zeros(len(first), np.int64)
         if method.protocol.model.correct is not None and name in HELD_OUT:
             labels = _labels(rows.y, first, last)
-        reading = plan_reading(first - base, last - base, width, grid, owner=owner)
+        reading = plan_reading(first - base, last - base, owner, shape)
         numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
-        parts[name] = Part(x, y, shard(mesh, reading), *replicate(mesh, numbers))
-        specs[name] = Part(
+        parts[name] = ReadPart(x, y, shard(mesh, reading), *replicate(mesh, numbers))
+        specs[name] = ReadPart(
             rows_spec(x, ownership), rows_spec(y, ownership), split, same, same, same
         )
-    shape = EvaluationShape(
+    evaluated = EvaluationShape(
         protocol.evaluation.gradients,
         method.reduction.screen is not None,
         protocol.by_client,
@@ -423,7 +427,7 @@ def plan_evaluation(
         frozenset(clients),
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
-    return shape, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
+    return evaluated, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
 
 
 def _labels(
@@ -434,3 +438,61 @@ def _labels(
         return last - first
     before = offsets_of(np.count_nonzero(y >= 0, axis=tuple(range(1, y.ndim))))
     return before[last] - before[first]
+
+
+def row_sums(
+    model: Model, params: Params, x: Any, y: Any, inside: Any, *, counted: bool
+) -> tuple[jax.Array, tuple[jax.Array | None, dict[str, Terms]]]:
+    """Sums of one model over the rows inside: loss, and (labels met if counted, metrics' terms)."""
+    outputs = model.apply(params, x)
+    by_row = losses_of(model, outputs, y), terms_of(model.metrics, outputs, y)
+    loss, terms = weighted_sums(by_row, inside)
+    if not counted:
+        return loss, (None, terms)
+    correct = jnp.int32(0)
+    if model.correct is not None:
+        met = labels_met(model, outputs, y)
+        counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
+        correct = jnp.sum(counts, dtype=jnp.int32)
+    return loss, (correct, terms)
+
+
+def client_sums(
+    model: Model, models: Params, rows: Rows, clients: NDArray[np.int64], *, own: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of losses and of labels met over the rows of some clients, (clients, models).
+
+    With `own` each client has models of its own, leaves (clients, models, ...), else all have the
+    same, leaves (models, ...). A client -1 has no rows.
+    """
+    longest = int(np.where(clients >= 0, rows.sizes[clients], 0).max(initial=1))
+    count = 1 << (longest - 1).bit_length()
+    if not own:  # else whoever gives the models limits how many rows are together
+        count = min(count, max(1, TOGETHER // len(clients)))
+    loss: Any = 0.0
+    met: Any = 0.0
+    for first in range(0, longest, count):
+        x, y, inside = rows.padded(clients, first, count)
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
+        known = "own models", model, own
+        spec = ProgramSpec(lambda: _sums_program(model, own), arguments, known)
+        with jax.default_matmul_precision("highest"):  # as in evaluations of a run
+            part = compiled(spec)(*arguments)
+        loss, met = loss + np.asarray(part[0]), met + np.asarray(part[1])
+    return loss, met
+
+
+def _sums_program(model: Model, own: bool) -> Wrapped:
+    """(base, models, x, y, weights) -> sums of losses and of labels met (clients, models)."""
+
+    def sums(base: Any, models: Params, *rows: Any) -> Any:
+        whole = with_base(model, base)
+
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+            loss, (met, _) = row_sums(whole, params, x, y, inside, counted=True)
+            return loss, met
+
+        of_models = jax.vmap(summed, (0, None, None, None))
+        return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)
+
+    return jax.jit(sums)

@@ -2,18 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.engine.planning.batch_plan import PoissonTicks, poisson_width
 from fedprox.engine.planning.jobs import Jobs, jobs_of, no_jobs
-from fedprox.engine.planning.poisson import PoissonTicks, poisson_width
 from fedprox.parts.events import Step
 from fedprox.parts.time.timeline import FIRST_SHARE, Timeline
 from fedprox.protocol.cohort import Drawn, weights
+from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
@@ -216,3 +218,62 @@ def _jobs(
         relative_size=relative_size,
         columns=protocol.columns(drawn.clients),
     )
+
+
+class LocalSteps:
+    """The local steps of the clients of a seed, counted from round to round.
+
+    Args:
+        method: The method.
+        seed: The seed.
+        repeated: Rounds that are done once more each time that they are here.
+    """
+
+    def __init__(self, method: Method, seed: int, repeated: Sequence[range] = ()) -> None:
+        self.method, self.seed = method, seed
+        self.again = sum((self._within(rounds) for rounds in repeated), start=self._no_steps())
+        self._begin()
+
+    def _begin(self) -> None:
+        self.works, self.rounds, self.counts = self._works(), 0, self._no_steps()
+
+    def _no_steps(self) -> NDArray[np.int64]:
+        return np.zeros(len(self.method.protocol.federation), np.int64)
+
+    def _works(self, first: int = 0) -> Iterator[RoundWork]:
+        method = self.method
+        return drawn_works(method.protocol, method.algorithm, method.solver, self.seed, first)
+
+    def _within(self, rounds: range) -> NDArray[np.int64]:
+        """The steps of each client in some rounds."""
+        counts = self._no_steps()
+        for work in itertools.islice(self._works(rounds.start), len(rounds)):
+            counts[work.jobs.client] += work.jobs.steps
+        return counts
+
+    def counted(self, rounds: int) -> NDArray[np.int64]:
+        """The steps of each client in the first rounds and the repeated ones."""
+        if rounds < self.rounds:
+            self._begin()
+        while self.rounds < rounds:
+            jobs = next(self.works).jobs
+            self.counts[jobs.client] += jobs.steps
+            self.rounds += 1
+        return self.counts + self.again
+
+    def after(self, rounds: int) -> list[tuple[int, int, int]]:
+        """As `counted`, for each client that took some: its rows, those of a batch, the steps."""
+        sizes = self.method.protocol.federation.train.sizes
+        return [
+            (size, self.method.solver.batch_of(size), count)
+            for size, count in zip(sizes.tolist(), self.counted(rounds).tolist(), strict=True)
+            if count
+        ]
+
+
+@lru_cache(maxsize=64)
+def steps_of_run(method: Method) -> tuple[tuple[int, int, int], ...]:
+    """As `LocalSteps.after` a whole run, in all seeds."""
+    protocol = method.protocol
+    taken = (LocalSteps(method, seed).after(protocol.rounds) for seed in protocol.seeds)
+    return tuple(steps for each in taken for steps in each)

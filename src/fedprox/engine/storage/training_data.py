@@ -24,8 +24,7 @@ from fedprox.devices.mesh import (
     replicate,
 )
 from fedprox.devices.processes import Ownership, allgather
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import Array
+from fedprox.engine.planning.jobs import Array, Jobs
 from fedprox.engine.planning.reads import WIDTHS
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.errors import require
@@ -46,7 +45,7 @@ DeviceRows = tuple[Features, Array]
 """Features and labels on every device."""
 
 
-class Data(NamedTuple):
+class DeviceData(NamedTuple):
     """A federation's rows on every device.
 
     Attributes:
@@ -65,7 +64,7 @@ def copy_to_devices(
     measured: Federation,
     ownership: Ownership,
     measured_ownership: Ownership,
-) -> Data:
+) -> DeviceData:
     """Copy the rows that evaluations read, and training rows if they fit, to each device.
 
     With several processes, a process's devices have only the rows of its own clients, numbered from
@@ -82,11 +81,11 @@ def copy_to_devices(
         return x, y
 
     if ownership.processes > 1:
-        return Data(
+        return DeviceData(
             None if train is None else of_process(train, ownership),
             {name: of_process(rows, measured_ownership) for name, rows in read.items()},
         )
-    data = Data(
+    data = DeviceData(
         None if train is None else (train.x, train.y),
         {name: (rows.x, rows.y) for name, rows in read.items()},
     )
@@ -182,7 +181,7 @@ class TrainingRows(NamedTuple):
 
 
 def training_rows(
-    mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
+    mesh: Mesh, rows: Rows, data: DeviceData, ownership: Ownership, *, ahead: int
 ) -> TrainingRows:
     """The training rows: those on the devices, or rows gathered for each call."""
     if data.train is not None:

@@ -338,11 +338,12 @@ def worst_steps(privacy: Privacy, noise_multiplier: float, clients: Iterable[Ste
     return worst
 
 
-def calibrated_steps(privacy: Privacy, clients: Sequence[Steps]) -> float:
+@lru_cache(maxsize=64)
+def calibrated_steps(privacy: Privacy, clients: tuple[Steps, ...]) -> float:
     """The smallest noise multiplier for which no client's steps cost more than the epsilon.
 
     >>> privacy = Privacy(1.0, epsilon=2.0, unit="example")
-    >>> round(calibrated_steps(privacy, [Steps(600, 64, 200), Steps(6000, 64, 940)]), 2)
+    >>> round(calibrated_steps(privacy, (Steps(600, 64, 200), Steps(6000, 64, 940))), 2)
     3.19
     """
     assert privacy.epsilon is not None

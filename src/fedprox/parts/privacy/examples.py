@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from fedprox.algorithms.base import Batch, HParams
 from fedprox.model import Params
 from fedprox.parts.normals import random_key, standard_normals
-from fedprox.parts.part import LocalGradient, Part
+from fedprox.parts.part import LocalGradient, Part, Taken
+from fedprox.parts.privacy.accounting import Steps, calibrated_steps
 from fedprox.parts.privacy.clients import EXAMPLES
 from fedprox.parts.privacy.clipped import clipped_sum
 from fedprox.parts.privacy.setting import Privacy
@@ -20,7 +21,7 @@ EXAMPLES_KEY = 0x65786D70
 
 
 @dataclass(frozen=True)
-class NoisedGradient:
+class NoisedGradient(LocalGradient):
     """The mean of clipped gradients of rows, with noise.
 
     Attributes:
@@ -78,9 +79,16 @@ class HiddenExamples(Part):
     samples_rows = True
     """Each row is drawn on its own, as the accounting of a step says."""
 
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
+    def local_gradient(self, taken: Taken) -> LocalGradient | None:
         """Local steps take clipped gradients of rows."""
-        multiplier = noise()
+        multiplier = noise_of_steps(self.privacy, taken)
         # without a bound there is no noise
         deviation = multiplier * self.privacy.clip if multiplier else 0.0
         return NoisedGradient(self.privacy.clip, deviation)
+
+
+def noise_of_steps(privacy: Privacy, taken: Taken) -> float:
+    """The noise multiplier of a step, for the client with the most to hide among all seeds."""
+    if privacy.noise_multiplier is not None:
+        return privacy.noise_multiplier
+    return calibrated_steps(privacy, tuple(Steps(*each) for each in taken()))
