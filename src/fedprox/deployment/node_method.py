@@ -35,7 +35,6 @@ from fedprox.engine.compiled.evaluation import (
 from fedprox.engine.compiled.lanes import Clock, Until
 from fedprox.engine.compiled.layout import Layout, bucket, lay_out, needed
 from fedprox.engine.compiled.node_part import (
-    PartialExchange,
     PartialRound,
     gradients_program,
     part_program,
@@ -292,11 +291,10 @@ class NodeMethod:
             until = _with_due(Until(*(np.float32(seconds),) * 3), exchange)
         arguments = (self.model.base, params, x, y, exchange, until)
         program = self._compiled(gradients_program, layout, arguments, (x, y))
-        part: PartialExchange = self._timed(program, *arguments)
-        message = jax.tree.map(np.asarray, part.message)
-        counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.flagged))
-        steps = np.zeros(counts.shape, np.int64)
-        return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
+        part = jax.tree.map(np.asarray, self._timed(program, *arguments))
+        message, counted, *flags = part
+        counts, faulty = (each[: len(jobs.client)] for each in flags)
+        return RoundPart(message, counted, np.zeros(counts.shape, np.int64), counts, faulty)
 
     def evaluate(self, params: Params) -> EvaluationSums:
         """Measure models on the rows of the node's clients, always the same."""

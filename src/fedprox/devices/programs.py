@@ -203,12 +203,13 @@ def compiled_once(
         if spec.key is not None:
             PROGRAMS[spec.key] = kept
             PROGRAMS.move_to_end(spec.key)
-    while len(PROGRAMS) > FEWEST_PROGRAMS:
-        size = sum(each.bytes for each in list(PROGRAMS.values()))
-        if len(PROGRAMS) <= MOST_PROGRAMS and size <= MOST_BYTES:
-            break
+    while len(PROGRAMS) > MOST_PROGRAMS or (len(PROGRAMS) > FEWEST_PROGRAMS and _too_large()):
         PROGRAMS.popitem(last=False)
     return programs
+
+
+def _too_large() -> bool:
+    return sum(each.bytes for each in list(PROGRAMS.values())) > MOST_BYTES
 
 
 FUNCTIONS: OrderedDict[Hashable, Wrapped] = OrderedDict()

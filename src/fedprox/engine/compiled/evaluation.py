@@ -23,7 +23,15 @@ from fedprox.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, sprea
 from fedprox.devices.processes import Ownership
 from fedprox.devices.programs import ProgramSpec, compiled
 from fedprox.engine.compiled.gradients import my_part, per_lane, reader
-from fedprox.engine.compiled.lanes import choose, over, put, run_segments, total, where_lanes
+from fedprox.engine.compiled.lanes import (
+    choose,
+    over,
+    put,
+    run_segments,
+    total,
+    where_lanes,
+    zeros_like,
+)
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Array
 from fedprox.engine.planning.reads import Reading, plan_reading, row_groups, slice_width
@@ -66,17 +74,12 @@ class ReadPart(NamedTuple):
     stand_for: Array
 
 
-class EvaluationInputs(NamedTuple):
-    """The inputs of an evaluation program, except the models.
+EvaluationInputs = tuple[Array, Mapping[str, ReadPart]]
+"""The inputs of an evaluation program, except the models.
 
-    Attributes:
-        shares: p_k of each client, float32 (clients,). For a sample of clients, the share of the
-            sample's rows.
-        parts: The parts with rows, by name: "train", "test", "validation".
-    """
-
-    shares: Array
-    parts: Mapping[str, ReadPart]
+p_k of each client, float32 (clients,), for a sample of clients the share of the sample's rows; and
+the parts with rows, by name: "train", "test", "validation".
+"""
 
 
 class EvaluationShape(NamedTuple):
@@ -183,53 +186,56 @@ def _evaluate(
     model: Model, shape: EvaluationShape, params: Params, inputs: EvaluationInputs
 ) -> EvaluationSums:
     """The sums over all devices, inside `spread`."""
-    parts, points = inputs.parts, jax.tree.leaves(params)[0].shape[0]
+    (shares, parts), points = inputs, jax.tree.leaves(params)[0].shape[0]
 
     def stand_for(name: str) -> jax.Array:
         weights = parts[name].stand_for
         return jnp.broadcast_to(weights[:, None], (len(weights), points))
 
-    def read(name: str, weights: jax.Array, **options: Any) -> Found:
+    def read(name: str, weights: jax.Array, **options: Any) -> Any:
         return read_part(model, params, parts[name], shape.widths[name], weights, **options)
 
-    shares = inputs.shares if shape.gradients else None
-    train = read("train", stand_for("train"), shares=shares, screened=shape.screened)
-    losses, weight, unmeasured, measured = train.loss, None, None, None
+    loss, _, train, scatter = read(
+        "train",
+        stand_for("train"),
+        shares=shares if shape.gradients else None,
+        screened=shape.screened,
+    )
+    losses, weight, unmeasured, measured = loss, None, None, jnp.ones((), bool)
     if shape.screened:
         measured = jnp.isfinite(losses)
         losses = jnp.where(measured, losses, 0.0)
         unmeasured = jnp.sum(~measured, axis=0, dtype=jnp.int32)
-        weight = jnp.where(unmeasured > 0, inputs.shares @ measured, 1.0)
+        weight = jnp.where(unmeasured > 0, shares @ measured, 1.0)
     held_out: dict[str, Any] = {}
     correct = None
     for name in HELD_OUT:
         if name not in parts:
             continue
-        weights = stand_for(name)
-        if measured is not None and name in shape.clients:
+        weights, part = stand_for(name), parts[name]
+        if shape.screened and name in shape.clients:
             weights = weights * measured
-        found, part = read(name, weights, counted=True), parts[name]
-        assert found.correct is not None
+        mean, met, terms, _ = read(name, weights, counted=True)
         rows = weights * part.size[:, None]
         counts = stand_for(name) if name == "test" else weights  # all clients are tested
-        losses_of_rows = jnp.where(rows > 0, rows * found.loss, 0.0)
+        losses_of_rows = jnp.where(rows > 0, rows * mean, 0.0)
         held_out[name] = {
             "loss": {"sum": losses_of_rows.sum(axis=0), "rows": rows.sum(axis=0)},
             "accuracy": {
-                "sum": jnp.sum(counts * found.correct, axis=0),
+                "sum": jnp.sum(counts * met, axis=0),
                 "rows": jnp.sum(counts * part.labels[:, None], axis=0),
             },
-            **found.terms,
+            **terms,
         }
-        correct = found.correct if name == "test" else correct
+        correct = met if name == "test" else correct
     return EvaluationSums(
-        inputs.shares @ losses,
+        shares @ losses,
         weight,
         unmeasured,
-        train.scatter,
-        train.terms,
+        scatter,
+        train,
         **held_out,
-        by_client=ByClient(train.loss, correct) if shape.by_client else None,
+        by_client=ByClient(loss, correct) if shape.by_client else None,
     )
 
 
@@ -261,22 +267,6 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
     )
 
 
-class Found(NamedTuple):
-    """What a pass over a part finds.
-
-    Attributes:
-        loss: Mean loss of each job's rows, (jobs, points); NaN for a job that is left out.
-        correct: Number of correct labels of each job, int32 (jobs, points); None if not counted.
-        terms: Sums of the metrics' terms, those of each job times its weight, leaves (points, ...).
-        scatter: Mean and scatter of the jobs' gradients; None without shares.
-    """
-
-    loss: jax.Array
-    correct: jax.Array | None
-    terms: dict[str, Terms]
-    scatter: Scatter | None
-
-
 def read_part(
     model: Model,
     params: Params,
@@ -287,8 +277,14 @@ def read_part(
     shares: jax.Array | None = None,
     screened: bool = False,
     counted: bool = False,
-) -> Found:
-    """Read all rows of a part, inside `spread`."""
+) -> tuple[jax.Array, jax.Array | None, dict[str, Terms], Scatter | None]:
+    """Read all rows of a part, inside `spread`.
+
+    Returns the mean loss of each job's rows, (jobs, points), NaN for a job that is left out; the
+    number of its correct labels, int32 (jobs, points), if they are counted; the sums of the
+    metrics' terms, those of each job times its weight, leaves (points, ...); and the mean and
+    scatter of the jobs' gradients, given their shares.
+    """
     reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
     sums_of_rows = partial(row_sums, model, counted=counted)
 
@@ -309,39 +305,35 @@ def read_part(
         current, found = carry
         return jax.tree.map(jnp.add, current, slice_sums(i)), found
 
-    def end_jobs(slot: jax.Array, carry: tuple[Any, Found]) -> tuple[Any, Found]:
-        (sums, (correct, terms)), found = carry
+    def end_jobs(slot: jax.Array, carry: Any) -> Any:
+        (sums, (correct, terms)), (*by_job, added, scatter) = carry
         ended, weight = slot >= 0, weights[slot]
         loss, gradient = per_lane(sums, part.size[slot])
-        share = None
+        finite = jax.vmap(jax.vmap(sound))((loss, gradient)) if screened else None
+        if finite is not None:
+            loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
+            weight = finite * weight
+        by_job = put(by_job, jnp.where(ended, slot, jobs), [loss, correct])
         if shares is not None:
             share = jnp.broadcast_to(shares[slot][:, None], loss.shape)
-        if screened:
-            finite = jax.vmap(jax.vmap(sound))((loss, gradient))
-            loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
-            weight, share = finite * weight, None if share is None else finite * share
-        at = jnp.where(ended, slot, jobs)
-        by_job = put((found.loss, found.correct), at, (loss, correct))
-        scatter = found.scatter
-        if share is not None:
+            share = share if finite is None else finite * share
             included = over(over(include, (0, 0, 0)), (0, 0, 0))(scatter, gradient, share)
             scatter = where_lanes(ended, included, scatter)
-        added = _add_ended(found.terms, slot, weight, terms)
-        return where_lanes(ended, zero, carry[0]), Found(*by_job, added, scatter)
+        added = _add_ended(added, slot, weight, terms)
+        return where_lanes(ended, zero, carry[0]), (*by_job, added, scatter)
 
-    zero = _zeros(lambda: slice_sums(0))
-    lanes = len(zero[0][0])
+    zero = zeros_like(jax.eval_shape(lambda: slice_sums(0)))
     scatter = None
     if shares is not None:
-        none = jax.vmap(nothing)(params)
-        scatter = jax.tree.map(lambda a: jnp.broadcast_to(a, (lanes, *a.shape)), none)
+        scatter = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (len(zero[0][0]), *a.shape)), jax.vmap(nothing)(params)
+        )
     correct = jnp.zeros((jobs, points), jnp.int32) if counted else None
-    begin = Found(jnp.zeros((jobs, points)), correct, zero[1][1], scatter)
-    found = run_segments(reading.ends, tick, end_jobs, (zero, begin))[1]
-    terms = jax.tree.map(lambda a: a.sum(axis=0), found.terms)
-    loss, correct, terms = total((found.loss, found.correct, terms))
-    merged = None if found.scatter is None else _merge(found.scatter)
-    return Found(loss, correct, terms, merged)
+    begin = (jnp.zeros((jobs, points)), correct, zero[1][1], scatter)
+    loss, correct, terms, scatter = run_segments(reading.ends, tick, end_jobs, (zero, begin))[1]
+    terms = jax.tree.map(lambda a: a.sum(axis=0), terms)
+    loss, correct, terms = total((loss, correct, terms))
+    return loss, correct, terms, scatter and _merge(scatter)
 
 
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
@@ -350,11 +342,6 @@ def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Ar
         f"{kind}_{name}": jax.vmap(partial(value_of, name, metric))(sums[name])
         for name, metric in model.metrics.items()
     }
-
-
-def _zeros(function: Callable[[], T]) -> T:
-    """Zeros with the shapes and types that a function returns."""
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function))
 
 
 def _add_ended(sums: T, slot: jax.Array, weight: jax.Array, values: T) -> T:
@@ -427,7 +414,7 @@ def plan_evaluation(
         frozenset(clients),
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
-    return evaluated, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
+    return evaluated, (shares, parts), (same, specs)
 
 
 def _labels(

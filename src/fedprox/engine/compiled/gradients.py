@@ -153,22 +153,6 @@ class Exchanged(NamedTuple):
     late: jax.Array
 
 
-class _Times(NamedTuple):
-    """The time of the lanes while gradients are read by a clock.
-
-    Attributes:
-        watch: The looks at the clock.
-        deadline: When each lane's job stops, (lanes,).
-        done: Whether it has stopped, bool (lanes,).
-        late: 1 for jobs that stopped before their end, float32 (jobs,).
-    """
-
-    watch: Watch
-    deadline: jax.Array
-    done: jax.Array
-    late: jax.Array
-
-
 def exchange_gradients(
     method: Method,
     model: Model,
@@ -203,26 +187,25 @@ def exchange_gradients(
         began = cast("Watch", begin_watch(now_by, ()) if timed else None)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            *computed, start, times = carry
+            *computed, start, (watch, stops, done, late) = carry
             if not shared:
                 start = where_lanes(slot >= 0, start_of(slot), start)
             if timed:
                 stop = deadline(began.seconds, ends.reading, ends.reading_due[slot])
-                stop = jnp.where(slot >= 0, stop, times.deadline)
-                times = times._replace(deadline=stop, done=times.done & (slot < 0))
-            return *computed, start, times
+                stops, done = jnp.where(slot >= 0, stop, stops), done & (slot < 0)
+            return *computed, start, (watch, stops, done, late)
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            losses, own, sums, start, times = carry
+            losses, *rest, start, (watch, stops, done, late) = carry
             if timed:
-                watch = before_tick(now_by, times.watch)
-                done = times.done | (watch.seconds >= times.deadline)
-                times = times._replace(watch=watch, done=done)
+                watch = before_tick(now_by, watch)
+                done = done | (watch.seconds >= stops)
             slices = losses_of(start, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, losses, slices), own, sums, start, times
+            losses = jax.tree.map(jnp.add, losses, slices)
+            return losses, *rest, start, (watch, stops, done, late)
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            losses, own, sums, start, times = carry
+            losses, own, sums, start, (watch, stops, done, late) = carry
             ended = slot >= 0
             computed = per_lane(losses, exchange.jobs.size[slot])._replace(labels=losses.labels)
             none = jax.tree.map(jnp.zeros_like, losses)
@@ -234,19 +217,22 @@ def exchange_gradients(
             target = jnp.where(ended, slot, room)
             own = put(own, target, computed)
             if timed:
-                late = put(times.late, target, times.done.astype(jnp.float32))
-                times = times._replace(late=late, done=times.done | ended)
-            return where_lanes(ended, none, losses), own, sums, start, times
+                late, done = put(late, target, done.astype(jnp.float32)), done | ended
+            losses = where_lanes(ended, none, losses)
+            return losses, own, sums, start, (watch, stops, done, late)
 
         def all_done(carry: Any) -> jax.Array:
-            return jnp.all(carry[-1].done)
+            return jnp.all(carry[-1][2])
 
-        like, times = measured.like(params), cast("Any", None)
+        like = measured.like(params)
+        # the looks at the clock; when each lane's job stops, (lanes,); whether it has stopped; 1
+        # for jobs that stopped before their end, float32 (jobs,)
+        times: Any = (None,) * 4
         if timed:
-            times = _Times(began, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(room))
+            times = began, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(room)
         start = params if shared else zeros(params, lanes)
         sums = zeros(params) if adds else None
-        _, own, sums, _, times = run_segments(
+        _, own, sums, _, (*_, late) = run_segments(
             exchange.reading.ends,
             tick,
             end_jobs,
@@ -254,7 +240,7 @@ def exchange_gradients(
             begin_jobs=begin_jobs if timed or not shared else None,
             idle=all_done if timed else None,
         )
-        own, sums, late = total((own, sums, times and times.late))
+        own, sums, late = total((own, sums, late))
         own_late = late[:slots] > 0 if timed else jnp.zeros(slots, bool)
         if screen is None:
             return Exchanged(own, sums, None, own_late)

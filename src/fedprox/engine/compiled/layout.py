@@ -198,7 +198,7 @@ def _empty_layout(
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
     points = len(method.points)
-    cost = lane_cost(
+    step, slice_, most = lane_cost(
         parameters * points,
         accelerator=jax.default_backend() != "cpu",
         samples_rows=protocol.samples_rows,
@@ -206,9 +206,9 @@ def _empty_layout(
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
     has_places = algorithm.client.state is not None or stores_messages(method)
-    lanes = choose_lanes(lengths, devices, cost.step, cost.most)
+    lanes = choose_lanes(lengths, devices, step, most)
     shape = Shape(1, devices, lanes, width=tick, processes=protocol.ownership.processes)
-    lanes = choose_lanes([clients], devices, cost.reading, cost.most)
+    lanes = choose_lanes([clients], devices, slice_, most)
     return Layout(
         shape=shape,
         reading=shape._replace(lanes=lanes, width=width),
@@ -274,22 +274,10 @@ def sample_rounds(method: Method) -> list[RoundWork]:
     ]
 
 
-class LaneCost(NamedTuple):
-    """The overhead of a tick, in units of one lane's work.
-
-    Attributes:
-        step: Overhead of a tick that is a mini-batch step.
-        reading: Overhead of a tick that reads a slice of rows.
-        most: Most lanes per device.
-    """
-
-    step: float
-    reading: float
-    most: int
-
-
-def lane_cost(parameters: int, *, accelerator: bool, samples_rows: bool = False) -> LaneCost:
-    """The cost of ticks on an accelerator or on a CPU.
+def lane_cost(
+    parameters: int, *, accelerator: bool, samples_rows: bool = False
+) -> tuple[float, float, int]:
+    """Overheads of a step and of reading a slice, in units of one lane's work, and the most lanes.
 
     On a CPU, four tenths of a small model's step are overhead (measured with logistic regression).
     Larger models are faster with one lane, since XLA transposes the operands of every matrix
@@ -298,9 +286,9 @@ def lane_cost(parameters: int, *, accelerator: bool, samples_rows: bool = False)
     """
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
-        return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
+        return 64.0, 64.0, max(1, min(1024, fitting))
     small = parameters <= SMALL_STEP and not samples_rows
-    return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
+    return (0.7, 0.0, 4) if small else (0.0, 0.0, 1)
 
 
 def batch_points(parameters: int) -> bool:

@@ -68,26 +68,15 @@ def part_program(
     return spread(mesh, part, (same, Server(same, PER_DEVICE), inputs), out_specs=specs)
 
 
-class PartialExchange(NamedTuple):
-    """A node's part of a first exchange.
-
-    Attributes:
-        message: The gradients that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
-        counts: Which gradients count, bool (jobs, points).
-        flagged: Which gradients screening flagged, bool (jobs, points).
-    """
-
-    message: Any
-    counted: jax.Array
-    counts: jax.Array
-    flagged: jax.Array
-
-
 def gradients_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
-    """Compile-once program for a node's part of a first exchange."""
+    """Compile-once program for a node's part of a first exchange.
+
+    It returns the gradients that count, times their weights, summed, leaves (points, ...); the sum
+    of these weights (points,); which gradients count, and which of them screening flagged, bool
+    (jobs, points).
+    """
 
     def part(
         base: Any,
@@ -96,7 +85,7 @@ def gradients_program(
         y: jax.Array,
         exchange: Exchange,
         until: Until | None,
-    ) -> PartialExchange:
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
         model = with_base(method.protocol.model, base)
         gradients = exchange_gradients(
             method, model, layout, Measured(), method.reduction.screen, clock
@@ -107,7 +96,7 @@ def gradients_program(
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
         scale, weight = screened.scale, now.jobs.weight[layout.room.slots :, None]
         counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
-        return PartialExchange(read.sums, counted, scale > 0, screened.flagged)
+        return read.sums, counted, scale > 0, screened.flagged
 
     inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
     specs = (REPLICATED, REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
