@@ -44,7 +44,7 @@ from fedprox.engine.planning.batch_plan import Capacity, PoissonTicks, job_ticks
 from fedprox.engine.planning.jobs import Jobs, Segments
 from fedprox.engine.planning.reads import Exchange, plan_exchanges
 from fedprox.engine.planning.round_work import RoundWork
-from fedprox.engine.storage.training_data import DeviceData, rows_spec, training_rows
+from fedprox.engine.storage.training_data import DeviceData, TrainingRows, rows_spec
 from fedprox.errors import InputError, require
 from fedprox.experiment.messages import explain
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
@@ -141,7 +141,7 @@ class NodeMethod:
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
         ownership = self.method.protocol.ownership
-        self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
+        self.rows = TrainingRows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
         layout = lay_out(self.method, self.rows, mesh.devices.size, self.model.shapes)
         self.reading, self.base = layout, layout.together(1)

@@ -18,7 +18,7 @@ from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.compiled.layout import lay_out, stores_messages
 from fedprox.engine.compiled.round import After, Server
 from fedprox.engine.storage.client_store import Store, open_store
-from fedprox.engine.storage.training_data import DeviceData, copy_to_devices, training_rows
+from fedprox.engine.storage.training_data import DeviceData, TrainingRows, copy_to_devices
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.execution import (
     Done,
@@ -77,7 +77,7 @@ class LocalMethod:
     ) -> None:
         self.devices, self.method, self.pool = devices, method, pool
         protocol, mesh = method.protocol, devices.mesh
-        self.rows = training_rows(
+        self.rows = TrainingRows(
             mesh, protocol.federation.train, devices.data, protocol.ownership, ahead=PLANS_AHEAD
         )
         self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)

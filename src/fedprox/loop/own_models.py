@@ -20,7 +20,7 @@ from fedprox.engine.compiled.round import Server
 from fedprox.engine.planning.jobs import jobs_of
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.client_store import Store
-from fedprox.engine.storage.training_data import DeviceData, rows_spec, training_rows
+from fedprox.engine.storage.training_data import DeviceData, TrainingRows, rows_spec
 from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
@@ -156,7 +156,7 @@ class FineTuning:
         alone = protocol.plain(min(BLOCK, len(protocol.federation)))
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
         federation = protocol.federation
-        self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)
+        self.rows = TrainingRows(mesh, federation.train, data, protocol.ownership, ahead=1)
         self.layout = lay_out(self.method, self.rows, mesh.devices.size, params).together(1)
         self.programs: dict[Any, Any] = {}
 
