@@ -7,7 +7,7 @@ arrived. Parts read them in the order of the draw.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedprox.algorithms.base import ClientState, Message
 from fedprox.devices.mesh import AXIS
 from fedprox.engine.compiled.lanes import (
+    T,
     add_weighted,
     choose,
     put,
@@ -26,8 +27,6 @@ from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.jobs import Slots
 from fedprox.parts.part import Reduction
 from fedprox.parts.sums import Screened, beside, scaled, sound, times
-
-T = TypeVar("T")
 
 
 class Arrived(NamedTuple):

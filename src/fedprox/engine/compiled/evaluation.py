@@ -9,7 +9,7 @@ compute the same sums of rows (`row_sums`).
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedprox.devices.processes import Ownership
 from fedprox.devices.programs import ProgramSpec, compiled
 from fedprox.engine.compiled.gradients import my_part, per_lane, reader
 from fedprox.engine.compiled.lanes import (
+    T,
     choose,
     over,
     put,
@@ -34,7 +35,7 @@ from fedprox.engine.compiled.lanes import (
 )
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Array
-from fedprox.engine.planning.reads import Reading, plan_reading, row_groups, slice_width
+from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, slice_width
 from fedprox.engine.storage.training_data import DeviceData, rows_spec
 from fedprox.features import Features
 from fedprox.federation import Examples, Rows, offsets_of
@@ -44,8 +45,6 @@ from fedprox.model import Model, Params, labels_met, losses_of, with_base
 from fedprox.parts.sums import scaled, sound
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
-
-T = TypeVar("T")
 
 TOGETHER = 2**15
 """Most rows of several clients that are measured together by the same models."""
@@ -68,7 +67,7 @@ class ReadPart(NamedTuple):
 
     x: Features
     y: Array
-    reading: Reading
+    reading: ReadSlices
     size: Array
     labels: Array
     stand_for: Array

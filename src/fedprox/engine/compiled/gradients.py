@@ -37,7 +37,7 @@ from fedprox.engine.compiled.lanes import (
 )
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Slots
-from fedprox.engine.planning.reads import Exchange, Reading
+from fedprox.engine.planning.reads import Exchange, ReadSlices
 from fedprox.engine.storage.training_data import DeviceRows
 from fedprox.features import Features
 from fedprox.model import Model, Params, read_slice, weighted_loss, with_base
@@ -46,7 +46,7 @@ from fedprox.protocol.method import Method
 from fedprox.subproblem import inexactness
 
 
-def my_part(reading: Reading) -> Reading:
+def my_part(reading: ReadSlices) -> ReadSlices:
     """One device's part of a reading, inside `spread`."""
     return jax.tree.map(lambda a: a[0], reading)
 
@@ -131,7 +131,7 @@ def per_lane(sums: Params, size: jax.Array) -> Params:
     return jax.tree.map(lambda g: g / beside(size, g), sums)
 
 
-def zeros(like: Any, *shape: int) -> Any:
+def zeros_of(like: Any, *shape: int) -> Any:
     """Zeros with more axes before those of a tree's leaves."""
     return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
 
@@ -230,13 +230,13 @@ def exchange_gradients(
         times: Any = (None,) * 4
         if timed:
             times = began, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(room)
-        start = params if shared else zeros(params, lanes)
-        sums = zeros(params) if adds else None
+        start = params if shared else zeros_of(params, lanes)
+        sums = zeros_of(params) if adds else None
         _, own, sums, _, (*_, late) = run_segments(
             exchange.reading.ends,
             tick,
             end_jobs,
-            (zeros(like, lanes), zeros(like, room), sums, start, times),
+            (zeros_of(like, lanes), zeros_of(like, room), sums, start, times),
             begin_jobs=begin_jobs if timed or not shared else None,
             idle=all_done if timed else None,
         )
@@ -284,7 +284,7 @@ def inexactness_program(
         of_round: tuple[jax.Array, jax.Array],
         local: Params,
         rows: DeviceRows,
-        reading: Reading,
+        reading: ReadSlices,
         jobs: Slots,
         places: jax.Array,
         client_state: ClientState,
@@ -318,7 +318,7 @@ def inexactness_program(
             return where_lanes(slot >= 0, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
         like = end_only.like(start), measured.like(start)
-        carry = (zeros(like, layout.reading.lanes), jnp.zeros((slots, points)))
+        carry = (zeros_of(like, layout.reading.lanes), jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 
     same: Any = REPLICATED

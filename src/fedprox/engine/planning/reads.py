@@ -18,7 +18,7 @@ TICK_COST = 16
 """Fixed cost of a tick, in units of the cost of a row."""
 
 
-class Reading(NamedTuple):
+class ReadSlices(NamedTuple):
     """Which slices of the flat rows each lane reads; D devices, L lanes.
 
     Attributes:
@@ -65,7 +65,7 @@ def plan_reading(
     shape: Shape,
     ticks: int = 0,
     slots: int = 0,
-) -> Reading:
+) -> ReadSlices:
     """Plan how to read ranges of rows, each of which is a job; without room, for these alone."""
     devices, lanes, width = shape.devices, shape.lanes, shape.width
     packing = pack(slices(last - first, width), devices * lanes, owner, shape.processes)
@@ -77,7 +77,7 @@ def plan_reading(
         edges = np.arange(first[j], last[j], width)
         begin[at], end[at], job[at] = edges, np.minimum(edges + width, last[j]), j
     ends = segments(packing, devices, lanes, min(room, slots or len(first)))
-    return Reading(begin, end, job, ends)
+    return ReadSlices(begin, end, job, ends)
 
 
 def row_groups(
@@ -111,7 +111,7 @@ class Exchange(NamedTuple):
             work.
     """
 
-    reading: Reading
+    reading: ReadSlices
     jobs: Slots
 
 
