@@ -42,8 +42,7 @@ from fedprox.engine.planning.batch_plan import (
     plan_rounds,
     tick_width,
 )
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import choose_lanes, pack, segments
+from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack, segments
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches, map_file
 from fedprox.protocol.cohort import weights
@@ -157,8 +156,8 @@ def plan(
     processes: int = 1,
 ) -> Planned:
     """Pack a round's clients into lanes, and plan the rows that each lane of a process reads."""
-    cost = lane_cost(parameters, accelerator=accelerator)
-    lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, cost.step, cost.most))
+    step, _, most = lane_cost(parameters, accelerator=accelerator)
+    lanes, choosing = timed(lambda: choose_lanes([drawn.ticks], devices, step, most))
     home, cohort, width = drawn.jobs.owner, len(drawn.ticks), tick_width(solver, MOST)
     packing, packed = timed(lambda: pack(drawn.ticks, devices * lanes, home, processes))
     room = min(cohort, packing.ticks)
@@ -191,17 +190,14 @@ class Unequal(NamedTuple):
 def unequal(offsets: NDArray[np.int64], cohort: int, processes: int, devices: int) -> Unequal:
     """The imbalance with the library's number of lanes and half the clients as stragglers."""
     solver, rounds = fp.Solver(0.1, 10, epochs=1), []
-    cost, lanes, ownership = (
-        lane_cost(PARAMETERS, accelerator=True),
-        0,
-        find_ownership(offsets, processes),
-    )
+    (step, _, most), lanes = lane_cost(PARAMETERS, accelerator=True), 0
+    ownership = find_ownership(offsets, processes)
     for t in range(ROUNDS):
         clients = fp.Cohort(cohort).draw(0, t, offsets).clients
         rows = offsets[clients + 1] - offsets[clients]
         steps = SYSTEMS.work(0, t, clients, rows, solver).steps  # a tick each
         home = ownership.of(clients)
-        lanes = lanes or choose_lanes([steps], devices, cost.step, cost.most)
+        lanes = lanes or choose_lanes([steps], devices, step, most)
         shared, own = (pack(steps, devices * lanes, home, p).ticks for p in (1, processes))
         each = np.bincount(home, minlength=processes), np.bincount(home, steps, processes)
         rounds.append([*(e.max() / e.mean() - 1 for e in each), own / shared - 1])

@@ -16,7 +16,7 @@ from fedprox.cli import main
 from fedprox.commands.runs import DataDir, standard_console
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.devices.cpu import use_cpu_devices
+from fedprox.devices.mesh import use_cpu_devices
 from fedprox.errors import printable, require
 
 HELP = """Run a figure or table of a paper, and compare it with the paper's numbers.

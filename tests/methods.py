@@ -7,7 +7,7 @@ how it is computed. Clients hold rows of quadratics, loss(w; A, b) = 1/2 (w - b)
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -557,7 +557,7 @@ def run(
         else:
             assert isinstance(solver.learning_rate, float)
             rate = solver.learning_rate * solver.learning_rate_decay**t
-            in_time: Any = np.inf
+            in_time = np.full(len(chosen), np.inf)
             if population is not None and systems.deadline is not None:
                 in_time = steps_in_time(method, population, systems.deadline, solver, chosen, train)
             work = systems.work(seed, t, chosen, train.sizes[chosen], solver, in_time=in_time)

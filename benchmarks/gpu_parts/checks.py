@@ -23,7 +23,7 @@ from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.lanes import with_lanes
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
-from fedprox.devices.programs import KEPT
+from fedprox.devices.programs import PROGRAMS
 from fedprox.model import weighted_loss
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
@@ -189,7 +189,7 @@ def programs_compile_once() -> dict[str, Any]:
         )
 
     run(2)  # what JAX compiles for single operations
-    KEPT.clear()
+    PROGRAMS.clear()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         run(9)

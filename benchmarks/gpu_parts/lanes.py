@@ -23,7 +23,7 @@ import fedprox as fp
 from benchmarks.gpu_parts.part import Part
 from benchmarks.models import Row, rounds_for, row_named
 from fedprox.engine.compiled import layout
-from fedprox.engine.planning.packing import choose_lanes, pack
+from fedprox.engine.planning.jobs import choose_lanes, pack
 from fedprox.engine.planning.reads import slice_width, slices
 
 GRID = (1, 8, 64, 16, 32, 4, 2)
@@ -180,7 +180,9 @@ def implied(row: Row, setting: Setting, measured: Sequence[Measured]) -> dict[st
     """The fitted constants, and how the choices of lanes compare with the fastest of the grid."""
     shapes = row.model(setting.federation).shapes
     parameters = sum(a.size for a in jax.tree.leaves(shapes))
-    cost = layout.lane_cost(parameters, accelerator=jax.default_backend() != "cpu")
+    step_now, reading_now, most = layout.lane_cost(
+        parameters, accelerator=jax.default_backend() != "cpu"
+    )
     lanes = [one.lanes for one in measured]
 
     def fitted(jobs: NDArray[np.int64], seconds: Sequence[float]) -> Fit:
@@ -193,25 +195,25 @@ def implied(row: Row, setting: Setting, measured: Sequence[Measured]) -> dict[st
 
     def chosen(overhead: float) -> int:
         finite = min(overhead, 1e9) if overhead == overhead else 0.0
-        return choose_lanes([setting.steps], 1, finite, cost.most)
+        return choose_lanes([setting.steps], 1, finite, most)
 
     def slower(lanes: int) -> float:
         """Time of a round at the measured number of lanes that is nearest, over the best."""
         nearest = min(times, key=lambda other: abs(math.log(other / lanes)))
         return times[nearest] / times[best]
 
-    now, by_fit = chosen(cost.step), chosen(step.overhead)
+    now, by_fit = chosen(step_now), chosen(step.overhead)
     return {
         "model": row.name,
         "parameters": parameters,
         "lanes measured": len(measured),
-        "step, now": cost.step,
+        "step, now": step_now,
         "step, measured": step.overhead,
         "tick us": 1e6 * step.tick,
         "lane us": 1e6 * step.lane,
-        "reading, now": cost.reading,
+        "reading, now": reading_now,
         "reading, measured": reading.overhead,
-        "most lanes": cost.most,
+        "most lanes": most,
         "lanes now": now,
         "now / best": slower(now),
         "lanes by the fit": by_fit,

@@ -33,7 +33,7 @@ from experiments.engine.summaries import FINAL, Summary
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.devices.cpu import use_cpu_devices
+from fedprox.devices.mesh import use_cpu_devices
 from fedprox.errors import require
 from fedprox.experiment import parse, resolve, train
 from fedprox.federation import Federation

@@ -36,7 +36,7 @@ from fedprox.algorithms import (
     server,
 )
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.devices.cpu import use_cpu_devices
+from fedprox.devices.mesh import use_cpu_devices
 from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
 from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers

@@ -15,7 +15,7 @@ from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.wire import unpack_arrays
 from fedprox.devices.mesh import lane_mesh
-from fedprox.engine.compiled import clock as clocks
+from fedprox.engine.compiled import lanes as clocks
 from fedprox.errors import InputError
 from tests.deployment.federations import (
     FEDPROX,

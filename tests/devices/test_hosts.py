@@ -15,7 +15,7 @@ from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
 from fedprox.devices.processes import find_ownership, join_processes, slurm_coordinator
-from fedprox.engine.planning.packing import pack
+from fedprox.engine.planning.jobs import pack
 from tests.commands import start, status
 from tests.loop.test_killed import die
 

@@ -12,7 +12,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.devices import programs
-from fedprox.devices.programs import Request, compiled, jit_once
+from fedprox.devices.programs import ProgramSpec, compiled, jit_once
 from tests.quadratics import one_run
 
 SOLVER = fp.Solver(0.1, 2, epochs=1)
@@ -71,55 +71,55 @@ def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
     make: Callable[[jax.Array], tuple[fp.Model, fp.Algorithm]],
 ) -> None:
     federation = small()
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     table = jnp.ones(1000)
     gone = weakref.ref(table)
     model, method = make(table)
     one_run(federation, model, method, SOLVER)
-    assert len(programs.KEPT) == 2  # of rounds and of evaluations
+    assert len(programs.PROGRAMS) == 2  # of rounds and of evaluations
     del table, model, method
     for _ in range(2):  # JAX's own caches let some go after the first
         gc.collect()
-    assert not programs.KEPT
+    assert not programs.PROGRAMS
     assert gone() is None
 
 
-def program(constant: jax.Array, *known: Any) -> Request:
-    return Request(lambda: jax.jit(lambda x: x + constant.sum()), (jnp.ones(2),), known)
+def program(constant: jax.Array, *known: Any) -> ProgramSpec:
+    return ProgramSpec(lambda: jax.jit(lambda x: x + constant.sum()), (jnp.ones(2),), known)
 
 
 def test_a_program_is_found_again_while_its_function_is_held() -> None:
     def of_user() -> None: ...
 
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     first = compiled(program(jnp.ones(2), of_user, "a"))
     assert compiled(program(jnp.ones(2), of_user, "a")) is first
     assert compiled(program(jnp.ones(2), of_user, "b")) is not first
 
 
 def test_programs_without_a_key_are_not_kept() -> None:
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     compiled(program(jnp.ones(2), np.ones(2)))  # arrays are not compared
-    assert not programs.KEPT
+    assert not programs.PROGRAMS
 
 
 def test_programs_are_bounded_by_the_bytes_of_their_constants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     monkeypatch.setattr(programs, "MOST_BYTES", 100_000)
-    monkeypatch.setattr(programs, "FEWEST_KEPT", 1)
+    monkeypatch.setattr(programs, "FEWEST_PROGRAMS", 1)
     large = jnp.ones(15_000)  # 60,000 bytes
     for name in ("a", "b", "c"):
         compiled(program(jnp.ones(2), name))
-    assert len(programs.KEPT) == 3
+    assert len(programs.PROGRAMS) == 3
     compiled(program(large, "d"))
-    assert len(programs.KEPT) == 4
+    assert len(programs.PROGRAMS) == 4
     compiled(program(large, "e"))
-    assert [kept.bytes for kept in programs.KEPT.values()] == [60_000]
-    monkeypatch.setattr(programs, "FEWEST_KEPT", 2)
+    assert [kept.bytes for kept in programs.PROGRAMS.values()] == [60_000]
+    monkeypatch.setattr(programs, "FEWEST_PROGRAMS", 2)
     compiled(program(large, "f"))
-    assert len(programs.KEPT) == 2
+    assert len(programs.PROGRAMS) == 2
 
 
 def test_a_users_function_is_not_kept_by_what_is_jitted_once() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedprox import InputError
-from fedprox.devices.processes import join_processes
-from fedprox.devices.rendezvous import REFUSED, meet
+from fedprox.devices.processes import REFUSED, join_processes, meet
 from tests.commands import start, status
 
 EXPERIMENT = """

@@ -326,16 +326,16 @@ def test_a_base_is_no_constant_of_programs(monkeypatch: pytest.MonkeyPatch) -> N
         lambda params, x: jnp.tanh(x @ params["base"]) @ params["middle"] @ params["head"],
     )
     start, lengths = model.init(jax.random.key(0)), {}
-    original = programs.Request.trace
+    original = programs.ProgramSpec.trace
 
-    def noted(request: programs.Request) -> Any:
+    def noted(request: programs.ProgramSpec) -> Any:
         traced = original(request)
         if traced is not None:
             lengths[request.known[0]] = len(traced.lower().as_text())
         return traced
 
-    monkeypatch.setattr(programs.Request, "trace", noted)
-    programs.KEPT.clear()
+    monkeypatch.setattr(programs.ProgramSpec, "trace", noted)
+    programs.PROGRAMS.clear()
     frozen = fp.freeze(model, start, ["base", "middle"])
     evaluation = fp.Evaluation(fine_tune=1)
     first = train(frozen, fp.fedprox(mu=0.1), evaluation=evaluation)

@@ -14,7 +14,7 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from fedprox.devices.programs import KEPT
+from fedprox.devices.programs import PROGRAMS
 from fedprox.model import model as model_module
 from fedprox.model import weighted_loss
 from fedprox.model.convolution import fast
@@ -263,7 +263,7 @@ def test_a_model_of_flax_trains_as_with_plain_convolutions(monkeypatch: pytest.M
     federation = fp.Federation.from_arrays(clients, classes=3)
 
     def params() -> Any:
-        KEPT.clear()
+        PROGRAMS.clear()
         solver = fp.Solver(0.1, 3, epochs=1)
         return one_run(federation, fp.Model.from_nnx(Net), fp.fedavg(), solver, rounds=2).params
 

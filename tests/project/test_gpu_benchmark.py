@@ -34,7 +34,7 @@ from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, cells, measure, row_named
 from experiments import ITEMS
 from fedprox import Evaluation, Federation, Solver, simulate
-from fedprox.engine.planning.packing import pack
+from fedprox.engine.planning.jobs import pack
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

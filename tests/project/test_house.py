@@ -41,7 +41,7 @@ FLOORS = [
 
 ROOMS = [
     {"planning"},
-    {"epsilon", "storage"},
+    {"storage"},
     {"compiled"},
 ]
 """Likewise the rooms of `engine`."""

@@ -185,7 +185,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     model = fp.models.logistic(federation)
     assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     for seed in range(2):
         params = model.init(jax.random.key(seed))
         found = client_measures(federation, model, params)["test_accuracy"]
@@ -193,7 +193,7 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
             x, y = federation.test.client(k)
             guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
             assert found[k] == pytest.approx(np.mean(guesses == y))
-    assert len(programs.KEPT) == 1  # one program for all runs
+    assert len(programs.PROGRAMS) == 1  # one program for all runs
 
 
 def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.devices.cpu import use_cpu_devices
+from fedprox.devices.mesh import use_cpu_devices
 from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Resolved, read_experiment
 from fedprox.jax_internals import require_backend

@@ -61,7 +61,7 @@ from fedprox.devices.mesh import lane_mesh, replicate
 from fedprox.devices.processes import find_ownership
 from fedprox.engine.compiled.evaluation import EvaluationSums
 from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.storage.training_data import Data, copy_to_devices
+from fedprox.engine.storage.training_data import DeviceData, copy_to_devices
 from fedprox.errors import (
     LARGEST,
     InputError,
@@ -123,7 +123,7 @@ class Node:
         self.arrays: dict[str, Array] = {}
         self.last: dict[str, Parcel] = {}
         self._methods: dict[str, NodeMethod] = {}
-        self._data: Data | None = None
+        self._data: DeviceData | None = None
         self._model: tuple[str, Model] | None = None
 
     @cached_property
@@ -327,7 +327,7 @@ class Node:
                 fits = own[key] <= given <= LARGEST
             require(fits, f"data.{key} = {given!r}; the node's data have {own[key]!r}")
 
-    def _rows_on_devices(self) -> Data:
+    def _rows_on_devices(self) -> DeviceData:
         """The rows on the devices, which rounds and evaluations read."""
         if self._data is None:
             own, rows = self.federation, self.policy.measured_rows

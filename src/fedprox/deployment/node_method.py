@@ -24,31 +24,31 @@ from fedprox.deployment.combine import Measured, evaluation_shapes
 from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.devices.mesh import accept_host_arrays, shard
-from fedprox.devices.programs import Request, compiled, debugs
-from fedprox.engine.compiled.call_inputs import exchanges
-from fedprox.engine.compiled.clock import Clock, Until
-from fedprox.engine.compiled.compile import known
+from fedprox.devices.programs import ProgramSpec, compiled, debugs
+from fedprox.engine.compiled.compile import known, plan_call
 from fedprox.engine.compiled.evaluation import (
     EvaluationSums,
     evaluation_program,
     plan_evaluation,
 )
+from fedprox.engine.compiled.lanes import Clock, Until
 from fedprox.engine.compiled.layout import Layout, bucket, lay_out, needed
-from fedprox.engine.compiled.node_part import FirstPart, Part, gradients_program, part_program
-from fedprox.engine.compiled.round import Inputs, Server
-from fedprox.engine.planning.batch_plan import Capacity, job_ticks
-from fedprox.engine.planning.jobs import Jobs, no_jobs
-from fedprox.engine.planning.packing import Segments
-from fedprox.engine.planning.poisson import PoissonTicks
-from fedprox.engine.planning.reads import Exchange
+from fedprox.engine.compiled.node_part import (
+    PartialRound,
+    gradients_program,
+    part_program,
+)
+from fedprox.engine.compiled.round import Server
+from fedprox.engine.planning.batch_plan import Capacity, PoissonTicks, job_ticks
+from fedprox.engine.planning.jobs import Jobs, Segments
+from fedprox.engine.planning.reads import Exchange, plan_exchanges
 from fedprox.engine.planning.round_work import RoundWork
-from fedprox.engine.storage.training_data import Data, rows_spec, training_rows
+from fedprox.engine.storage.training_data import DeviceData, TrainingRows, rows_spec
 from fedprox.errors import InputError, require
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
 from fedprox.experiment.schema import checked, schema_of
 from fedprox.experiment.sections import SolverSection
 from fedprox.federation import Federation
-from fedprox.loop.local import plan_call
 from fedprox.model import Model, Params, digest
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
@@ -79,8 +79,8 @@ def planned_rows(algorithm: Algorithm, solver: Solver, jobs: Jobs) -> NDArray[np
 def passes_until(seconds: float, rows: NDArray[np.int64]) -> Until:
     """When the passes of a request with so many seconds end.
 
-    >>> passes_until(8.0, np.array([[10], [40], [20]]))
-    Until(reading=np.float32(2.0), personal=np.float32(6.0), local=np.float32(8.0))
+    >>> tuple(map(float, passes_until(8.0, np.array([[10], [40], [20]]))[:3]))
+    (2.0, 6.0, 8.0)
     """
     reading, personal, local = rows.sum(axis=1).tolist()
     first = _share_of_reading(reading, personal + local)
@@ -89,14 +89,14 @@ def passes_until(seconds: float, rows: NDArray[np.int64]) -> Until:
 
 
 def due(ends: Segments, slots: int) -> NDArray[np.float32]:
-    """The part of all ticks at which the job in each slot ends.
+    """The part of all ticks at which the job in each slot of a plan's one round ends.
 
     A node that is too slow thus shortens all of its clients' work alike.
     """
     parts = np.ones(slots, np.float32)
-    device, segment, lane = np.nonzero(ends.end >= 0)
-    stops = ends.stop[device, segment]
-    parts[ends.end[device, segment, lane]] = stops / max(stops.max(initial=0), 1)
+    at = np.nonzero(ends.end >= 0)
+    stops = ends.stop[at[:3]]
+    parts[ends.end[at]] = stops / max(stops.max(initial=0), 1)
     return parts
 
 
@@ -128,7 +128,7 @@ class NodeMethod:
         federation: Federation,
         model: Model,
         mesh: Mesh,
-        data: Data,
+        data: DeviceData,
         measured_rows: int | None,
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
@@ -139,7 +139,7 @@ class NodeMethod:
         self.model = self.method.protocol.model
         self.index = {name: k for k, name in enumerate(federation.names)}
         ownership = self.method.protocol.ownership
-        self.rows = training_rows(mesh, federation.train, data, ownership, ahead=1)
+        self.rows = TrainingRows(mesh, federation.train, data, ownership, ahead=1)
         self.data = data
         layout = lay_out(self.method, self.rows, mesh.devices.size, self.model.shapes)
         self.reading, self.base = layout, layout.together(1)
@@ -239,27 +239,25 @@ class NodeMethod:
             ticks = PoissonTicks(self.solver, self.base.shape.width, seed)
             jobs = jobs.with_columns(ticks=ticks.count(jobs, round_))
             given["noise_words"] = words
-        work = RoundWork(len(jobs.client), 0, 0, jobs, no_jobs())
+        work = RoundWork(len(jobs.client), jobs=jobs)
         layout = self._layout(work)
         call = plan_call(self.method, self.rows, layout, seed, round_, [work])
-        (x, y), plan, exchange = call.rows, call.plan, call.exchange
-        place = plan.place[0, : len(jobs.client)]
+        inputs = call.inputs._replace(hparams=given)
+        place = inputs.plan.place[0, : len(jobs.client)]
         stacked = None
-        if call.held is not None:
-            stacked = shard(self.mesh, _scattered(client_states, place, len(call.held.clients)))
-        until = None
+        if self.client_state is not None:
+            stacked = shard(self.mesh, _scattered(client_states, place, len(call.clients)))
         if seconds is not None:
             until = passes_until(seconds, planned_rows(self.algorithm, self.solver, jobs))
-            plan = plan._replace(due=_due(plan.ends, layout.room.slots))
-        exchange = _with_due(exchange, until)
-        inputs = Inputs(given, x, y, plan, exchange, np.int32(1), until=until)
+            until = until._replace(due=due(inputs.plan.ends, layout.room.slots))
+            inputs = inputs._replace(until=_with_due(until, inputs.exchange))
         arguments = (self.model.base, Server(state, stacked), inputs)
-        program = self._compiled(part_program, layout, arguments, (x, y))
-        part: Part = self._timed(program, *arguments)
+        program = self._compiled(part_program, layout, arguments, (inputs.x, inputs.y))
+        part: PartialRound = self._timed(program, *arguments)
         trained = self._round_part(part, jobs)
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
-    def _round_part(self, part: Part, jobs: Jobs) -> RoundPart:
+    def _round_part(self, part: PartialRound, jobs: Jobs) -> RoundPart:
         """What a program computed, without its rows for unused places."""
         count = len(jobs.client)
         shape = (count, self.points)
@@ -280,18 +278,18 @@ class NodeMethod:
     def gradients(self, jobs: Jobs, params: Params, seconds: float | None = None) -> RoundPart:
         """Compute grad F_k(w^t) of a first cohort's clients; the gradients are the messages."""
         self._check_seconds(seconds)
-        work = RoundWork(len(jobs.client), 0, 0, no_jobs(), jobs)
+        work = RoundWork(len(jobs.client), exchange=jobs)
         layout = self._layout(work)
-        (x, y), (placed,) = self.rows.of([work], layout.width, layout.room.rows)
-        until = None if seconds is None else Until(*(np.float32(seconds),) * 3)
-        exchange = _with_due(exchanges([placed], layout), until)
+        (x, y), (placed,) = self.rows.of([work], layout.reading.width, layout.room.rows)
+        exchange, until = plan_exchanges([placed], layout.reading, layout.room), None
+        if seconds is not None:
+            until = _with_due(Until(*(np.float32(seconds),) * 3), exchange)
         arguments = (self.model.base, params, x, y, exchange, until)
         program = self._compiled(gradients_program, layout, arguments, (x, y))
-        part: FirstPart = self._timed(program, *arguments)
-        message = jax.tree.map(np.asarray, part.message)
-        counts, faulty = (np.asarray(a)[: len(jobs.client)] for a in (part.counts, part.flagged))
-        steps = np.zeros(counts.shape, np.int64)
-        return RoundPart(message, np.asarray(part.counted), steps, counts, faulty)
+        part = jax.tree.map(np.asarray, self._timed(program, *arguments))
+        message, counted, *flags = part
+        counts, faulty = (each[: len(jobs.client)] for each in flags)
+        return RoundPart(message, counted, np.zeros(counts.shape, np.int64), counts, faulty)
 
     def evaluate(self, params: Params) -> EvaluationSums:
         """Measure models on the rows of the node's clients, always the same."""
@@ -299,7 +297,7 @@ class NodeMethod:
             if self._evaluation is None:
                 planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
                 shape, inputs, specs = planned
-                request = Request(
+                request = ProgramSpec(
                     lambda: evaluation_program(self.model, self.mesh, shape, specs),
                     (self.model.base, params, inputs),
                     ("sums", self.model, self.mesh, shape),
@@ -325,7 +323,7 @@ class NodeMethod:
     def _layout(self, work: RoundWork) -> Layout:
         """The shapes for a round."""
         need = needed(self.base, self.solver, work)
-        room = self.rows.needed([work], self.base.width)
+        room = self.rows.needed([work], self.base.reading.width)
         buckets = (bucket(n) for n in need._replace(rows=room))
         return self.base._replace(room=Capacity(*buckets))
 
@@ -346,7 +344,7 @@ class NodeMethod:
 
             if self._clock is None:
                 depends = (program.__name__, *known(self.method, layout, self.mesh))
-                own = compiled(Request(make, arguments, depends))
+                own = compiled(ProgramSpec(make, arguments, depends))
                 self._programs[name] = accept_host_arrays(own)
             else:  # the program calls this object's clock
                 own = make() if debugs() else make().trace(*arguments).lower().compile()
@@ -462,16 +460,11 @@ def _scattered(states: Sequence[ClientState], place: NDArray[Any], places: int) 
     return jax.tree.map(leaf, *states)
 
 
-def _due(ends: Segments, slots: int) -> NDArray[np.float32]:
-    """`due` of the one round of a plan, with an axis of rounds."""
-    return due(Segments(*(array[0] for array in ends)), slots)[None]
-
-
-def _with_due(exchange: Exchange | None, until: Until | None) -> Exchange | None:
-    """A plan for reading gradients, by a clock also with when jobs are due."""
-    if exchange is None or until is None:
-        return exchange
-    return exchange._replace(due=_due(exchange.reading.ends, exchange.jobs.weight.shape[1]))
+def _with_due(until: Until, exchange: Exchange | None) -> Until:
+    """When passes end, also for the jobs of reading gradients."""
+    if exchange is None:
+        return until
+    return until._replace(reading_due=due(exchange.reading.ends, exchange.jobs.weight.shape[1]))
 
 
 def _first_ticks(arguments: Any) -> Any:

@@ -101,7 +101,7 @@ def _is_of_library(function: FunctionType) -> bool:
 
 
 @dataclass(frozen=True)
-class Request:
+class ProgramSpec:
     """A program to compile.
 
     Attributes:
@@ -116,7 +116,7 @@ class Request:
 
     def trace(self) -> Traced | None:
         """Trace the program; None if JAX does it, or this process has compiled it before."""
-        return None if debugs() or self.key in KEPT else self.make().trace(*self.arguments)
+        return None if debugs() or self.key in PROGRAMS else self.make().trace(*self.arguments)
 
     @cached_property
     def key(self) -> Hashable:
@@ -127,12 +127,8 @@ class Request:
         return key if _has_hash(key) else None
 
 
-Program = Compiled | Wrapped
-"""What is called with the arguments of a request."""
-
-
-class Kept(NamedTuple):
-    """A program of `KEPT`.
+class CompiledProgram(NamedTuple):
+    """A program of `PROGRAMS`.
 
     Attributes:
         program: The program.
@@ -145,28 +141,28 @@ class Kept(NamedTuple):
     functions: list["weakref.ref[Any]"]
 
 
-KEPT: OrderedDict[Hashable, Kept] = OrderedDict()
+PROGRAMS: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
 """The programs that this process compiled last, so that a second comparison of the same methods on
 data of the same shapes compiles nothing. They depend on nothing but their keys."""
 
 
-MOST_KEPT = 64
-"""Most programs of `KEPT`."""
+MOST_PROGRAMS = 64
+"""Most programs of `PROGRAMS`."""
 
 
 MOST_BYTES = 2**28
-"""Most bytes of the programs of `KEPT`."""
+"""Most bytes of the programs of `PROGRAMS`."""
 
 
-FEWEST_KEPT = 4
-"""Programs of `KEPT` that stay however large they are: a run needs its own in each evaluation."""
+FEWEST_PROGRAMS = 4
+"""Programs that stay however large they are: a run needs its own in each evaluation."""
 
 
 def _let_go(_: Any) -> None:
     """Let programs go whose functions are gone."""
-    for key, kept in list(KEPT.items()):
+    for key, kept in list(PROGRAMS.items()):
         if any(function() is None for function in kept.functions):
-            KEPT.pop(key, None)
+            PROGRAMS.pop(key, None)
 
 
 def debugs() -> bool:
@@ -179,41 +175,41 @@ def debugs() -> bool:
     return bool(config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs)
 
 
-def compiled(request: Request) -> Program:
-    """The program of one request."""
-    return compiled_once({"": request}, {"": request.trace()})[""]
+def compiled(spec: ProgramSpec) -> Compiled | Wrapped:
+    """The program of one spec."""
+    return compiled_once({"": spec}, {"": spec.trace()})[""]
 
 
 def compiled_once(
-    requests: Mapping[str, Request], traced: Mapping[str, Traced | None]
-) -> dict[str, Program]:
+    specs: Mapping[str, ProgramSpec], traced: Mapping[str, Traced | None]
+) -> dict[str, Compiled | Wrapped]:
     """Compile in parallel what this process has not compiled before."""
     if debugs():
-        return {name: request.make() for name, request in requests.items()}
+        return {name: spec.make() for name, spec in specs.items()}
     with ThreadPoolExecutor() as pool:
         making = {
             name: pool.submit(lambda each: each.lower().compile(), each)
             for name, each in traced.items()
             if each is not None
         }
-    programs: dict[str, Program] = {}
-    for name, request in requests.items():
+    programs: dict[str, Compiled | Wrapped] = {}
+    for name, spec in specs.items():
         if name in making:
             program, before = making[name].result(), traced[name]
-            kept = Kept(program, program_bytes(before, program), _references(request.key))
+            kept = CompiledProgram(program, program_bytes(before, program), _references(spec.key))
         else:
-            kept = KEPT[request.key]
+            kept = PROGRAMS[spec.key]
         programs[name] = kept.program
-        if request.key is not None:
-            KEPT[request.key] = kept
-            KEPT.move_to_end(request.key)
-    while len(KEPT) > MOST_KEPT or (len(KEPT) > FEWEST_KEPT and _kept_bytes() > MOST_BYTES):
-        KEPT.popitem(last=False)
+        if spec.key is not None:
+            PROGRAMS[spec.key] = kept
+            PROGRAMS.move_to_end(spec.key)
+    while len(PROGRAMS) > MOST_PROGRAMS or (len(PROGRAMS) > FEWEST_PROGRAMS and _too_large()):
+        PROGRAMS.popitem(last=False)
     return programs
 
 
-def _kept_bytes() -> int:
-    return sum(kept.bytes for kept in list(KEPT.values()))
+def _too_large() -> bool:
+    return sum(each.bytes for each in list(PROGRAMS.values())) > MOST_BYTES
 
 
 FUNCTIONS: OrderedDict[Hashable, Wrapped] = OrderedDict()
@@ -228,6 +224,6 @@ def jit_once(function: Callable[..., Any], **options: Any) -> Wrapped:
     if key not in FUNCTIONS:
         FUNCTIONS[key] = jax.jit(function, **options)
     FUNCTIONS.move_to_end(key)
-    while len(FUNCTIONS) > MOST_KEPT:
+    while len(FUNCTIONS) > MOST_PROGRAMS:
         FUNCTIONS.popitem(last=False)
     return FUNCTIONS[key]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.devices.programs import jit_once
-from fedprox.engine.compiled.row_sums import row_totals
+from fedprox.engine.compiled.evaluation import row_totals
 from fedprox.errors import require
 from fedprox.federation import Federation
 from fedprox.metrics import metric_value

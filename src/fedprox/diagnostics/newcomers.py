@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.diagnostics.clients import lowest, models_of
-from fedprox.engine.compiled.row_sums import client_sums
+from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, check_params, weighted_loss, with_base

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import HParams, State
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.batch_plan import Capacity
-from fedprox.engine.planning.round_work import RoundWork, no_work
+from fedprox.engine.planning.round_work import RoundWork
 from fedprox.loop.following import Report
 from fedprox.model import Params
 from fedprox.protocol.method import Method
@@ -52,7 +52,7 @@ class Done:
     faulty: tuple[Callable[[], NDArray[np.int64]], ...] = ()
     clients: tuple[tuple[Any, Any, Any], ...] = ()
     network: Mapping[str, Any] = field(default_factory=dict)
-    work: RoundWork = field(default_factory=no_work)
+    work: RoundWork = field(default_factory=RoundWork)
     gamma: jax.Array | None = None
     taken: Any = None
 

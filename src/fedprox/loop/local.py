@@ -13,36 +13,37 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import ClientContext, HParams, Own, State, own_or
+from fedprox.algorithms.base import ClientContext, ClientState, HParams, Own, State, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.devices.mesh import accept_host_arrays, replicate, shard
-from fedprox.devices.programs import Request, compiled
-from fedprox.engine.compiled.call_inputs import Held, exchanges, held_state, read_cohort
-from fedprox.engine.compiled.compile import Compiler, Programs, known
-from fedprox.engine.compiled.evaluation import Measures
+from fedprox.devices.programs import ProgramSpec, compiled
+from fedprox.engine.compiled.compile import (
+    Call,
+    Compiler,
+    Programs,
+    inexactness_arguments,
+    known,
+    plan_call,
+)
+from fedprox.engine.compiled.evaluation import TOGETHER, Measures, client_sums
 from fedprox.engine.compiled.layout import Layout, bucket, lay_out, needed, stores_messages
 from fedprox.engine.compiled.node_part import part_program
-from fedprox.engine.compiled.round import After, Inputs, Server
-from fedprox.engine.compiled.row_sums import TOGETHER, client_sums
-from fedprox.engine.planning.batch_plan import BatchPlan, plan_rounds
-from fedprox.engine.planning.jobs import jobs_of, no_jobs
-from fedprox.engine.planning.reads import Exchange
+from fedprox.engine.compiled.round import After, Server
+from fedprox.engine.planning.jobs import jobs_of
 from fedprox.engine.planning.round_work import RoundWork, works
 from fedprox.engine.storage.client_store import Store, open_store
 from fedprox.engine.storage.training_data import (
-    Data,
-    DeviceRows,
+    DeviceData,
     TrainingRows,
     copy_to_devices,
     rows_spec,
-    training_rows,
 )
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.execution import (
@@ -79,61 +80,6 @@ def chunks(
         begin = last
 
 
-class Call(NamedTuple):
-    """The inputs of one call of the rounds' program.
-
-    Attributes:
-        first: The first of its rounds.
-        work: The work of its rounds; `device_row` refers to `rows`.
-        rows: The training rows.
-        plan: The batch plan.
-        exchange: How gradients are read before the work; None if the method does not.
-        held: Whose state the call holds; None for a method without client state.
-        layout: The shapes of these inputs.
-    """
-
-    first: int
-    work: Sequence[RoundWork]
-    rows: DeviceRows
-    plan: BatchPlan
-    exchange: Exchange | None
-    held: Held | None
-    layout: Layout
-
-    @property
-    def done(self) -> int:
-        """Number of rounds done after it."""
-        return self.first + len(self.work)
-
-
-def plan_call(
-    method: Method,
-    rows: TrainingRows,
-    layout: Layout,
-    seed: int,
-    first: int,
-    work: Sequence[RoundWork],
-) -> Call:
-    """Plan the call of some rounds."""
-    protocol = method.protocol
-    on_devices, placed = rows.of(work, layout.width, layout.room.rows)
-    plan = plan_rounds(
-        layout.shape,
-        layout.room,
-        method.solver,
-        seed,
-        [(t, each.jobs) for t, each in enumerate(placed, start=first)],
-        noisy=protocol.noisy,
-        keyed=method.keyed,
-        columns=method.no_columns,
-        process_index=protocol.ownership.process_index,
-    )
-    held = None
-    if method.algorithm.client.state is not None:
-        held = held_state(plan, placed, layout)
-    return Call(first, placed, on_devices, plan, exchanges(placed, layout), held, layout)
-
-
 class Planner:
     """Plans the calls of one seed, and enlarges their shapes if a round needs more room.
 
@@ -164,7 +110,7 @@ class Planner:
 
     def _call(self, first: int, work: Sequence[RoundWork]) -> Call:
         """The call for rounds with this work, beginning with round `first`."""
-        room = self.rows.needed(work, self.layout.width)
+        room = self.rows.needed(work, self.layout.reading.width)
         self.layout = self.layout.fitting(self.layout.room._replace(rows=room))
         return plan_call(self.method, self.rows, self.layout, self.seed, first, work)
 
@@ -192,7 +138,7 @@ BLOCK = 64
 class OwnModels:
     """Measures the own models of all clients that an evaluation reads, and that have test rows."""
 
-    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params) -> None:
+    def __init__(self, method: Method, mesh: Mesh, data: DeviceData, params: Params) -> None:
         self.method, self.mesh = method, mesh
         protocol = method.protocol
         self.test = protocol.measured.test
@@ -306,12 +252,14 @@ class OwnModels:
 class FineTuning:
     """Local steps of clients from given models, by the compiled program of rounds."""
 
-    def __init__(self, method: Method, mesh: Mesh, data: Data, params: Params, steps: int) -> None:
+    def __init__(
+        self, method: Method, mesh: Mesh, data: DeviceData, params: Params, steps: int
+    ) -> None:
         protocol = method.protocol
         alone = protocol.plain(min(BLOCK, len(protocol.federation)))
         self.mesh, self.method = mesh, Method(alone, fine_tuning(method.algorithm, steps))
         federation = protocol.federation
-        self.rows = training_rows(mesh, federation.train, data, protocol.ownership, ahead=1)
+        self.rows = TrainingRows(mesh, federation.train, data, protocol.ownership, ahead=1)
         self.layout = lay_out(self.method, self.rows, mesh.devices.size, params).together(1)
         self.programs: dict[Any, Any] = {}
 
@@ -338,20 +286,19 @@ class FineTuning:
             participation=ones / len(block),
             relative_size=ones,
         )
-        work = RoundWork(len(block), 0, 0, jobs, no_jobs())
+        work = RoundWork(len(block), jobs=jobs)
         need = needed(self.layout, solver, work)
-        room = self.rows.needed([work], self.layout.width)
+        room = self.rows.needed([work], self.layout.reading.width)
         self.layout = self.layout.fitting(need._replace(rows=room))
         call = plan_call(method, self.rows, self.layout, seed, t, [work])
-        assert call.held is not None  # its clients keep their models
-        at, (x, y) = call.held.clients, call.rows
+        at = call.clients  # which keep their models
         models = jax.tree.map(np.asarray, first(at))
         state = Own(models, jax.numpy.zeros((len(at), len(method.points)), bool))
-        inputs = Inputs(dict(hparams), x, y, call.plan, None, np.int32(1))
+        inputs = call.inputs._replace(hparams=dict(hparams))
         server = Server(replicate(self.mesh, params), shard(self.mesh, state))
         if call.layout not in self.programs:
-            specs = tuple(rows_spec(a, method.protocol.ownership) for a in (x, y))
-            request = Request(
+            specs = tuple(rows_spec(a, method.protocol.ownership) for a in (inputs.x, inputs.y))
+            request = ProgramSpec(
                 lambda: part_program(method, call.layout, self.mesh, specs),
                 (method.protocol.model.base, server, inputs),
                 ("part", *known(method, call.layout, self.mesh)),
@@ -372,7 +319,7 @@ class LocalEngine:
         self.mesh, self.protocol, self.checkpoints = mesh, protocol, checkpoints
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> DeviceData:
         """The rows on the devices."""
         protocol = self.protocol
         return copy_to_devices(
@@ -403,7 +350,7 @@ class LocalMethod:
     ) -> None:
         self.devices, self.method, self.pool = devices, method, pool
         protocol, mesh = method.protocol, devices.mesh
-        self.rows = training_rows(
+        self.rows = TrainingRows(
             mesh, protocol.federation.train, devices.data, protocol.ownership, ahead=PLANS_AHEAD
         )
         self.layout = lay_out(method, self.rows, mesh.devices.size, start.params)
@@ -449,12 +396,26 @@ class LocalMethod:
         return open_store(protocol.client_store, client_state, clients, self.devices.mesh, most)
 
 
-def _nothing(*_: Any) -> Any:
-    return None
+class _NoStore(Store):
+    """The store of a method without client state."""
+
+    def read(self, clients: NDArray[np.int64]) -> ClientState:
+        del clients
+
+    def write(self, clients: NDArray[np.int64], client_state: ClientState) -> None:
+        pass
+
+    def arrays(self) -> list[NDArray[Any]]:
+        return []
+
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
-NO_STORE = Store(_nothing, _nothing, _nothing, _nothing, _nothing)
-"""The store of a method without client state."""
+NO_STORE = _NoStore()
 
 
 class LocalSeed:
@@ -473,9 +434,8 @@ class LocalSeed:
         call, method = next(self.planned), self.local.method
         programs = self.local.programs(call.layout)
         after = self._run_program(programs, call, now)
-        if call.held:
-            self.store.write(call.held.clients, after.client_state)
-            after = after._replace(client_state=None)  # free the memory
+        self.store.write(call.clients, after.client_state)
+        after = after._replace(client_state=None)  # free the memory
         gamma = None
         if programs.inexactness and method.protocol.is_recorded(call.done):
             gamma = self._gamma(programs.inexactness, call, after, now)
@@ -503,23 +463,16 @@ class LocalSeed:
 
     def _run_program(self, programs: Programs, call: Call, now: RunState) -> After:
         """Call the program, which reuses the memory of the server's and the clients' state."""
-        client_state, at = None, None
-        if call.held:
-            client_state, at = self.store.read(call.held.clients), call.held.at
-        count = np.int32(len(call.work))
-        x, y = call.rows
-        inputs = Inputs(now.hparams, x, y, call.plan, call.exchange, count, at)
+        client_state = self.store.read(call.clients)
+        inputs = call.inputs._replace(hparams=now.hparams)
         return programs.rounds(Server(now.state, client_state), inputs)
 
     def _gamma(
         self, inexactness: Callable[..., jax.Array], call: Call, after: After, now: RunState
     ) -> jax.Array:
         """gamma_k of a call's last round."""
-        jobs, last = call.work[-1].jobs, len(call.work) - 1
-        mesh = self.local.devices.mesh
-        cohort = read_cohort(jobs, call.plan, last, after.before, call.layout, mesh)
-        local = after.local.params
-        return inexactness(after.problem_state, now.hparams, local, call.rows, cohort)
+        known = call, after.problem_state, now.hparams, after.local.params, after.before
+        return inexactness(*inexactness_arguments(*known, self.local.devices.mesh))
 
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure a state."""
@@ -535,7 +488,7 @@ class LocalSeed:
 
     def contents(self) -> Iterator[tuple[str, NDArray[Any]]] | None:
         """Client state for a checkpoint; None without client state."""
-        return self.store.contents()
+        return None if self.store is NO_STORE else self.store.contents()
 
     def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Restore the client state of a checkpoint."""

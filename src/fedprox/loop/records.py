@@ -78,7 +78,7 @@ def records_of(
         "stragglers": work.stragglers,
         "dropped": work.dropped,
         "communication": algorithm.communication * done.now.round * protocol.models_a_round,
-        "time": work.time,
+        "time": work.time if protocol.has_clock(algorithm) else None,
         "empty_rounds": since.empty,
         "epsilon": epsilon,
         **since.network,

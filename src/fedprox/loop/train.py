@@ -25,12 +25,11 @@ from fedprox.devices.mesh import replicate
 from fedprox.devices.programs import jit_once
 from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
-from fedprox.engine.epsilon import Spent, noise_of
-from fedprox.engine.planning.round_work import no_work
 from fedprox.errors import InputError, require, shown
 from fedprox.files.arrays import Damaged
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.described import describe_comparison, fingerprint
+from fedprox.loop.epsilon import Spent, noise_of
 from fedprox.loop.execution import (
     Done,
     Engine,
@@ -266,8 +265,7 @@ class SeedRun:
         starts = self.protocol.starts(self.method.algorithm, self.start.seed, self.start.params)
         state = self.method.initial_state(starts, self.session.engine.mesh)
         self.best = self.copy(state)
-        begun = Done(work=no_work(self.protocol.begin_time(self.method.algorithm)))
-        now = RunState(0, state, self.hparams, since=begun, best=self.best)
+        now = RunState(0, state, self.hparams, best=self.best)
         measuring = self.execution.evaluate(state)
         adapt = self.method.algorithm.adapt
         if adapt:

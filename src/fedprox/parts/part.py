@@ -9,6 +9,7 @@ new part is a dataclass of settings with some of these methods, in one file, a p
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -120,6 +121,10 @@ Columns = Mapping[str, NDArray[Any]]
 """Numbers of jobs by name, arrays of shape (jobs,)."""
 
 
+Taken = Callable[[], Sequence[tuple[int, int, int]]]
+"""Counts the local steps of clients in a whole run: rows of the client, of a mini-batch, steps."""
+
+
 class Setting(NamedTuple):
     """What parts read of a run beside their own settings.
 
@@ -188,20 +193,26 @@ class Reduction(NamedTuple):
         return self.screen.screened(sound, size, weight, fixed=self.fixed)
 
 
-class LocalGradient(Protocol):
-    """What a local step takes in place of the gradient of its mini-batch."""
+@dataclass(frozen=True)
+class LocalGradient:
+    """What a local step takes of its mini-batch; here its gradient."""
 
     @property
     def completes(self) -> bool:
         """Whether `completed` changes something."""
+        return False
 
     def gradient(
         self, loss: Callable[..., jax.Array], params: Params, batch: Batch, given: Any
     ) -> Params:
-        """What a tick's rows add, in place of the gradient of loss(params, batch, given)."""
+        """What a tick's rows add: the gradient of loss(params, batch, given), or another."""
+        gradient: Params = jax.grad(loss)(params, batch, given)
+        return gradient
 
     def completed(self, gradient: Params, hparams: HParams, size: Any, key: jax.Array) -> Params:
         """The gradient of a whole mini-batch, given its size and the key of its last tick."""
+        del hparams, size, key
+        return gradient
 
 
 class Part:
@@ -306,9 +317,9 @@ class Part:
         del per_round
         return 1
 
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
-        """What local steps take, given the noise multiplier; None for the gradient itself."""
-        del noise
+    def local_gradient(self, taken: Taken) -> LocalGradient | None:
+        """What local steps take, given the steps of a whole run; None for the gradient itself."""
+        del taken
         return None
 
 

@@ -290,17 +290,14 @@ class Protocol:
         return ends or self.stop is not None
 
     def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
-        """How long each client takes for the rounds of a method, given a population."""
-        assert self.population is not None
-        known = self.population, self.federation, self.model
+        """How long each client takes for the rounds of a method: no time without a population."""
+        known = self.population or Population(), self.federation, self.model
         return pace_of(*known, algorithm, solver, seed, self.parts)
 
-    def timeline(self, algorithm: Algorithm, solver: Solver, seed: int) -> Timeline | None:
-        """The clock of a method's rounds with a barrier; None without a population."""
-        if self.population is None:
-            return None
-        pace, dropout = self.pace(algorithm, solver, seed), self.population.dropout
-        return Timeline(pace, dropout, len(self.federation), seed)
+    def timeline(self, algorithm: Algorithm, solver: Solver, seed: int) -> Timeline:
+        """The clock of a method's rounds with a barrier, which stands without a population."""
+        dropout = (self.population or Population()).dropout
+        return Timeline(self.pace(algorithm, solver, seed), dropout, len(self.federation), seed)
 
     def events(
         self,
@@ -416,9 +413,9 @@ class Protocol:
         per_round = self.cohort.clients_per_round
         return math.prod(part.models_a_round(per_round) for part in self.parts)
 
-    def begin_time(self, algorithm: Algorithm) -> float | None:
-        """The time at which the first round of a method may begin; None without a clock."""
-        return None if self.population is None or algorithm.pooled else 0.0
+    def has_clock(self, algorithm: Algorithm) -> bool:
+        """Whether the records of a method say when its rounds end."""
+        return self.population is not None and not algorithm.pooled
 
     def first_params(self, seed: int) -> Params:
         """The initial parameters w^0 of a seed."""
@@ -462,11 +459,10 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         check_case(Case(self, algorithm, solver))
-        deadline, everyone = self.systems.deadline, np.arange(len(self.federation))
+        deadline = math.inf if self.systems.deadline is None else self.systems.deadline
+        everyone = np.arange(len(self.federation))
         for seed in self.seeds:
-            in_time: Any = math.inf
-            if deadline is not None and self.population is not None:
-                in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
+            in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
             try:
                 self.systems.check_participation(
                     self.federation.train.sizes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedprox.engine.epsilon import Spent, noise_of
+from fedprox.loop.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
     Releases,

@@ -30,7 +30,7 @@ def compiled() -> Iterator[Counter[str]]:
         if event == COMPILED:
             names[str(what.get("fun_name"))] += 1
 
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     jax.monitoring.register_event_duration_secs_listener(heard)
     yield names
     jax.monitoring.unregister_event_duration_listener(heard)
@@ -70,7 +70,7 @@ def test_a_second_comparison_compiles_nothing_and_has_the_same_bits(
     rate = fp.Solver(0.1, 10, epochs=1, learning_rate_decay=0.5)
     other = runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate)
     assert not compiled
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     same(other, runs(fp.fedprox(mu=3.0), seed=7, rounds=3, solver=rate))
 
 
@@ -146,7 +146,7 @@ def test_another_setting_is_another_program(
     compiled.clear()
     changed = runs(fp.fedprox(mu=1.0), **options)
     assert compiled["jit(rounds)"] == 1
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     same(changed, runs(fp.fedprox(mu=1.0), **options))
 
 
@@ -159,6 +159,6 @@ def test_a_stop_rule_is_another_program(compiled: Counter[str]) -> None:
 
 
 def test_the_programs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST_KEPT", 3)
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 3)
     runs(fp.fedavg(), fp.fedprox(mu=1.0), fp.scaffold())
-    assert len(programs.KEPT) == 3
+    assert len(programs.PROGRAMS) == 3

@@ -30,8 +30,7 @@ from fedprox import (
 from fedprox.devices import programs
 from fedprox.engine.compiled import layout as laying_out
 from fedprox.engine.planning import batch_plan
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import pack
+from fedprox.engine.planning.jobs import Jobs, pack
 from fedprox.models.dense import Logistic
 from fedprox.protocol.protocol import initial_params
 from tests import oracle
@@ -212,7 +211,7 @@ def test_every_program_is_compiled_once(everything: bool) -> None:
     gamma = 0.3 if everything else None
     solver = Solver(learning_rate=0.1, batch_size=B, epochs=5, gamma=gamma)
     simulate(federation, model, method, solver=solver, rounds=2, **setting)
-    programs.KEPT.clear()
+    programs.PROGRAMS.clear()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         simulate(federation, model, method, solver=solver, rounds=9, **setting)

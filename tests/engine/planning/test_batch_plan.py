@@ -20,8 +20,7 @@ from fedprox.engine.planning.batch_plan import (
     plan_bytes,
     plan_rounds,
 )
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import choose_lanes, pack, segments
+from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack, segments
 from fedprox.federation import offsets_of
 from fedprox.streams import Purpose, Streams, generator
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.engine.epsilon import LocalSteps, Spent
-from fedprox.engine.planning.round_work import round_work
+from fedprox.engine.planning.round_work import LocalSteps, drawn_works
+from fedprox.loop.epsilon import Spent
 from fedprox.protocol.method import Method, checked_methods
 from fedprox.protocol.protocol import Protocol
 
@@ -37,11 +37,11 @@ def method() -> Method:
 
 
 METHOD = method()
+GIVEN = METHOD.protocol, METHOD.algorithm, METHOD.solver
 
 BY_ROUND = np.zeros((ROUNDS, 5), np.int64)
-for t in range(ROUNDS):
-    jobs = round_work(METHOD.protocol, METHOD.algorithm, METHOD.solver, 1, t).jobs
-    BY_ROUND[t, jobs.client] = jobs.steps
+for t, work in zip(range(ROUNDS), drawn_works(*GIVEN, 1), strict=False):
+    BY_ROUND[t, work.jobs.client] = work.jobs.steps
 
 
 @given(
@@ -56,7 +56,7 @@ def test_steps_are_those_of_the_rounds(repeated: list[tuple[int, int]], asked: l
         expected = BY_ROUND[:rounds].sum(axis=0)
         expected += sum((BY_ROUND[list(each)].sum(axis=0) for each in again), np.zeros(5, np.int64))
         np.testing.assert_array_equal(steps.counted(rounds), expected)
-        assert [taken for _, taken in steps.after(rounds)] == expected[expected > 0].tolist()
+        assert [count for *_, count in steps.after(rounds)] == expected[expected > 0].tolist()
 
 
 def test_repeated_rounds_cost_once_more() -> None:

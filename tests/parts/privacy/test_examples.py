@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
+from fedprox.engine.planning.batch_plan import PoissonTicks, poisson_places, poisson_width
 from fedprox.engine.planning.jobs import Jobs, no_jobs
-from fedprox.engine.planning.poisson import PoissonTicks, poisson_places, poisson_width
 from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
 from fedprox.parts.privacy.examples import EXAMPLES_KEY, clipped_sum
 from fedprox.parts.privacy.numerics import EXAMPLES, standard_normals

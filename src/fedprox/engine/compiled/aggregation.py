@@ -7,7 +7,7 @@ arrived. Parts read them in the order of the draw.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedprox.algorithms.base import ClientState, Message
 from fedprox.devices.mesh import AXIS
 from fedprox.engine.compiled.lanes import (
+    T,
     add_weighted,
     choose,
     put,
@@ -25,8 +26,6 @@ from fedprox.engine.compiled.lanes import (
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.jobs import Slots
 from fedprox.parts.part import Reduction, Screened, beside, scaled, sound, times
-
-T = TypeVar("T")
 
 
 class Arrived(NamedTuple):
@@ -168,24 +167,14 @@ def keeping(reduction: Reduction, room: Capacity) -> Collector:
     return Collector(begin, take, end)
 
 
-class _Waiting(NamedTuple):
-    """Updates that are stored until the end of the round.
+_Waiting = tuple[tuple[jax.Array, Message, ClientState], tuple[jax.Array, jax.Array, jax.Array]]
+"""Updates that are stored until the end of the round.
 
-    Attributes:
-        slot: Slot of each place's job, -1 for none, int32 (places,).
-        messages: Messages, leaves (places, points, ...).
-        client_state: New client states, leaves (places, points, ...).
-        finite: 1 for the finite updates of this device, else 0, float32 (slots, points).
-        size: Sizes of these updates, else 0, float32 (slots, points).
-        weight: Weights of this device's updates, 0 for those that are late, float32 (slots,).
-    """
-
-    slot: jax.Array
-    messages: Message
-    client_state: ClientState
-    finite: jax.Array
-    size: jax.Array
-    weight: jax.Array
+By place: slot of the job, -1 for none, int32 (places,); messages and new client states, leaves
+(places, points, ...). By slot: 1 for the finite updates of this device, else 0, and their sizes,
+else 0, float32 (slots, points); weights of this device's updates, 0 for those that are late,
+float32 (slots,).
+"""
 
 
 def _storing(
@@ -199,7 +188,7 @@ def _storing(
         empty = jax.tree.map(lambda a: jnp.zeros((room.places, *a.shape[1:]), a.dtype), messages)
         state, zeros = jax.tree.map(jnp.zeros_like, client_state), _zeros_by_slot(messages, room)
         slot, weight = jnp.full(room.places, -1, jnp.int32), jnp.zeros(room.slots)
-        return _Waiting(slot, empty, state, zeros, zeros, weight)
+        return (slot, empty, state), (zeros, zeros, weight)
 
     def take(
         waiting: _Waiting, client_state: ClientState, new: Arrived
@@ -208,16 +197,16 @@ def _storing(
         sizes = jnp.where(is_finite > 0, every_size(new.messages), 0)
         slot = jnp.where(ended, new.slot, room.slots)
         place = jnp.where(ended, new.place, room.places)
-        by_place = put(waiting[:3], place, (new.slot, new.messages, new.client_state))
-        by_slot = put(waiting[3:], slot, (is_finite, sizes, new.weight))
-        return _Waiting(*by_place, *by_slot), client_state
+        by_place = put(waiting[0], place, (new.slot, new.messages, new.client_state))
+        return (by_place, put(waiting[1], slot, (is_finite, sizes, new.weight))), client_state
 
     def end(
         waiting: _Waiting, client_state: ClientState, jobs: Slots, key: jax.Array | None
     ) -> Result:
         # the jobs' weights do not know who was late
-        finite, sizes, weight = total(waiting[3:])
-        slot, messages = waiting.slot, waiting.messages
+        finite, sizes, weight = total(waiting[1])
+        places, messages, after = waiting[0]
+        slot = places
         if reduction.ordered:
             # they go by position, which must not depend on who computed what
             numbered, messages = _by_slot(slot, (slot + 1, messages), room)
@@ -246,7 +235,7 @@ def _storing(
             weighted = scaled(weight[slot][:, None] * scale_of(slot), messages)
             sums = jax.tree.map(lambda a: a.sum(axis=0), weighted)
             sums = sums if reduction.ordered else total(sums)
-        client_state = _interpolate(scale_of(waiting.slot), client_state, waiting.client_state)
+        client_state = _interpolate(scale_of(places), client_state, after)
         return Result(sums, client_state, screened)
 
     return Collector(begin, take, end)

@@ -18,7 +18,6 @@ from fedprox.algorithms.base import (
     Solution,
     State,
 )
-from fedprox.engine.compiled.gradients import LocalLoss
 from fedprox.engine.compiled.lanes import over
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Slots
@@ -46,6 +45,22 @@ def round_hparams(hparams: HParams, rate: jax.Array, participation: jax.Array) -
     }
 
 
+class LocalLoss(NamedTuple):
+    """A client's loss F_k at some parameters, and its labels; None for what is not computed.
+
+    Attributes:
+        gradient: grad F_k, leaves (..., points, ...).
+        value: F_k, shape (..., points).
+        labels: How many labels of each class its rows have, (..., points, classes).
+        probed: F_k of the models of `First.probe`, (..., points, models).
+    """
+
+    gradient: Params | None = None
+    value: jax.Array | None = None
+    labels: jax.Array | None = None
+    probed: jax.Array | None = None
+
+
 class Stop(NamedTuple):
     """A client's stop rule: ||grad h_k(w)|| <= gamma ||grad h_k(s_k)||, or its time is over.
 
@@ -59,8 +74,8 @@ class Stop(NamedTuple):
     """
 
     gamma: jax.Array | None
-    reference: jax.Array | None
-    deadline: jax.Array | None
+    reference: Any
+    deadline: Any
     done: jax.Array
     steps: jax.Array
 
@@ -131,7 +146,7 @@ def learning_rate(broadcast: Broadcast, context: ClientContext) -> jax.Array:
 
 def steps_taken(lanes: LaneState) -> jax.Array | None:
     """Steps of each lane's client so far; None if clients take the planned steps."""
-    return None if lanes.stop is None else lanes.stop.steps
+    return lanes.stop and lanes.stop.steps
 
 
 def mark_done(lanes: LaneState, chosen: jax.Array) -> LaneState:
@@ -151,7 +166,7 @@ class ClientStep:
         solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
         clock: Whether clients also stop by a clock.
-        local_gradient: What steps take in place of a mini-batch's gradient; None for it.
+        local_gradient: What steps take in place of a mini-batch's gradient.
 
     Attributes:
         stops: Whether clients may take fewer than the planned steps.
@@ -164,13 +179,16 @@ class ClientStep:
         solver: Solver,
         layout: Layout,
         clock: bool,
-        local_gradient: LocalGradient | None,
+        local_gradient: LocalGradient,
     ) -> None:
         self.model, self.algorithm, self.solver = model, algorithm, solver
-        self.local_gradient = local_gradient
-        self.completes = local_gradient is not None and local_gradient.completes
-        self.stops = clock or solver.gamma is not None
-        self.accumulate, self.width = layout.accumulate, layout.width
+        self.local_gradient, self.by_gamma = local_gradient, solver.gamma is not None
+        self.stops = clock or self.by_gamma
+        self.loss, self.differentiated = self._loss_of_rows, DERIVED
+        if algorithm.client.objective is not None:
+            self.loss = partial(algorithm.client.objective, model)
+            self.differentiated = f"{algorithm.name}: jax.grad of its objective"
+        self.accumulate, self.width = layout.accumulate, layout.reading.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, 0, *[None] * 4)), (0, 0, 0, 0, 0, 0))
         self.given_all = over(over(self.given, (0, 0)), (0, None))
@@ -197,9 +215,7 @@ class ClientStep:
             self.solver.init(params, learning_rate(broadcast, context)),
             jax.tree.map(jnp.zeros_like, params) if self.accumulate else None,
             context,
-            _initial_stop(None if self.solver.gamma is None else gamma, deadline)
-            if self.stops
-            else None,
+            _initial_stop(gamma if self.by_gamma else None, deadline) if self.stops else None,
         )
 
     def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> Params:
@@ -213,9 +229,7 @@ class ClientStep:
         return jax.tree.map(jnp.subtract, gradient, at_reference)
 
     def given(self, lane: LaneState, broadcast: Broadcast) -> Any:
-        """What a client's objective reads; None for F_k."""
-        if self.algorithm.client.objective is None:
-            return None
+        """What a client's objective reads."""
         return self.algorithm.subproblem(*broadcast, lane.context).given
 
     def reference(self, lane: LaneState, broadcast: Broadcast) -> Reference | None:
@@ -237,18 +251,13 @@ class ClientStep:
         key = None
         if noise is not None and self.model.train is not None:
             key = jax.random.fold_in(random_key(noise), MODEL_KEY)
-        what = DERIVED
-        if self.algorithm.client.objective is not None:
-            what = f"{self.algorithm.name}: jax.grad of its objective"
-        step = self.local_gradient
-        gradient = jax.grad(self._loss) if step is None else partial(step.gradient, self._loss)
-        return call(what, gradient, params, Batch(x, y, weights, key), given)
+        batch, step = Batch(x, y, weights, key), partial(self.local_gradient.gradient, self.loss)
+        return call(self.differentiated, step, params, batch, given)
 
-    def _loss(self, params: Params, batch: Batch, given: Any) -> jax.Array:
-        """The loss of a tick's rows."""
-        if self.algorithm.client.objective is None:
-            return weighted_loss(self.model, params, *batch)
-        return self.algorithm.client.objective(self.model, params, batch, given)
+    def _loss_of_rows(self, params: Params, batch: Batch, given: Any) -> jax.Array:
+        """F_k of a tick's rows."""
+        del given
+        return weighted_loss(self.model, params, *batch)
 
     def completed(
         self,
@@ -259,11 +268,9 @@ class ClientStep:
         noise: jax.Array,
     ) -> Params:
         """The gradients of a tick, changed in lanes whose mini-batch it completes."""
-        step = self.local_gradient
-        assert step is not None
 
         def complete(gradient: Params, hparams: HParams, size: Any, words: jax.Array) -> Params:
-            return step.completed(gradient, hparams, size, random_key(words))
+            return self.local_gradient.completed(gradient, hparams, size, random_key(words))
 
         every = over(complete, (0, 0, None, None))
 
@@ -363,7 +370,7 @@ class ClientStep:
 
 
 def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:
-    reference = None if gamma is None else jnp.asarray(-1, real_type())
+    reference = jax.tree.map(lambda _: jnp.asarray(-1, real_type()), gamma)
     done = jnp.bool_(False) if deadline is None else deadline <= 0
     return Stop(gamma, reference, deadline, done, jnp.int32(0))
 
@@ -374,14 +381,14 @@ def _apply_stop_rule(
     """The stop rule after a tick, and whether the client takes a step."""
     if stop is None:
         return None, last
-    if stop.gamma is None or stop.reference is None:
+    if stop.gamma is None:
         step = last & ~stop.done
         return stop._replace(steps=stop.steps + step), step
-    is_full = last if check is None else last & check
+    is_full, planned = (last, last) if check is None else (last & check, last & ~check)
     norm = optax.tree.norm(gradient)
     reference = jnp.where(is_full & (stop.reference < 0), norm, stop.reference)
     done = stop.done | (is_full & (norm <= stop.gamma * reference))
-    step = last & ~done if check is None else last & ~done & ~check
+    step = planned & ~done
     return stop._replace(reference=reference, done=done, steps=stop.steps + step), step
 
 

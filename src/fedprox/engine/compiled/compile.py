@@ -1,25 +1,25 @@
-"""Compiling the programs of one method for the shapes of its layout."""
+"""The programs of one method for the shapes of its layout, and the inputs of their calls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.devices.mesh import REPLICATED, accept_host_arrays, zeros_on
-from fedprox.devices.programs import Request, compiled_once
-from fedprox.engine.compiled.call_inputs import exchanges, held_state, read_cohort
+from fedprox.algorithms.base import Algorithm, ClientState, HParams, State
+from fedprox.devices.mesh import REPLICATED, accept_host_arrays, replicate, zeros_on
+from fedprox.devices.programs import ProgramSpec, compiled_once
 from fedprox.engine.compiled.evaluation import (
     Measures,
     evaluation_program,
     measures_of_sums,
     plan_evaluation,
 )
-from fedprox.engine.compiled.inexactness import inexactness_program
+from fedprox.engine.compiled.gradients import inexactness_program
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.compiled.round import (
     After,
@@ -29,12 +29,108 @@ from fedprox.engine.compiled.round import (
     rounds_program,
 )
 from fedprox.engine.planning.batch_plan import BatchPlan, plan_rounds
-from fedprox.engine.planning.jobs import no_jobs
-from fedprox.engine.planning.round_work import no_work
-from fedprox.engine.storage.training_data import Data, DeviceRows, rows_spec
+from fedprox.engine.planning.reads import plan_exchanges, plan_reading
+from fedprox.engine.planning.round_work import RoundWork
+from fedprox.engine.storage.training_data import DeviceData, DeviceRows, TrainingRows, rows_spec
 from fedprox.jax_internals import peak_bytes
 from fedprox.model import Params
 from fedprox.protocol.method import Method
+
+
+class Call(NamedTuple):
+    """A call of the rounds' program.
+
+    Attributes:
+        first: The first of its rounds.
+        work: The work of its rounds; `device_row` refers to the rows of `inputs`.
+        clients: The client at each place of `Server.client_state`, -1 for none; empty for a method
+            without client state.
+        inputs: The inputs of the program, without hyperparameters.
+        layout: The shapes of these inputs.
+    """
+
+    first: int
+    work: Sequence[RoundWork]
+    clients: NDArray[np.int64]
+    inputs: Inputs
+    layout: Layout
+
+    @property
+    def done(self) -> int:
+        """Number of rounds done after it."""
+        return self.first + len(self.work)
+
+
+def plan_call(
+    method: Method,
+    rows: TrainingRows,
+    layout: Layout,
+    seed: int,
+    first: int,
+    work: Sequence[RoundWork],
+) -> Call:
+    """Plan the call of some rounds."""
+    on_devices, placed = rows.of(work, layout.reading.width, layout.room.rows)
+    return call_of(method, layout, seed, first, placed, on_devices)
+
+
+def call_of(
+    method: Method,
+    layout: Layout,
+    seed: int,
+    first: int,
+    work: Sequence[RoundWork],
+    rows: DeviceRows,
+) -> Call:
+    """The call of rounds whose work knows its rows on the devices."""
+    plan = plan_rounds(
+        *(layout.shape, layout.room, method.solver, seed),
+        [(t, each.jobs) for t, each in enumerate(work, start=first)],
+        noisy=method.protocol.noisy,
+        keyed=method.keyed,
+        columns=method.no_columns,
+        process_index=method.protocol.ownership.process_index,
+    )
+    exchange = plan_exchanges(work, layout.reading, layout.room)
+    clients, held = np.zeros(0, np.int64), None
+    if method.algorithm.client.state is not None:
+        clients, held = held_state(plan, work or [RoundWork()], layout)
+    inputs = Inputs({}, *rows, plan, exchange, np.int32(len(work)), held)
+    return Call(first, work, clients, inputs, layout)
+
+
+def held_state(
+    plan: BatchPlan, work: Sequence[RoundWork], layout: Layout
+) -> tuple[NDArray[np.int64], NDArray[np.int32] | None]:
+    """Whose state a call holds: the client at each place, -1 for none, and `Inputs.held`."""
+    shape, places = layout.shape, layout.room.places
+    cohorts = np.full((len(work), shape.devices * places), -1)
+    for cohort, place, each in zip(cohorts, plan.place, work, strict=False):
+        cohort[place[: len(each.jobs.client)]] = each.jobs.client
+    if shape.rounds == 1:
+        return cohorts[0], None
+    clients = np.full(shape.devices * layout.held, -1)
+    different = np.unique(np.concatenate([each.jobs.client for each in work]))
+    clients[: len(different)] = different
+    at = np.full((shape.rounds, shape.devices * places), len(clients), np.int32)
+    for r, cohort in enumerate(cohorts):
+        at[r, cohort >= 0] = np.searchsorted(different, cohort[cohort >= 0])
+    return clients, at.reshape(shape.rounds, shape.devices, places)
+
+
+def inexactness_arguments(
+    call: Call, state: State, hparams: HParams, local: Params, before: ClientState, mesh: Mesh
+) -> tuple[Any, ...]:
+    """The arguments of the inexactness of a call's last round, without `Model.base`."""
+    layout, jobs, plan = call.layout, call.work[-1].jobs, call.inputs.plan
+    last = len(call.work) - 1
+    first, room = jobs.device_row, layout.room
+    ranges = first, first + jobs.size, jobs.owner
+    reading = plan_reading(*ranges, layout.reading, room.cohort_ticks, room.slots)
+    of_round = plan.rate[last], plan.participation[last]
+    rows, of_jobs = (call.inputs.x, call.inputs.y), jax.tree.map(lambda a: a[last], plan.jobs)
+    states = plan.place[last], replicate(mesh, before)
+    return state, hparams, of_round, local, rows, reading, of_jobs, *states
 
 
 class Programs(NamedTuple):
@@ -43,8 +139,8 @@ class Programs(NamedTuple):
     Attributes:
         rounds: (server, inputs) -> After, see `rounds_program`.
         evaluate: (state) -> Measures.
-        inexactness: (state, hparams, local models, rows, cohort) -> gamma, see
-            `inexactness_program`; None if gradients are not measured.
+        inexactness: As `gamma` calls it, see `inexactness_program`; None if gradients are not
+            measured.
         compile_seconds: Seconds to compile them.
         memory: Peak bytes of the rounds' program on one device, data included.
     """
@@ -76,7 +172,7 @@ class Compiler:
         self,
         method: Method,
         mesh: Mesh,
-        data: Data,
+        data: DeviceData,
         params: Params,
         like: Callable[[int], DeviceRows],
     ) -> None:
@@ -129,35 +225,30 @@ class Compiler:
             memory=peak_bytes(programs["rounds"]),
         )
 
-    def _rounds(self, layout: Layout, state: State) -> Request:
+    def _rounds(self, layout: Layout, state: State) -> ProgramSpec:
         rows = self.like(layout.room.rows)
-        specs = self._specs(rows)
         server = Server(state, self._client_state(layout.held))
-        x, y = rows
-        plan, exchange = self._empty_plan(layout), exchanges([], layout)
-        held = None
-        if self.method.algorithm.client.state is not None:
-            held = held_state(plan, [no_work()], layout).at
-        inputs = Inputs(self.hparams, x, y, plan, exchange, np.int32(0), held)
-        return Request(
+        call = call_of(self.method, layout, 0, 0, [], rows)
+        specs = self._specs(rows)
+        return ProgramSpec(
             lambda: rounds_program(self.method, layout, self.mesh, specs),
-            (self.base, server, inputs),
+            (self.base, server, call.inputs._replace(hparams=self.hparams)),
             ("rounds", *known(self.method, layout, self.mesh)),
         )
 
-    def _evaluation(self, layout: Layout, state: State) -> tuple[Request, Any]:
+    def _evaluation(self, layout: Layout, state: State) -> tuple[ProgramSpec, Any]:
         """The evaluation program, and its inputs except the models."""
         model, params = self.method.protocol.model, evaluated(self.method.algorithm, state)
         shape, inputs, specs = plan_evaluation(self.method, self.data, layout, self.mesh)
         measures = partial(measures_of_sums, model)
-        request = Request(
+        spec = ProgramSpec(
             lambda: evaluation_program(model, self.mesh, shape, specs, measures),
             (self.base, params, inputs),
             ("evaluation", model, self.mesh, shape),
         )
-        return request, inputs
+        return spec, inputs
 
-    def _inexactness(self, layout: Layout, state: State) -> Request:
+    def _inexactness(self, layout: Layout, state: State) -> ProgramSpec:
         replicated, slots = NamedSharding(self.mesh, REPLICATED), layout.room.slots
 
         def of_slots(like: Any) -> jax.ShapeDtypeStruct:
@@ -165,13 +256,12 @@ class Compiler:
             return jax.ShapeDtypeStruct(shape, like.dtype, sharding=replicated)
 
         local, rows = jax.tree.map(of_slots, self._params), self.like(layout.room.rows)
-        client_state = self._client_state(layout.room.places)
-        cohort = read_cohort(
-            no_jobs(), self._empty_plan(layout), 0, client_state, layout, self.mesh
-        )
-        return Request(
+        before = self._client_state(layout.room.places)
+        call = call_of(self.method, layout, 0, 0, [RoundWork()], rows)
+        arguments = inexactness_arguments(call, state, self.hparams, local, before, self.mesh)
+        return ProgramSpec(
             lambda: inexactness_program(self.method, layout, self.mesh, self._specs(rows)),
-            (self.base, state, self.hparams, local, rows, cohort),
+            (self.base, *arguments),
             ("inexactness", *known(self.method, layout, self.mesh)),
         )
 
@@ -181,14 +271,6 @@ class Compiler:
         return jax.tree.map(
             lambda a: zeros_on(self.mesh, (count, *a.shape), a.dtype),
             self.method.initial_client_state(self._params),
-        )
-
-    def _empty_plan(self, layout: Layout) -> BatchPlan:
-        return plan_rounds(
-            *(layout.shape, layout.room, self.method.solver, 0, []),
-            noisy=self.method.protocol.noisy,
-            keyed=self.method.keyed,
-            columns=self.method.no_columns,
         )
 
     def _specs(self, rows: DeviceRows) -> tuple[Any, ...]:

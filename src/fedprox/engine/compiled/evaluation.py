@@ -3,12 +3,13 @@
 A pass uses lanes like a round: a job is a client, or rows of any clients where nothing is needed
 client by client; a tick reads a slice of its rows, and at the end of the job its mean loss, its
 correct labels and its gradient are complete. Training, test and validation rows are read by the
-same function.
+same function. Evaluations of a run and of nodes, of clients' own models and of newcomers, and
+`fedprox.evaluate`, all compute the same sums of rows.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,29 +21,42 @@ from numpy.typing import NDArray
 
 from fedprox.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, spread
 from fedprox.devices.processes import Ownership
+from fedprox.devices.programs import ProgramSpec, compiled
 from fedprox.engine.compiled.gradients import my_part, per_lane, reader
-from fedprox.engine.compiled.lanes import choose, over, put, run_segments, total, where_lanes
+from fedprox.engine.compiled.lanes import (
+    T,
+    choose,
+    over,
+    put,
+    run_segments,
+    total,
+    where_lanes,
+    zeros_like,
+)
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.compiled.row_sums import row_sums
-from fedprox.engine.planning.packing import Array
-from fedprox.engine.planning.reads import Reading, plan_reading, row_groups, slice_width
-from fedprox.engine.storage.training_data import Data, rows_spec
-from fedprox.features import Features
+from fedprox.engine.planning.jobs import Array
+from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, slice_width
+from fedprox.engine.storage.training_data import DeviceData, rows_spec
+from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
-from fedprox.metrics import Terms, metric_value
-from fedprox.model import Model, Params, with_base
+from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
+from fedprox.model import Model, Params, labels_met, losses_of, with_base
 from fedprox.parts.part import scaled, sound
-from fedprox.precision import real_type
+from fedprox.precision import in_shape, real_type
 from fedprox.protocol.method import Method
 
-T = TypeVar("T")
+TOGETHER = 2**15
+"""Most rows of several clients that are measured together by the same models."""
+
+ROWS = 512
+"""Most rows of any clients that `row_totals` has on the device at once."""
 
 HELD_OUT = ("test", "validation")
 """The parts that a model does not train on."""
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """The rows of a part of the data that an evaluation reads, in jobs.
 
     Attributes:
@@ -56,23 +70,18 @@ class Part(NamedTuple):
 
     x: Features
     y: Array
-    reading: Reading
+    reading: ReadSlices
     size: Array
     labels: Array
     stand_for: Array
 
 
-class EvaluationInputs(NamedTuple):
-    """The inputs of an evaluation program, except the models.
+EvaluationInputs = tuple[Array, Mapping[str, ReadPart]]
+"""The inputs of an evaluation program, except the models.
 
-    Attributes:
-        shares: p_k of each client, float32 (clients,). For a sample of clients, the share of the
-            sample's rows.
-        parts: The parts with rows, by name: "train", "test", "validation".
-    """
-
-    shares: Array
-    parts: Mapping[str, Part]
+p_k of each client, float32 (clients,), for a sample of clients the share of the sample's rows; and
+the parts with rows, by name: "train", "test", "validation".
+"""
 
 
 class EvaluationShape(NamedTuple):
@@ -179,53 +188,56 @@ def _evaluate(
     model: Model, shape: EvaluationShape, params: Params, inputs: EvaluationInputs
 ) -> EvaluationSums:
     """The sums over all devices, inside `spread`."""
-    parts, points = inputs.parts, jax.tree.leaves(params)[0].shape[0]
+    (shares, parts), points = inputs, jax.tree.leaves(params)[0].shape[0]
 
     def stand_for(name: str) -> jax.Array:
         weights = parts[name].stand_for
         return jnp.broadcast_to(weights[:, None], (len(weights), points))
 
-    def read(name: str, weights: jax.Array, **options: Any) -> Found:
+    def read(name: str, weights: jax.Array, **options: Any) -> Any:
         return read_part(model, params, parts[name], shape.widths[name], weights, **options)
 
-    shares = inputs.shares if shape.gradients else None
-    train = read("train", stand_for("train"), shares=shares, screened=shape.screened)
-    losses, weight, unmeasured, measured = train.loss, None, None, None
+    loss, _, train, scatter = read(
+        "train",
+        stand_for("train"),
+        shares=shares if shape.gradients else None,
+        screened=shape.screened,
+    )
+    losses, weight, unmeasured, measured = loss, None, None, jnp.ones((), bool)
     if shape.screened:
         measured = jnp.isfinite(losses)
         losses = jnp.where(measured, losses, 0.0)
         unmeasured = jnp.sum(~measured, axis=0, dtype=jnp.int32)
-        weight = jnp.where(unmeasured > 0, inputs.shares @ measured, 1.0)
+        weight = jnp.where(unmeasured > 0, shares @ measured, 1.0)
     held_out: dict[str, Any] = {}
     correct = None
     for name in HELD_OUT:
         if name not in parts:
             continue
-        weights = stand_for(name)
-        if measured is not None and name in shape.clients:
+        weights, part = stand_for(name), parts[name]
+        if shape.screened and name in shape.clients:
             weights = weights * measured
-        found, part = read(name, weights, counted=True), parts[name]
-        assert found.correct is not None
+        mean, met, terms, _ = read(name, weights, counted=True)
         rows = weights * part.size[:, None]
         counts = stand_for(name) if name == "test" else weights  # all clients are tested
-        losses_of_rows = jnp.where(rows > 0, rows * found.loss, 0.0)
+        losses_of_rows = jnp.where(rows > 0, rows * mean, 0.0)
         held_out[name] = {
             "loss": {"sum": losses_of_rows.sum(axis=0), "rows": rows.sum(axis=0)},
             "accuracy": {
-                "sum": jnp.sum(counts * found.correct, axis=0),
+                "sum": jnp.sum(counts * met, axis=0),
                 "rows": jnp.sum(counts * part.labels[:, None], axis=0),
             },
-            **found.terms,
+            **terms,
         }
-        correct = found.correct if name == "test" else correct
+        correct = met if name == "test" else correct
     return EvaluationSums(
-        inputs.shares @ losses,
+        shares @ losses,
         weight,
         unmeasured,
-        train.scatter,
-        train.terms,
+        scatter,
+        train,
         **held_out,
-        by_client=ByClient(train.loss, correct) if shape.by_client else None,
+        by_client=ByClient(loss, correct) if shape.by_client else None,
     )
 
 
@@ -257,34 +269,24 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
     )
 
 
-class Found(NamedTuple):
-    """What a pass over a part finds.
-
-    Attributes:
-        loss: Mean loss of each job's rows, (jobs, points); NaN for a job that is left out.
-        correct: Number of correct labels of each job, int32 (jobs, points); None if not counted.
-        terms: Sums of the metrics' terms, those of each job times its weight, leaves (points, ...).
-        scatter: Mean and scatter of the jobs' gradients; None without shares.
-    """
-
-    loss: jax.Array
-    correct: jax.Array | None
-    terms: dict[str, Terms]
-    scatter: Scatter | None
-
-
 def read_part(
     model: Model,
     params: Params,
-    part: Part,
+    part: ReadPart,
     width: int,
     weights: jax.Array,
     *,
     shares: jax.Array | None = None,
     screened: bool = False,
     counted: bool = False,
-) -> Found:
-    """Read all rows of a part, inside `spread`."""
+) -> tuple[jax.Array, jax.Array | None, dict[str, Terms], Scatter | None]:
+    """Read all rows of a part, inside `spread`.
+
+    Returns the mean loss of each job's rows, (jobs, points), NaN for a job that is left out; the
+    number of its correct labels, int32 (jobs, points), if they are counted; the sums of the
+    metrics' terms, those of each job times its weight, leaves (points, ...); and the mean and
+    scatter of the jobs' gradients, given their shares.
+    """
     reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
     sums_of_rows = partial(row_sums, model, counted=counted)
 
@@ -305,39 +307,35 @@ def read_part(
         current, found = carry
         return jax.tree.map(jnp.add, current, slice_sums(i)), found
 
-    def end_jobs(slot: jax.Array, carry: tuple[Any, Found]) -> tuple[Any, Found]:
-        (sums, (correct, terms)), found = carry
+    def end_jobs(slot: jax.Array, carry: Any) -> Any:
+        (sums, (correct, terms)), (*by_job, added, scatter) = carry
         ended, weight = slot >= 0, weights[slot]
         loss, gradient = per_lane(sums, part.size[slot])
-        share = None
+        finite = jax.vmap(jax.vmap(sound))((loss, gradient)) if screened else None
+        if finite is not None:
+            loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
+            weight = finite * weight
+        by_job = put(by_job, jnp.where(ended, slot, jobs), [loss, correct])
         if shares is not None:
             share = jnp.broadcast_to(shares[slot][:, None], loss.shape)
-        if screened:
-            finite = jax.vmap(jax.vmap(sound))((loss, gradient))
-            loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
-            weight, share = finite * weight, None if share is None else finite * share
-        at = jnp.where(ended, slot, jobs)
-        by_job = put((found.loss, found.correct), at, (loss, correct))
-        scatter = found.scatter
-        if share is not None:
+            share = share if finite is None else finite * share
             included = over(over(include, (0, 0, 0)), (0, 0, 0))(scatter, gradient, share)
             scatter = where_lanes(ended, included, scatter)
-        added = _add_ended(found.terms, slot, weight, terms)
-        return where_lanes(ended, zero, carry[0]), Found(*by_job, added, scatter)
+        added = _add_ended(added, slot, weight, terms)
+        return where_lanes(ended, zero, carry[0]), (*by_job, added, scatter)
 
-    zero = _zeros(lambda: slice_sums(0))
-    lanes = len(zero[0][0])
+    zero = zeros_like(jax.eval_shape(lambda: slice_sums(0)))
     scatter = None
     if shares is not None:
-        none = jax.vmap(nothing)(params)
-        scatter = jax.tree.map(lambda a: jnp.broadcast_to(a, (lanes, *a.shape)), none)
+        scatter = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (len(zero[0][0]), *a.shape)), jax.vmap(nothing)(params)
+        )
     correct = jnp.zeros((jobs, points), jnp.int32) if counted else None
-    begin = Found(jnp.zeros((jobs, points)), correct, zero[1][1], scatter)
-    found = run_segments(reading.ends, tick, end_jobs, (zero, begin))[1]
-    terms = jax.tree.map(lambda a: a.sum(axis=0), found.terms)
-    loss, correct, terms = total((found.loss, found.correct, terms))
-    merged = None if found.scatter is None else _merge(found.scatter)
-    return Found(loss, correct, terms, merged)
+    begin = (jnp.zeros((jobs, points)), correct, zero[1][1], scatter)
+    loss, correct, terms, scatter = run_segments(reading.ends, tick, end_jobs, (zero, begin))[1]
+    terms = jax.tree.map(lambda a: a.sum(axis=0), terms)
+    loss, correct, terms = total((loss, correct, terms))
+    return loss, correct, terms, scatter and _merge(scatter)
 
 
 def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Array]:
@@ -346,11 +344,6 @@ def _values(model: Model, kind: str, sums: dict[str, Terms]) -> dict[str, jax.Ar
         f"{kind}_{name}": jax.vmap(partial(metric_value, name, metric))(sums[name])
         for name, metric in model.metrics.items()
     }
-
-
-def _zeros(function: Callable[[], T]) -> T:
-    """Zeros with the shapes and types that a function returns."""
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(function))
 
 
 def _add_ended(sums: T, slot: jax.Array, weight: jax.Array, values: T) -> T:
@@ -381,7 +374,7 @@ ALONE = Ownership(np.array([0, 1]), 0)
 
 
 def plan_evaluation(
-    method: Method, data: Data, layout: Layout, mesh: Mesh
+    method: Method, data: DeviceData, layout: Layout, mesh: Mesh
 ) -> tuple[EvaluationShape, EvaluationInputs, EvaluationInputs]:
     """Plan what the evaluations of a method read."""
     protocol = method.protocol
@@ -395,27 +388,27 @@ def plan_evaluation(
         if isinstance(rows, Rows):
             offsets, ownership = rows.offsets, protocol.measured_ownership
         bounds = ownership.first_rows(offsets)
-        grid = layout.reading_grid._replace(processes=ownership.processes)
         by_client = name == "train" or (isinstance(rows, Rows) and method.tests_by_client)
-        widths[name] = width = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        widths[name] = slice_width(np.diff(offsets) if by_client else offsets[1:][-1:])
+        shape = layout.reading._replace(width=widths[name], processes=ownership.processes)
         if by_client:
             clients.add(name)
             first, last = offsets[:-1], offsets[1:]
             owner = ownership.of(np.arange(len(first)))
             stand_for = getattr(whole, name).sizes / np.maximum(last - first, 1)
         else:
-            first, last, owner = row_groups(bounds, width, grid)
+            first, last, owner = row_groups(bounds, shape)
             stand_for = np.ones(len(first))
         base, labels = bounds[owner], np.zeros(len(first), np.int64)
         if method.protocol.model.correct is not None and name in HELD_OUT:
             labels = _labels(rows.y, first, last)
-        reading = plan_reading(first - base, last - base, width, grid, owner=owner)
+        reading = plan_reading(first - base, last - base, owner, shape)
         numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
-        parts[name] = Part(x, y, shard(mesh, reading), *replicate(mesh, numbers))
-        specs[name] = Part(
+        parts[name] = ReadPart(x, y, shard(mesh, reading), *replicate(mesh, numbers))
+        specs[name] = ReadPart(
             rows_spec(x, ownership), rows_spec(y, ownership), split, same, same, same
         )
-    shape = EvaluationShape(
+    evaluated = EvaluationShape(
         protocol.evaluation.gradients,
         method.reduction.screen is not None,
         protocol.by_client,
@@ -423,7 +416,7 @@ def plan_evaluation(
         frozenset(clients),
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
-    return shape, EvaluationInputs(shares, parts), EvaluationInputs(same, specs)
+    return evaluated, (shares, parts), (same, specs)
 
 
 def _labels(
@@ -434,3 +427,116 @@ def _labels(
         return last - first
     before = offsets_of(np.count_nonzero(y >= 0, axis=tuple(range(1, y.ndim))))
     return before[last] - before[first]
+
+
+def row_sums(
+    model: Model, params: Params, x: Any, y: Any, inside: Any, *, counted: bool
+) -> tuple[jax.Array, tuple[jax.Array | None, dict[str, Terms]]]:
+    """Sums of one model over the rows inside: loss, and (labels met if counted, metrics' terms)."""
+    outputs = model.apply(params, x)
+    by_row = losses_of(model, outputs, y), terms_of(model.metrics, outputs, y)
+    loss, terms = weighted_sums(by_row, inside)
+    if not counted:
+        return loss, (None, terms)
+    correct = jnp.int32(0)
+    if model.correct is not None:
+        met = labels_met(model, outputs, y)
+        counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
+        correct = jnp.sum(counts, dtype=jnp.int32)
+    return loss, (correct, terms)
+
+
+def client_sums(
+    model: Model, models: Params, rows: Rows, clients: NDArray[np.int64], *, own: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of losses and of labels met over the rows of some clients, (clients, models).
+
+    With `own` each client has models of its own, leaves (clients, models, ...), else all have the
+    same, leaves (models, ...). A client -1 has no rows.
+    """
+    longest = int(np.where(clients >= 0, rows.sizes[clients], 0).max(initial=1))
+    count = 1 << (longest - 1).bit_length()
+    if not own:  # else whoever gives the models limits how many rows are together
+        count = min(count, max(1, TOGETHER // len(clients)))
+    loss: Any = 0.0
+    met: Any = 0.0
+    for first in range(0, longest, count):
+        x, y, inside = rows.padded(clients, first, count)
+        arguments = (model.base, models, x, y, inside.astype(real_type()))
+        known = "own models", model, own
+        spec = ProgramSpec(lambda: _sums_program(model, own), arguments, known)
+        with jax.default_matmul_precision("highest"):  # as in evaluations of a run
+            part = compiled(spec)(*arguments)
+        loss, met = loss + np.asarray(part[0]), met + np.asarray(part[1])
+    return loss, met
+
+
+def _sums_program(model: Model, own: bool) -> Wrapped:
+    """(base, models, x, y, weights) -> sums of losses and of labels met (clients, models)."""
+
+    def sums(base: Any, models: Params, *rows: Any) -> Any:
+        whole = with_base(model, base)
+
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
+            loss, (met, _) = row_sums(whole, params, x, y, inside, counted=True)
+            return loss, met
+
+        of_models = jax.vmap(summed, (0, None, None, None))
+        return jax.vmap(of_models, (0 if own else None, 0, 0, 0))(models, *rows)
+
+    return jax.jit(sums)
+
+
+def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
+    """Sums of one model over each client's rows: float64, leaves (clients, ...).
+
+    They are "loss", the metrics' terms by their names as "metrics" and, for a model with accuracy,
+    the labels met as "correct". Rows are read in slices of any clients, so one program serves all.
+    """
+    clients, index = len(rows.sizes), index_of(rows.x)
+    owner = np.repeat(np.arange(clients), rows.sizes)
+    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
+    width = max(1, min(ROWS, len(rows)))
+    params = jax.tree.map(jnp.asarray, params)
+    arguments = (
+        model.base,
+        params,
+        with_index(shared, in_shape((width, *index.shape[1:]), index.dtype)),
+        in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
+        in_shape((width,), np.int32),
+    )
+    sums = jax.tree.map(
+        lambda a: np.zeros((clients, *a.shape[1:])), jax.eval_shape(_totals(model), *arguments)
+    )
+    if not len(rows):
+        return sums
+    summed = compiled(ProgramSpec(lambda: _totals(model), arguments, ("row totals", model)))
+    for start in range(0, len(rows), width):
+        # the last slice is as wide as the others
+        begin = min(start, len(rows) - width)
+        at = slice(begin, begin + width)
+        here, place = np.unique(owner[at], return_inverse=True)
+        place[: start - begin] = width  # rows of the slice before are dropped
+        x = with_index(shared, index[at])
+        part = summed(model.base, params, x, rows.y[at], place.astype(np.int32))
+        for summed_rows, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            summed_rows[here] += np.asarray(of_slice)[: len(here)]
+    return sums
+
+
+def _totals(model: Model) -> Wrapped:
+    """(base, params, x, y, place) -> sums over the rows of each place, leaves (rows, ...)."""
+
+    def totals(base: Any, params: Params, x: Any, y: jax.Array, place: jax.Array) -> dict[str, Any]:
+        whole = with_base(model, base)
+        outputs = whole.apply(params, look_up(x, index_of(x)))
+        by_row = {
+            "loss": losses_of(whole, outputs, y),
+            "metrics": terms_of(whole.metrics, outputs, y),
+        }
+        if whole.correct is not None:
+            met = labels_met(whole, outputs, y)
+            by_row["correct"] = met.reshape(len(y), -1).sum(axis=1)
+        return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
+
+    return jax.jit(totals)

@@ -1,22 +1,34 @@
-"""Reading rows and gradients of whole clients inside compiled programs."""
+"""Reading rows of whole clients inside compiled programs: gradients before and after local work.
+
+Before the work, clients may need their own gradients and losses, or the mean gradient of a first
+cohort. After it, gradients say how accurately each client solved its local problem: gamma_k.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.stages import Wrapped
 
-from fedprox.engine.compiled.clock import (
+from fedprox.algorithms.base import ClientContext, ClientState, HParams, State
+from fedprox.devices.mesh import PER_DEVICE, REPLICATED, spread
+from fedprox.engine.compiled.client_step import (
+    Broadcast,
+    LocalLoss,
+    contexts_of,
+    round_hparams,
+)
+from fedprox.engine.compiled.lanes import (
     Clock,
     Until,
     Watch,
+    add_weighted,
     before_tick,
     begin_watch,
     deadline,
-)
-from fedprox.engine.compiled.lanes import (
-    add_weighted,
     over,
     put,
     run_segments,
@@ -24,13 +36,17 @@ from fedprox.engine.compiled.lanes import (
     where_lanes,
 )
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.planning.reads import Exchange, Reading
+from fedprox.engine.planning.jobs import Slots
+from fedprox.engine.planning.reads import Exchange, ReadSlices
+from fedprox.engine.storage.training_data import DeviceRows
 from fedprox.features import Features
-from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.model import Model, Params, read_slice, weighted_loss, with_base
 from fedprox.parts.part import Screen, Screened, beside, screened_sum
+from fedprox.protocol.method import Method
+from fedprox.subproblem import inexactness
 
 
-def my_part(reading: Reading) -> Reading:
+def my_part(reading: ReadSlices) -> ReadSlices:
     """One device's part of a reading, inside `spread`."""
     return jax.tree.map(lambda a: a[0], reading)
 
@@ -47,22 +63,6 @@ def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     return lambda x, y, reading, i: read_all(x, y, reading.begin[i], reading.end[i])
 
 
-class LocalLoss(NamedTuple):
-    """A client's loss F_k at some parameters, and its labels; None for what is not computed.
-
-    Attributes:
-        gradient: grad F_k, leaves (..., points, ...).
-        value: F_k, shape (..., points).
-        labels: How many labels of each class its rows have, (..., points, classes).
-        probed: F_k of the models of `First.probe`, (..., points, models).
-    """
-
-    gradient: Params | None
-    value: jax.Array | None
-    labels: jax.Array | None = None
-    probed: jax.Array | None = None
-
-
 def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
     """How many labels of each class rows have, shape (classes,).
 
@@ -74,60 +74,66 @@ def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
     return jnp.zeros(classes, inside.dtype).at[of_class].add(each, mode="drop")
 
 
-def summed_losses(
-    model: Model, *, shared: bool, gradient: bool = True, value: bool = False, classes: int = 0
-) -> Callable[..., LocalLoss]:
-    """Gradients and losses summed over each lane's slice, at all sweep points."""
+class Measured(NamedTuple):
+    """What clients compute of all their rows before the local work.
 
-    def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
-        losses = losses_at(params, x, y, inside)
-        if not classes:
-            return losses
-        return losses._replace(labels=label_counts(y, inside, classes))
+    Attributes:
+        gradient: Whether they compute grad F_k.
+        loss: Whether they compute F_k.
+        classes: Classes whose labels they count; 0 for none.
+        probes: Models of `First.probe`.
+    """
 
-    def losses_at(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
-        if not gradient:
-            return LocalLoss(None, weighted_loss(model, params, x, y, inside) if value else None)
-        if not value:
-            return LocalLoss(jax.grad(weighted_loss, argnums=1)(model, params, x, y, inside), None)
-        both = jax.value_and_grad(weighted_loss, argnums=1)(model, params, x, y, inside)
-        return LocalLoss(both[1], both[0])
+    gradient: bool = True
+    loss: bool = False
+    classes: int = 0
+    probes: int = 0
 
-    points = over(summed, (0, None, None, None))
-    return over(points, (None if shared else 0, 0, 0, 0))
+    def like(self, params: Params) -> LocalLoss:
+        """Zeros, or parameters, of the shapes of what they compute, leaves (points, ...)."""
+        points = len(jax.tree.leaves(params)[0])
+        return LocalLoss(
+            params if self.gradient else None,
+            jnp.zeros(points) if self.loss else None,
+            jnp.zeros((points, self.classes)) if self.classes else None,
+            jnp.zeros((points, self.probes)) if self.probes else None,
+        )
 
+    def summed(self, model: Model, *, shared: bool, models: Params = None) -> Callable[..., Any]:
+        """Sums over each lane's slice at all sweep points; `models` are those of the probe."""
+        loss = partial(weighted_loss, model)
 
-def with_probe(
-    losses_of: Callable[..., LocalLoss], model: Model, models: Params | None
-) -> Callable[..., LocalLoss]:
-    """The same function of each lane's slice, which also sums the losses of other models."""
-    if models is None:
-        return losses_of
-    of_models = jax.vmap(partial(weighted_loss, model), in_axes=(0, None, None, None))
-    probed = over(over(of_models, (0, None, None, None)), (None, 0, 0, 0))
+        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
+            value = slope = None
+            if self.gradient and self.loss:
+                value, slope = jax.value_and_grad(loss)(params, x, y, inside)
+            elif self.gradient:
+                slope = jax.grad(loss)(params, x, y, inside)
+            elif self.loss:
+                value = loss(params, x, y, inside)
+            labels = label_counts(y, inside, self.classes) if self.classes else None
+            return LocalLoss(slope, value, labels)
 
-    def both(params: Params, *rows: jax.Array) -> LocalLoss:
-        return losses_of(params, *rows)._replace(probed=probed(models, *rows))
+        points = over(summed, (0, None, None, None))
+        of_lanes = over(points, (None if shared else 0, 0, 0, 0))
+        probe = jax.vmap(loss, in_axes=(0, None, None, None))
+        probe_all = over(over(probe, (0, None, None, None)), (None, 0, 0, 0))
 
-    return both
+        def both(params: Params, *rows: jax.Array) -> LocalLoss:
+            sums: LocalLoss = of_lanes(params, *rows)
+            return sums._replace(probed=probe_all(models, *rows)) if self.probes else sums
 
-
-def measured_like(
-    params: Params, *, gradient: bool, loss: bool, classes: int, probes: int = 0
-) -> LocalLoss:
-    """Zeros, or parameters, of the shapes of what clients compute, leaves (points, ...)."""
-    points = len(jax.tree.leaves(params)[0])
-    return LocalLoss(
-        params if gradient else None,
-        jnp.zeros(points) if loss else None,
-        jnp.zeros((points, classes)) if classes else None,
-        jnp.zeros((points, probes)) if probes else None,
-    )
+        return both
 
 
 def per_lane(sums: Params, size: jax.Array) -> Params:
     """Each lane's sums, leaves (lanes, ...), divided by its number of rows, shape (lanes,)."""
     return jax.tree.map(lambda g: g / beside(size, g), sums)
+
+
+def zeros_of(like: Any, *shape: int) -> Any:
+    """Zeros with more axes before those of a tree's leaves."""
+    return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
 
 
 class Exchanged(NamedTuple):
@@ -138,61 +144,32 @@ class Exchanged(NamedTuple):
         sums: The gradients of the first cohort that count, times their weights, summed; None
             without gradients. Divided by the weight that counts it is g^t.
         screened: Which of the first cohort's gradients count; None without screening.
-        late: Whether the time of each client about to work was over before, bool (slots,); None
-            without a clock.
+        late: Whether the time of each client about to work was over before, bool (slots,).
     """
 
     own: LocalLoss
     sums: Params | None
     screened: Screened | None
-    late: jax.Array | None
-
-
-class _Times(NamedTuple):
-    """The time of the lanes while gradients are read by a clock.
-
-    Attributes:
-        watch: The looks at the clock.
-        deadline: When each lane's job stops, (lanes,).
-        done: Whether it has stopped, bool (lanes,).
-        late: 1 for jobs that stopped before their end, float32 (jobs,).
-    """
-
-    watch: Watch
-    deadline: jax.Array
-    done: jax.Array
     late: jax.Array
-
-    @classmethod
-    def begun(cls, watch: Watch | None, lanes: int, jobs: int) -> "_Times | None":
-        """The time before any job; None without a clock."""
-        if watch is None:
-            return None
-        return cls(watch, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(jobs))
 
 
 def exchange_gradients(
+    method: Method,
     model: Model,
     layout: Layout,
+    measured: Measured,
     screen: Screen | None,
-    send: Callable[[Params], Params],
-    *,
-    fixed: bool,
-    gradient: bool = True,
-    loss: bool = False,
-    classes: int = 0,
-    probes: int = 0,
-    clock: Clock | None = None,
+    clock: Clock | None,
 ) -> Callable[..., Exchanged]:
     """The first exchange of one round, inside the rounds' program.
 
     With screening, all gradients are stored until the last one is computed. Those that the clock
     stops have no weight, which needs screening.
     """
-    slots, lanes = layout.room.slots, layout.lanes
-    read = reader(layout.width)
-    summed = partial(summed_losses, model, gradient=gradient, value=loss, classes=classes)
-    send_all = jax.vmap(jax.vmap(send))
+    slots, lanes = layout.room.slots, layout.reading.lanes
+    read, send_all = reader(layout.reading.width), jax.vmap(jax.vmap(method.algorithm.first.sent))
+    timed, now_by = clock is not None, cast("Clock", clock)
+    adds = measured.gradient and screen is None  # with screening, they are added at the end
 
     def gradients(
         params: Params,
@@ -203,79 +180,147 @@ def exchange_gradients(
         received: Callable[[jax.Array], Params] | None = None,
         models: Params | None = None,
     ) -> Exchanged:
-        losses_of = with_probe(summed(shared=received is None), model, models)
+        ends = cast("Until", until)
+        shared, start_of = received is None, cast("Callable[[jax.Array], Params]", received)
+        losses_of = measured.summed(model, shared=shared, models=models)
         room = slots if screen is None else len(exchange.jobs.weight)
-        counted = {"classes": classes, "probes": probes}
-        like = measured_like(params, gradient=gradient, loss=loss, **counted)
-        watch = None if clock is None else begin_watch(clock, ())
-
-        def zeros(like: Any, *shape: int) -> Any:
-            return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), like)
+        began = cast("Watch", begin_watch(now_by, ()) if timed else None)
 
         def begin_jobs(slot: jax.Array, carry: Any) -> Any:
-            *computed, start, times = carry
-            if received is not None:
-                start = where_lanes(slot >= 0, received(slot), start)
-            if watch is None:
-                return *computed, start, times
-            assert until is not None
-            assert exchange.due is not None
-            stop = deadline(watch.seconds, until.reading, exchange.due[slot])
-            stop = jnp.where(slot >= 0, stop, times.deadline)
-            times = times._replace(deadline=stop, done=times.done & (slot < 0))
-            return *computed, start, times
+            *computed, start, (watch, stops, done, late) = carry
+            if not shared:
+                start = where_lanes(slot >= 0, start_of(slot), start)
+            if timed:
+                stop = deadline(began.seconds, ends.reading, ends.reading_due[slot])
+                stops, done = jnp.where(slot >= 0, stop, stops), done & (slot < 0)
+            return *computed, start, (watch, stops, done, late)
 
         def tick(i: jax.Array, carry: Any) -> Any:
-            losses, own, sums, start, times = carry
-            if clock is not None:
-                now = before_tick(clock, times.watch)
-                done = times.done | (now.seconds >= times.deadline)
-                times = times._replace(watch=now, done=done)
+            losses, *rest, start, (watch, stops, done, late) = carry
+            if timed:
+                watch = before_tick(now_by, watch)
+                done = done | (watch.seconds >= stops)
             slices = losses_of(start, *read(x, y, exchange.reading, i))
-            return jax.tree.map(jnp.add, losses, slices), own, sums, start, times
+            losses = jax.tree.map(jnp.add, losses, slices)
+            return losses, *rest, start, (watch, stops, done, late)
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
-            losses, own, sums, start, times = carry
+            losses, own, sums, start, (watch, stops, done, late) = carry
             ended = slot >= 0
             computed = per_lane(losses, exchange.jobs.size[slot])._replace(labels=losses.labels)
             none = jax.tree.map(jnp.zeros_like, losses)
-            if sums is not None:
+            if adds:
                 weight = jnp.where(ended, exchange.jobs.weight[slot], 0.0)
                 counted = where_lanes(ended, send_all(computed.gradient), none.gradient)
                 sums = add_weighted(sums, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
             target = jnp.where(ended, slot, room)
             own = put(own, target, computed)
-            if times is not None:
-                late = put(times.late, target, times.done.astype(jnp.float32))
-                times = times._replace(late=late, done=times.done | ended)
-            return where_lanes(ended, none, losses), own, sums, start, times
+            if timed:
+                late, done = put(late, target, done.astype(jnp.float32)), done | ended
+            losses = where_lanes(ended, none, losses)
+            return losses, own, sums, start, (watch, stops, done, late)
 
         def all_done(carry: Any) -> jax.Array:
-            return jnp.all(carry[-1].done)
+            return jnp.all(carry[-1][2])
 
-        # with screening, they are added at the end
-        sums = zeros(params) if gradient and screen is None else None
-        times = _Times.begun(watch, lanes, room)
-        start = params if received is None else zeros(params, lanes)
-        carry = (zeros(like, lanes), zeros(like, room), sums, start, times)
-        _, own, sums, _, times = run_segments(
+        like = measured.like(params)
+        # the looks at the clock; when each lane's job stops, (lanes,); whether it has stopped; 1
+        # for jobs that stopped before their end, float32 (jobs,)
+        times: Any = (None,) * 4
+        if timed:
+            times = began, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(room)
+        start = params if shared else zeros_of(params, lanes)
+        sums = zeros_of(params) if adds else None
+        _, own, sums, _, (*_, late) = run_segments(
             exchange.reading.ends,
             tick,
             end_jobs,
-            carry,
-            begin_jobs=begin_jobs if clock is not None or received is not None else None,
-            idle=None if clock is None else all_done,
+            (zeros_of(like, lanes), zeros_of(like, room), sums, start, times),
+            begin_jobs=begin_jobs if timed or not shared else None,
+            idle=all_done if timed else None,
         )
-        own, sums, late = total((own, sums, None if times is None else times.late))
-        own_late = None if late is None else late[:slots] > 0
+        own, sums, late = total((own, sums, late))
+        own_late = late[:slots] > 0 if timed else jnp.zeros(slots, bool)
         if screen is None:
             return Exchanged(own, sums, None, own_late)
         first = send_all(jax.tree.map(lambda a: a[slots:], own.gradient))
         weight = exchange.jobs.weight[slots:]
-        if late is not None:
+        if timed:
             weight = jnp.where(late[slots:] > 0, 0.0, weight)
-        sums, screened = screened_sum(screen, first, weight, fixed=fixed)
+        sums, screened = screened_sum(screen, first, weight, fixed=method.reduction.fixed)
         return Exchanged(jax.tree.map(lambda a: a[:slots], own), sums, screened, own_late)
 
     return gradients
+
+
+def inexactness_program(
+    method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...]
+) -> Wrapped:
+    """Compile-once program for gamma_k = ||grad h_k(w_k)|| / ||grad h_k(s_k)|| of a cohort.
+
+    Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
+
+    Its arguments are `Model.base`, the server's state and the hyperparameters at the beginning of
+    the round, the factor of the learning rate and the share of weight that takes part, the local
+    models (slots, points, ...), the training rows, how they are read, the jobs (slots,), each
+    client's place in the client state before the round (slots,), and that state.
+    """
+    algorithm, read_train = method.algorithm, reader(layout.reading.width)
+
+    def gamma(broadcast: Broadcast, params: Params, sums: Any, context: ClientContext) -> jax.Array:
+        end, begin = sums
+        context = algorithm.begun(broadcast.state, context)
+        problem = algorithm.subproblem(*broadcast, context)
+        first = problem.gradient(problem.start, begin.gradient)
+        return inexactness(problem.gradient(params, end.gradient), first)
+
+    gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
+
+    def program(
+        base: Any,
+        state: State,
+        hparams: HParams,
+        of_round: tuple[jax.Array, jax.Array],
+        local: Params,
+        rows: DeviceRows,
+        reading: ReadSlices,
+        jobs: Slots,
+        places: jax.Array,
+        client_state: ClientState,
+    ) -> jax.Array:
+        model, reading = with_base(method.protocol.model, base), my_part(reading)
+        end_only, measured = Measured(), Measured(loss=algorithm.first.loss)
+        at_end = end_only.summed(model, shared=False)
+        at_start = measured.summed(model, shared=True)
+        broadcast = Broadcast(state, round_hparams(hparams, *of_round))
+        start = jax.vmap(algorithm.server.params)(state)
+        slots, points = jax.tree.leaves(local)[0].shape[:2]
+
+        def tick(i: jax.Array, carry: Any) -> Any:
+            (end, begin), gammas = carry
+            batch = read_train(*rows, reading, i)
+            params = jax.tree.map(lambda a: a[reading.job[i]], local)
+            end = jax.tree.map(jnp.add, end, at_end(params, *batch))
+            begin = jax.tree.map(jnp.add, begin, at_start(start, *batch))
+            return (end, begin), gammas
+
+        def end_jobs(slot: jax.Array, carry: Any) -> Any:
+            sums, gammas = carry
+            losses = per_lane(sums, jobs.size[slot])
+            params = jax.tree.map(lambda a: a[slot], local)
+            state = jax.tree.map(lambda a: a[places[slot]], client_state)
+            own = LocalLoss(losses[1].gradient if algorithm.first.gradient else None)
+            own = own._replace(value=losses[1].value)
+            context = contexts_of(method.parts, jobs, slot, own, state, points)
+            new = gamma_all(broadcast, params, losses, context)
+            gammas = put(gammas, jnp.where(slot >= 0, slot, slots), new)
+            return where_lanes(slot >= 0, jax.tree.map(jnp.zeros_like, sums), sums), gammas
+
+        like = end_only.like(start), measured.like(start)
+        carry = (zeros_of(like, layout.reading.lanes), jnp.zeros((slots, points)))
+        return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
+
+    same: Any = REPLICATED
+    split: Any = PER_DEVICE
+    return spread(mesh, program, (*[same] * 5, rows, split, same, same, same))

@@ -1,23 +1,41 @@
-"""Inside a compiled program: lanes with ticks and segments, and held client state.
+"""Inside a compiled program: lanes with ticks and segments, held client state, and a real clock.
 
 A call of several rounds holds the state of the clients of all its rounds. Each device has a copy of
 all of it. A round takes the state of its clients from the copy to their places. At its end, devices
 exchange the new states, so that all copies remain equal.
+
+By the clock, the jobs of a node stop. A look at it calls the host, so it is made every few ticks.
+How many follows from the time between the last two looks. Nothing is known of a machine's speed
+before, and nothing is kept.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedprox.algorithms.base import ClientState
 from fedprox.devices.mesh import AXIS
-from fedprox.engine.planning.packing import Segments
+from fedprox.engine.planning.jobs import Segments
+from fedprox.jax_internals import call_host
 from fedprox.parts.part import beside
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 0.02
+"""Seconds between looks at the clock."""
+
+FASTER = 4
+"""By which factor the ticks between looks may grow from one look to the next."""
+
+MOST_TICKS = 2**20
+"""Most ticks between looks."""
+
+Clock = Callable[[], float]
+"""Seconds since the beginning of the current round, read from inside a program."""
 
 
 def total(tree: T) -> T:
@@ -140,3 +158,75 @@ def take_cohort(held: ClientState, at: jax.Array) -> ClientState:
 def put_cohort(held: ClientState, at: jax.Array, cohort: ClientState) -> ClientState:
     """Write the new state of a round's clients, as `take_cohort` returned it, to `held`."""
     return put(held, at.ravel(), from_all_devices(cohort))
+
+
+class Until(NamedTuple):
+    """When the passes of a node's round end, and the jobs within them.
+
+    A pass has the time from the end of the one before, so it inherits what that one left.
+
+    Attributes:
+        reading: Seconds since the beginning of the round at which reading the clients' own
+            gradients and losses, or those of a first cohort, ends, float32.
+        personal: Likewise the local work on the clients' own models.
+        local: Likewise the method's local work.
+        due: The part of the time of the local work after which each job's client stops, float32 in
+            (0, 1] (slots,).
+        reading_due: The part of the time of reading after which each of its jobs stops, float32
+            (jobs,).
+    """
+
+    reading: Any
+    personal: Any
+    local: Any
+    due: Any = ()
+    reading_due: Any = ()
+
+
+class Watch(NamedTuple):
+    """The looks at the clock of one pass on one device.
+
+    Attributes:
+        seconds: Seconds on the clock at the last look, float32.
+        since: Ticks since then, int32.
+        every: Ticks from that look to the next, int32.
+    """
+
+    seconds: jax.Array
+    since: jax.Array
+    every: jax.Array
+
+
+def begin_watch(clock: Clock, after: Any) -> Watch:
+    """The first look of a pass, once the trees `after` are computed."""
+    computed = [leaf.ravel()[:1] for leaf in jax.tree.leaves(after)]
+    return Watch(_look(clock, *computed), jnp.int32(0), jnp.int32(1))
+
+
+def before_tick(clock: Clock, watch: Watch) -> Watch:
+    """Look at the clock before a tick, if it is time to."""
+
+    def look(watch: Watch) -> Watch:
+        seconds = _look(clock, watch.since)
+        ticks = LOOK_SECONDS / (seconds - watch.seconds) * watch.since  # infinite after no time
+        most = jnp.minimum(FASTER * watch.every, MOST_TICKS)
+        every = jnp.clip(ticks, 1, most).astype(jnp.int32)
+        return Watch(seconds, jnp.int32(0), every)
+
+    watch = jax.lax.cond(watch.since >= watch.every, look, lambda same: same, watch)
+    return watch._replace(since=watch.since + 1)
+
+
+def deadline(began: jax.Array, until: jax.Array, due: jax.Array) -> jax.Array:
+    """When jobs that are `due` after a part of a pass stop, seconds as the clock's."""
+    return began + (until - began) * due
+
+
+def _look(clock: Clock, *after: jax.Array) -> jax.Array:
+    """Seconds on the clock, once the arrays are computed."""
+
+    def read(*_: Any) -> Any:
+        return np.float32(clock())
+
+    seconds: jax.Array = call_host(read, jax.ShapeDtypeStruct((), jnp.float32), *after)
+    return seconds

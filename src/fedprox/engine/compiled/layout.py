@@ -18,15 +18,14 @@ import numpy as np
 
 from fedprox.engine.planning.batch_plan import (
     Capacity,
+    PoissonTicks,
     Shape,
     job_ticks,
     needs_checks,
     plan_bytes,
     tick_width,
 )
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import Grid, choose_lanes, pack
-from fedprox.engine.planning.poisson import PoissonTicks
+from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack
 from fedprox.engine.planning.reads import slice_width, slices
 from fedprox.engine.planning.round_work import RoundWork, drawn_works, example_width
 from fedprox.engine.storage.training_data import TrainingRows
@@ -68,22 +67,20 @@ class Layout(NamedTuple):
 
     Attributes:
         shape: What all batch plans have in common.
+        reading: The same for reading whole clients, slice by slice.
         room: How much a call's arrays hold.
         accumulate: Whether a mini-batch can take several ticks.
         batched: Whether a tick steps all sweep points at once.
         idle: Share of lane ticks in which a lane has no client, over the first rounds.
-        lanes: Lanes per device for reading whole clients.
-        width: Training rows of a slice when reading whole clients.
         clients: Number of clients of the federation.
     """
 
     shape: Shape
+    reading: Shape
     room: Capacity
     accumulate: bool
     batched: bool
     idle: float
-    lanes: int
-    width: int
     clients: int
 
     @property
@@ -94,14 +91,10 @@ class Layout(NamedTuple):
             return self.room.places
         return -(-min(self.clients, shape.rounds * self.room.slots) // shape.devices)
 
-    @property
-    def reading_grid(self) -> Grid:
-        """The lanes for reading whole clients."""
-        return Grid(self.shape.devices, self.lanes, self.shape.processes)
-
     def together(self, rounds: int) -> "Layout":
         """The same layout for calls of at most so many rounds."""
-        return self._replace(shape=self.shape._replace(rounds=rounds))
+        shape, reading = (each._replace(rounds=rounds) for each in self[:2])
+        return self._replace(shape=shape, reading=reading)
 
     def fitting(self, needed: Capacity) -> "Layout":
         """This layout if its room is sufficient, else one with more.
@@ -142,9 +135,9 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
     packing = pack(job_ticks(solver, work.jobs, shape.width), lanes, work.jobs.owner, processes)
 
     def reading(*parts: Jobs) -> int:
-        lengths = slices(np.concatenate([part.size for part in parts]), layout.width)
+        lengths = slices(np.concatenate([part.size for part in parts]), layout.reading.width)
         owner = np.concatenate([part.owner for part in parts])
-        return max(1, pack(lengths, shape.devices * layout.lanes, owner, processes).ticks)
+        return max(1, pack(lengths, shape.devices * layout.reading.lanes, owner, processes).ticks)
 
     on_device = np.bincount(packing.lane // shape.lanes, minlength=1)
     return Capacity(
@@ -168,7 +161,8 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) ->
     together = _rounds_together(method, layout, most, parameters)
     layout = layout.together(together)
     calls = [sample[i : i + together] for i in range(0, len(sample), together)]
-    gathered = [capacities[0]._replace(rows=rows.needed(call, layout.width)) for call in calls]
+    width = layout.reading.width
+    gathered = [capacities[0]._replace(rows=rows.needed(call, width)) for call in calls]
     shape = layout.shape
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
     ticks = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
@@ -204,7 +198,7 @@ def _empty_layout(
     typical = sample[:: math.ceil(len(sample) / TYPICAL_ROUNDS)]
     lengths = [job_ticks(solver, work.jobs, tick) for work in typical]
     points = len(method.points)
-    cost = lane_cost(
+    step, slice_, most = lane_cost(
         parameters * points,
         accelerator=jax.default_backend() != "cpu",
         samples_rows=protocol.samples_rows,
@@ -212,14 +206,12 @@ def _empty_layout(
     width = slice_width(measured.train.sizes)
     clients = slices(measured.train.sizes, width)
     has_places = algorithm.client.state is not None or stores_messages(method)
+    lanes = choose_lanes(lengths, devices, step, most)
+    shape = Shape(1, devices, lanes, width=tick, processes=protocol.ownership.processes)
+    lanes = choose_lanes([clients], devices, slice_, most)
     return Layout(
-        shape=Shape(
-            rounds=1,
-            devices=devices,
-            lanes=choose_lanes(lengths, devices, cost.step, cost.most),
-            width=tick,
-            processes=protocol.ownership.processes,
-        ),
+        shape=shape,
+        reading=shape._replace(lanes=lanes, width=width),
         room=Capacity(
             ticks=1,
             slots=1,
@@ -231,8 +223,6 @@ def _empty_layout(
         or (not solver.searches_line and (solver.batch_of(largest) > tick or needs_checks(solver))),
         batched=points == 1 or batch_points(parameters),
         idle=0.0,
-        lanes=choose_lanes([clients], devices, cost.reading, cost.most),
-        width=width,
         clients=len(protocol.federation),
     )
 
@@ -284,22 +274,10 @@ def sample_rounds(method: Method) -> list[RoundWork]:
     ]
 
 
-class LaneCost(NamedTuple):
-    """The overhead of a tick, in units of one lane's work.
-
-    Attributes:
-        step: Overhead of a tick that is a mini-batch step.
-        reading: Overhead of a tick that reads a slice of rows.
-        most: Most lanes per device.
-    """
-
-    step: float
-    reading: float
-    most: int
-
-
-def lane_cost(parameters: int, *, accelerator: bool, samples_rows: bool = False) -> LaneCost:
-    """The cost of ticks on an accelerator or on a CPU.
+def lane_cost(
+    parameters: int, *, accelerator: bool, samples_rows: bool = False
+) -> tuple[float, float, int]:
+    """Overheads of a step and of reading a slice, in units of one lane's work, and the most lanes.
 
     On a CPU, four tenths of a small model's step are overhead (measured with logistic regression).
     Larger models are faster with one lane, since XLA transposes the operands of every matrix
@@ -308,9 +286,9 @@ def lane_cost(parameters: int, *, accelerator: bool, samples_rows: bool = False)
     """
     if accelerator:
         fitting = LANE_BYTES // (12 * parameters)
-        return LaneCost(step=64.0, reading=64.0, most=max(1, min(1024, fitting)))
+        return 64.0, 64.0, max(1, min(1024, fitting))
     small = parameters <= SMALL_STEP and not samples_rows
-    return LaneCost(step=0.7, reading=0.0, most=4) if small else LaneCost(0.0, 0.0, 1)
+    return (0.7, 0.0, 4) if small else (0.0, 0.0, 1)
 
 
 def batch_points(parameters: int) -> bool:

@@ -1,7 +1,7 @@
 """The compiled programs of a node: its part of a round, and of a first exchange."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from jax.stages import Wrapped
 
 from fedprox.algorithms.base import ClientState
 from fedprox.devices.mesh import AXIS, PER_DEVICE, REPLICATED, spread
-from fedprox.engine.compiled.clock import Clock, Until
-from fedprox.engine.compiled.gradients import exchange_gradients
+from fedprox.engine.compiled.gradients import Measured, exchange_gradients
+from fedprox.engine.compiled.lanes import Clock, Until
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.compiled.round import (
     Inputs,
@@ -28,11 +28,11 @@ from fedprox.engine.compiled.round import (
 from fedprox.engine.planning.reads import Exchange
 from fedprox.features import Features
 from fedprox.model import Params, with_base
-from fedprox.parts.part import mean_if_screened, times
+from fedprox.parts.part import Screened, mean_if_screened, times
 from fedprox.protocol.method import Method
 
 
-class Part(NamedTuple):
+class PartialRound(NamedTuple):
     """A node's part of one round, before the server's update.
 
     Attributes:
@@ -57,37 +57,26 @@ def part_program(
     """Compile-once program for a node's part of one round, after a first exchange, if any."""
     apart = any(each.apart for each in method.parts)
 
-    def part(base: Any, server: Server, inputs: Inputs) -> Part:
+    def part(base: Any, server: Server, inputs: Inputs) -> PartialRound:
         run = partial(_part, RoundsProgram(method, base, layout, clock, apart=apart))
-        done: Part = (run if layout.batched else point_by_point(run))(server, inputs)
+        done: PartialRound = (run if layout.batched else point_by_point(run))(server, inputs)
         return done
 
     same: Any = REPLICATED
-    specs = Part(same, same, same, client_state=PER_DEVICE, flagged=same)
+    specs = PartialRound(same, same, same, client_state=PER_DEVICE, flagged=same)
     inputs = inputs_spec(rows, exchange=method.algorithm.first.reads, clock=clock is not None)
     return spread(mesh, part, (same, Server(same, PER_DEVICE), inputs), out_specs=specs)
-
-
-class FirstPart(NamedTuple):
-    """A node's part of a first exchange.
-
-    Attributes:
-        message: The gradients that count, times their weights, summed, leaves (points, ...).
-        counted: Sum of these weights, (points,).
-        counts: Which gradients count, bool (jobs, points).
-        flagged: Which gradients screening flagged, bool (jobs, points).
-    """
-
-    message: Any
-    counted: jax.Array
-    counts: jax.Array
-    flagged: jax.Array
 
 
 def gradients_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
-    """Compile-once program for a node's part of a first exchange."""
+    """Compile-once program for a node's part of a first exchange.
+
+    It returns the gradients that count, times their weights, summed, leaves (points, ...); the sum
+    of these weights (points,); which gradients count, and which of them screening flagged, bool
+    (jobs, points).
+    """
 
     def part(
         base: Any,
@@ -96,42 +85,38 @@ def gradients_program(
         y: jax.Array,
         exchange: Exchange,
         until: Until | None,
-    ) -> FirstPart:
+    ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
+        model = with_base(method.protocol.model, base)
         gradients = exchange_gradients(
-            with_base(method.protocol.model, base),
-            layout,
-            method.reduction.screen,
-            method.algorithm.first.sent,
-            fixed=method.reduction.fixed,
-            clock=clock,
+            method, model, layout, Measured(), method.reduction.screen, clock
         )
         now = exchange_of_round(exchange, jnp.int32(0))
         read = gradients(params, x, y, now, until)
-        assert read.screened is not None  # a node always screens
+        screened = cast("Screened", read.screened)  # a node always screens
         # `counted` is exactly 1 if no gradient is left out, whatever the sum of weights
-        scale, weight = read.screened.scale, now.jobs.weight[layout.room.slots :, None]
+        scale, weight = screened.scale, now.jobs.weight[layout.room.slots :, None]
         counted = jnp.where(scale > 0, weight, 0.0).sum(axis=0)
-        return FirstPart(read.sums, counted, scale > 0, read.screened.flagged)
+        return read.sums, counted, scale > 0, screened.flagged
 
     inputs = inputs_spec(rows, exchange=True, clock=clock is not None)
     specs = (REPLICATED, REPLICATED, inputs.x, inputs.y, inputs.exchange, inputs.until)
     return spread(mesh, part, specs)
 
 
-def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> Part:
+def _part(program: RoundsProgram, server: Server, inputs: Inputs) -> PartialRound:
     """The first round of the plan, without the server's update."""
-    plan, exchange = plan_of_round(inputs.plan, inputs.exchange, jnp.int32(0))
+    plan, exchange = plan_of_round(inputs, jnp.int32(0))
     result, local = Round(program, server, inputs, plan, exchange).aggregate()
     local = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), local)
     weight = plan.jobs.weight
     counts = jnp.broadcast_to(weight[:, None], (len(weight), inputs_points(inputs)))
-    flagged = None if result.screened is None else result.screened.flagged
-    if flagged is not None:
-        counts = jnp.where(flagged, 0.0, counts)
-    if program.clock is not None and local.steps is not None:
-        counts = jnp.where(program.is_late(local.steps, plan.jobs.steps[:, None]), 0.0, counts)
+    flagged = result.screened and result.screened.flagged.T
+    if result.screened is not None:
+        counts = jnp.where(result.screened.flagged, 0.0, counts)
+    if program.timed:
+        taken = cast("jax.Array", local.steps)
+        counts = jnp.where(program.is_late(taken, plan.jobs.steps[:, None]), 0.0, counts)
     counted, sums = counts.sum(axis=0), result.sums
     if program.reduction.rule is not None:  # it makes a mean, which is here times `counted`
         sums = times(counted, mean_if_screened(sums, result.screened))
-    flagged = None if flagged is None else flagged.T
-    return Part(sums, counted, local, result.client_state, flagged)
+    return PartialRound(sums, counted, local, result.client_state, flagged)

@@ -15,7 +15,7 @@ Arrays have axes for lanes, then sweep points, then the axes of the parameter.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,26 +36,22 @@ from fedprox.engine.compiled.client_step import (
     Broadcast,
     ClientStep,
     LaneState,
+    LocalLoss,
+    Stop,
     contexts_of,
     mark_done,
     round_hparams,
     steps_taken,
 )
-from fedprox.engine.compiled.clock import (
+from fedprox.engine.compiled.gradients import Measured, exchange_gradients
+from fedprox.engine.compiled.lanes import (
     Clock,
     Until,
     Watch,
     before_tick,
     begin_watch,
-    deadline,
-)
-from fedprox.engine.compiled.gradients import (
-    LocalLoss,
-    exchange_gradients,
-    measured_like,
-)
-from fedprox.engine.compiled.lanes import (
     choose,
+    deadline,
     from_all_devices,
     over,
     part_of_device,
@@ -67,9 +63,9 @@ from fedprox.engine.compiled.lanes import (
     zeros_like,
 )
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.epsilon import noise_of
 from fedprox.engine.planning.batch_plan import BatchPlan
 from fedprox.engine.planning.reads import Exchange
+from fedprox.engine.planning.round_work import steps_of_run
 from fedprox.features import Features, index_of, look_up
 from fedprox.model import Params, with_base
 from fedprox.parts.part import LocalGradient, Screened, mean_if_screened, random_key
@@ -180,8 +176,8 @@ def inputs_spec(rows: tuple[Any, ...], *, exchange: bool, clock: bool = False) -
         same,
         x,
         y,
-        BatchPlan(split, split, same, same, same, same, same, same if clock else None),
-        Exchange(split, same, same if clock else None) if exchange else None,
+        BatchPlan(split, split, same, same, same, same, same),
+        Exchange(split, same) if exchange else None,
         same,
         same,
         same if clock else None,
@@ -226,93 +222,93 @@ class RoundsProgram:
         *,
         apart: bool = False,
     ) -> None:
-        model = with_base(method.protocol.model, base)
+        model, first = with_base(method.protocol.model, base), method.algorithm.first
         self.algorithm, self.solver = method.algorithm, method.solver
         self.layout, self.room, self.parts = layout, layout.room, method.parts
         self.reduction = method.reduction
         self.always_updates = any(part.always_updates for part in self.parts)
-        self.keep_local, self.clock = method.protocol.evaluation.gradients, clock
+        self.keep_local = method.protocol.evaluation.gradients
+        self.timed, self.clock = clock is not None, cast("Clock", clock)
         self.client = ClientStep(
             *(model, self.algorithm, self.solver, layout),
-            *(clock is not None, local_gradient_of(method)),
+            *(self.timed, local_gradient_of(method)),
         )
         self.read = features_reader(method.protocol.federation.augment)
         self.second_pass: RoundsProgram | None = None
-        personal = self.algorithm.personal
+        size, personal = self.algorithm.client.size, self.algorithm.personal
         if personal is not None and personal.subproblem is not None:
             second = replace(method, algorithm=second_pass(self.algorithm))
             self.second_pass = RoundsProgram(second, base, layout, clock)
             self.second_pass.keep_local = False
             # its messages say nothing, so nothing but screening reads them
             screening = self.reduction._replace(change=None, rule=None)
-            self.second_pass.collector = collector(
-                screening, second.algorithm.client.size, self.room
-            )
+            size_of_second = second.algorithm.client.size
+            self.second_pass.collector = collector(screening, size_of_second, self.room)
         self.collector: Collector = (
             keeping(self.reduction, self.room)
             if apart
-            else collector(self.reduction, self.algorithm.client.size, self.room)
+            else collector(self.reduction, size, self.room)
         )
-        self.measured: dict[str, Any] = {
-            "gradient": self.algorithm.first.gradient,
-            "loss": self.algorithm.first.loss,
-            "classes": method.protocol.classes if self.algorithm.first.labels else 0,
-            "probes": self.algorithm.probed(model.shapes),
-        }
-        screen = self.reduction.screen if self.algorithm.first.exchange else None
+        classes = method.protocol.classes if first.labels else 0
+        probes = self.algorithm.probed(model.shapes)
+        self.measured = Measured(first.gradient, first.loss, classes, probes)
+        screen = self.reduction.screen if first.exchange else None
         self.exchange_gradients = exchange_gradients(
-            *(model, layout, screen, self.algorithm.first.sent),
-            fixed=self.reduction.fixed,
-            clock=clock,
-            **self.measured,
+            method, model, layout, self.measured, screen, clock
         )
 
     def rounds(self, server: Server, inputs: Inputs) -> After:
         """The first `inputs.count` rounds of the plan."""
-        plan, held = inputs.plan, inputs.held
+        held, (state, client_state) = inputs.held, server
+        keep = self.keep_local
+        shared = held is not None  # the state of the clients of all rounds
 
         def cohort_state(client_state: ClientState, r: Any) -> ClientState:
-            return client_state if held is None else take_cohort(client_state, held[r])
+            return take_cohort(client_state, held[r]) if shared else client_state
 
         def body(r: jax.Array, carry: After) -> After:
-            now = plan_of_round(plan, inputs.exchange, r)
+            now = plan_of_round(inputs, r)
             cohort = cohort_state(carry.client_state, r)
             one = Round(self, Server(carry.state, cohort), inputs, *now).run()
-            if held is not None:
+            if shared:
                 new = put_cohort(carry.client_state, held[r], one.client_state)
                 one = one._replace(client_state=new)
             taken = jax.tree.map(lambda s: s.sum(axis=0), one.local.steps)
+            flags = jax.tree.map(
+                lambda all_, new: all_.at[:, r].set(new.T), carry.flagged, one.flagged
+            )
             return one._replace(
-                problem_state=one.problem_state if self.keep_local else None,
+                problem_state=one.problem_state if keep else None,
                 steps=jax.tree.map(jnp.add, carry.steps, taken),
-                before=cohort if self.keep_local else None,
-                flagged=set_flags(carry.flagged, r, one.flagged),
+                before=cohort if keep else None,
+                flagged=flags,
             )
 
-        state, client_state = server
-        if held is not None:
+        if shared:
             client_state = from_all_devices(client_state)
         first_cohort = cohort_state(client_state, 0)
 
         def first_local(r: jax.Array) -> Local:
-            now, _ = plan_of_round(plan, inputs.exchange, r)
+            now, _ = plan_of_round(inputs, r)
             broadcast = Broadcast(state, self.hparams(inputs.hparams, now))
             return self.initial_carry(broadcast, first_cohort, now).local
 
         local = zeros_like(jax.eval_shape(first_local, jax.ShapeDtypeStruct((), jnp.int32)))
+        jobs = self.room.slots + self.room.exchange_slots
+        flags = (inputs_points(inputs), self.layout.shape.rounds, jobs)
         initial = After(
             state,
-            state if self.keep_local else None,
+            state if keep else None,
             local,
             jax.tree.map(lambda s: s.sum(axis=0), local.steps),
-            first_cohort if self.keep_local else None,
+            first_cohort if keep else None,
             client_state,
-            no_flags(self, state, inputs.exchange),
+            jnp.zeros(flags, bool) if self.reduction.screen else None,
         )
         after = jax.lax.fori_loop(0, inputs.count, body, initial)
         # leaf by leaf, since a vector of all local models would be one more copy of them
         local, steps = jax.tree.map(lambda a: jax.lax.psum(a, AXIS), (after.local, after.steps))
-        if held is not None:
+        if shared:
             after = after._replace(client_state=part_of_device(after.client_state))
         return after._replace(local=local, steps=steps)
 
@@ -335,7 +331,7 @@ class RoundsProgram:
         lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.server.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
-        own = measured_like(params, **self.measured)
+        own = self.measured.like(params)
 
         like = jax.eval_shape(
             partial(self.contexts, plan, points=points),
@@ -348,7 +344,7 @@ class RoundsProgram:
         context = zeros_like(like._replace(relative_size=None))
         context = context._replace(relative_size=jnp.ones((lanes_here, points)))  # it divides
         zeros = jnp.zeros(lanes_here)
-        stop = None if self.clock is None else zeros
+        stop = zeros if self.timed else None
         lanes = self.client.begin_all(broadcast, context, zeros, stop)
         lanes = mark_done(lanes, jnp.ones(lanes_here, bool))
         steps = jnp.zeros(lanes_here, jnp.int32)
@@ -395,9 +391,8 @@ class Round:
         self.hparams = program.hparams(inputs.hparams, plan)
         self.places = plan.place % max(program.room.places, 1)  # on this device
         self.broadcast = Broadcast(server.state, self.hparams)
-        self.own = LocalLoss(None, None)
+        self.own, self.late = LocalLoss(), jnp.zeros(program.room.slots, bool)
         self.screened: Screened | None = None
-        self.late: jax.Array | None = None
         if exchange is not None:
             self.read_first(exchange)
         if program.second_pass is not None:
@@ -424,9 +419,8 @@ class Round:
 
     def received(self, slot: jax.Array) -> Params:
         """The parameters that the clients of jobs received, leaves (lanes, points, ...)."""
-        none = LocalLoss(None, None)
         points = len(self.hparams["learning_rate"])
-        context = self.program.contexts(self.plan, slot, none, None, points)
+        context = self.program.contexts(self.plan, slot, LocalLoss(), None, points)
         assert self.program.algorithm.server.received is not None
         at_points = jax.vmap(self.program.algorithm.server.received)
         return jax.vmap(at_points, in_axes=(None, 0))(self.before.state, context)
@@ -439,11 +433,10 @@ class Round:
         """Run all jobs, and aggregate their messages."""
 
         def all_done(carry: _Carry) -> jax.Array:
-            assert carry.lanes.stop is not None
-            return jnp.all(carry.lanes.stop.done)
+            return jnp.all(cast("Stop", carry.lanes.stop).done)
 
         carry = self.program.initial_carry(self.broadcast, self.before.client_state, self.plan)
-        if self.program.clock is not None:
+        if self.program.timed:
             # the passes before have ended
             watch = begin_watch(self.program.clock, (self.own, self.late, self.before.client_state))
             self.began, carry = watch.seconds, carry._replace(watch=watch)
@@ -468,20 +461,19 @@ class Round:
         points = len(self.hparams["learning_rate"])
         context = self.program.contexts(self.plan, slot, own, state, points)
         stop = None
-        if self.until is not None and self.plan.due is not None:
-            stop = deadline(self.began, self.until.local, self.plan.due[slot])
-            if self.late is not None:
-                stop = jnp.where(self.late[slot], 0.0, stop)
+        if self.until is not None:
+            stop = deadline(self.began, self.until.local, self.until.due[slot])
+            stop = jnp.where(self.late[slot], 0.0, stop)
         begin_all = self.program.client.begin_all
         fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], stop)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
         """Run one tick of each lane."""
-        plan, client = self.plan.ticks, self.program.client
-        if self.program.clock is not None:
-            carry = self.look_at_clock(self.program.clock, carry)
-        rows, size = plan.rows[i], plan.size[i]
+        client = self.program.client
+        rows, size, last, check, noise = jax.tree.map(lambda a: a[i], self.plan.ticks)
+        if self.program.timed:
+            carry = self.look_at_clock(carry)
         real = rows >= 0
         rows = jnp.where(real, rows, ~rows)
         if self.program.solver.searches_line:
@@ -490,21 +482,17 @@ class Round:
             lanes = client.search_all(carry.lanes, self.broadcast, whole, first, size, active)
             return carry._replace(lanes=lanes)
         weights = real / size[:, None].astype(real_type())
-        noise = None if plan.noise is None else plan.noise[i]
         batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)
-        if client.completes and noise is not None:
-            gradient = client.completed(gradient, self.broadcast, size, plan.last[i], noise)
-        check = None if plan.check is None else plan.check[i]
-        lanes = client.tick_all(carry.lanes, self.broadcast, gradient, plan.last[i], check)
+        if client.local_gradient.completes:
+            gradient = client.completed(gradient, self.broadcast, size, last, noise)
+        lanes = client.tick_all(carry.lanes, self.broadcast, gradient, last, check)
         return carry._replace(lanes=lanes)
 
-    def look_at_clock(self, clock: Clock, carry: _Carry) -> _Carry:
+    def look_at_clock(self, carry: _Carry) -> _Carry:
         """Mark clients as done whose time is over."""
-        assert carry.watch is not None
-        watch, stop = before_tick(clock, carry.watch), carry.lanes.stop
-        assert stop is not None
-        assert stop.deadline is not None
+        watch = before_tick(self.program.clock, cast("Watch", carry.watch))
+        stop = cast("Stop", carry.lanes.stop)
         stop = stop._replace(done=stop.done | (watch.seconds >= stop.deadline))
         return carry._replace(lanes=carry.lanes._replace(stop=stop), watch=watch)
 
@@ -513,9 +501,10 @@ class Round:
         lanes, sums, local, client_state, watch = carry
         ended = slot >= 0
         weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
-        if self.program.clock is not None and lanes.stop is not None:
+        if self.program.timed:
             # a round with a clock has one sweep point
-            late = self.program.is_late(lanes.stop.steps[:, 0], self.jobs.steps[slot])
+            taken = cast("jax.Array", steps_taken(lanes))[:, 0]
+            late = self.program.is_late(taken, self.jobs.steps[slot])
             weight = jnp.where(late, 0.0, weight)
         update = self.program.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
         arrived = Arrived(slot, self.places[slot], weight, *update)
@@ -545,31 +534,25 @@ class Round:
         return After(state, self.broadcast.state, local, None, None, client_state, flagged)
 
 
-def local_gradient_of(method: Method) -> LocalGradient | None:
-    """What local steps of a method take in place of the gradient; None for it."""
-    steps = (part.local_gradient(partial(noise_of, method)) for part in method.parts)
-    return next((step for step in steps if step is not None), None)
+def local_gradient_of(method: Method) -> LocalGradient:
+    """What local steps of a method take of their mini-batches."""
+    steps = (part.local_gradient(partial(steps_of_run, method)) for part in method.parts)
+    return next((step for step in steps if step), LocalGradient())
 
 
 def features_reader(
     augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """A function (x, y, rows of all lanes, noise) -> augmented features and labels."""
-    look_up_all = over(look_up, (None, 0))
-
-    def augment_lane(noise: jax.Array, stored: jax.Array) -> jax.Array:
-        assert augment is not None
-        return augment(random_key(noise), stored)
-
-    augment_all = over(augment_lane, (0, 0))
+    read_all = over(look_up, (None, 0))
+    if augment is not None:
+        augment_all = over(lambda noise, stored: augment(random_key(noise), stored), (0, 0))
 
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         stored, labels = (a.at[rows].get(mode="promise_in_bounds") for a in (index_of(x), y))
-        if noise is None or augment is None:  # noise without augmentation is for the model
-            return look_up_all(x, stored), labels
-        return augment_all(noise, stored), labels
+        return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read
 
@@ -604,26 +587,12 @@ def point_by_point(run: Callable[[Server, Inputs], Any]) -> Callable[[Server, In
     return run_points
 
 
-def no_flags(rounds: RoundsProgram, state: State, exchange: Exchange | None) -> jax.Array | None:
-    """The initial value of `After.flagged`; None without screening."""
-    if rounds.reduction.screen is None:
-        return None
-    jobs = rounds.room.slots if exchange is None else exchange.jobs.weight.shape[-1]
-    return jnp.zeros((len(jax.tree.leaves(state)[0]), rounds.layout.shape.rounds, jobs), bool)
-
-
-def set_flags(flags: jax.Array | None, r: jax.Array, flagged: jax.Array | None) -> jax.Array | None:
-    """Set `flagged`, bool (jobs, points), as the flags of round r."""
-    return None if flags is None or flagged is None else flags.at[:, r].set(flagged.T)
-
-
-def plan_of_round(
-    plan: BatchPlan, exchange: Exchange | None, r: jax.Array
-) -> tuple[BatchPlan, Exchange | None]:
+def plan_of_round(inputs: Inputs, r: jax.Array) -> tuple[BatchPlan, Exchange | None]:
     """This device's part of the plans for round r."""
+    plan, exchange = inputs.plan, inputs.exchange
     ticks, ends = jax.tree.map(lambda a: a[:, 0], (plan.ticks, plan.ends))
     now = jax.tree.map(lambda a: a[r], plan._replace(ticks=ticks, ends=ends))
-    return now, None if exchange is None else exchange_of_round(exchange, r)
+    return now, exchange and exchange_of_round(exchange, r)
 
 
 def exchange_of_round(exchange: Exchange, r: jax.Array) -> Exchange:

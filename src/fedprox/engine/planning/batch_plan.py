@@ -3,10 +3,14 @@
 A tick reads at most `width` rows. A wider mini-batch takes several ticks, whose gradients are
 added. If a mini-batch solver stops at a gamma, each epoch begins with a check: ticks that read all
 of the client's rows and take no step. An optimizer that searches along a line reads the client's
-rows itself: its tick is one step, and the plan holds only the client's first row. If steps sample
-rows, mini-batches are Poisson samples, see `fedprox.engine.planning.poisson`.
+rows itself: its tick is one step, and the plan holds only the client's first row.
+
+If steps sample rows, mini-batches are Poisson samples: each row is drawn on its own in each step. A
+mini-batch then has any number of rows, so it takes as many ticks as it needs, and at least one. No
+row that was drawn is left out, and the size of a mini-batch has no limit to account for.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +18,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.engine.planning.jobs import Jobs, Slots, in_slots
-from fedprox.engine.planning.packing import Array, Segments, job_places, pack, segments
-from fedprox.engine.planning.poisson import PoissonTicks, range_of
+from fedprox.engine.planning.jobs import (
+    Array,
+    Jobs,
+    Segments,
+    Slots,
+    in_slots,
+    job_places,
+    pack,
+    segments,
+)
 from fedprox.federation import offsets_of
 from fedprox.precision import real_type
 from fedprox.solver import Solver
@@ -29,6 +40,16 @@ ROWS_TOGETHER = 2**15
 WIDEST_TICK = 128
 """Most rows of a tick: enough for efficient matrix multiplications, and few enough that clients of
 different sizes need little padding."""
+
+
+WIDEST_SAMPLE = 512
+"""Most rows of a tick of a Poisson mini-batch, whose usual size is known."""
+
+RARE = 1e-9
+"""Chance of more rows in a mini-batch that is left out of an estimate."""
+
+EXAMPLE_BYTES = 2**28
+"""Most bytes of the gradients of a tick's examples, if each has one of its own."""
 
 
 def tick_width(solver: Solver, largest: int) -> int:
@@ -106,8 +127,8 @@ class Ticks(NamedTuple):
     rows: Array
     size: Array
     last: Array
-    check: Array | None
-    noise: Array | None
+    check: Array | None = None
+    noise: Array | None = None
 
 
 class BatchPlan(NamedTuple):
@@ -122,8 +143,6 @@ class BatchPlan(NamedTuple):
         rate: Factor of the learning rate, float32 (R,).
         participation: Share of the weight of all clients that takes part, float32 (R,).
         noise_key: Random key of a round for its parts, uint32 (R, 2); None if no part needs one.
-        due: The part of the time of all jobs after which each job's client stops, float32 in (0, 1]
-            (R, slots); None if clients take all planned steps.
     """
 
     ticks: Ticks
@@ -133,7 +152,6 @@ class BatchPlan(NamedTuple):
     rate: Array
     participation: Array
     noise_key: Array | None = None
-    due: Array | None = None
 
 
 def round_key(seed: int, t: int) -> NDArray[np.uint32]:
@@ -158,17 +176,18 @@ def plan_rounds(
     Which rows a client reads in which step depends only on (seed, round, client).
     """
     r, d, lanes, width, processes = shape
-    ticks, segments_room = room.ticks, min(room.slots, room.ticks)
-    layout = (r, d, ticks, lanes)
-    rows = np.full((*layout, width), -1, np.int32)
-    size, last = np.ones(layout, np.int32), np.zeros(layout, bool)
-    check = np.zeros(layout, bool) if needs_checks(solver) else None
-    noise = np.zeros((*layout, 2), np.uint32) if noisy else None
-    real = real_type()
+    segments_room, layout = min(room.slots, room.ticks), (r, d, room.ticks, lanes)
+    filled: dict[str, NDArray[Any]] = {
+        "rows": np.full((*layout, width), -1, np.int32),
+        "size": np.ones(layout, np.int32),
+        "last": np.zeros(layout, bool),
+    }
+    if needs_checks(solver):
+        filled["check"] = np.zeros(layout, bool)
+    noise = np.zeros((*layout, 2), np.uint32) if noisy else np.zeros((0, 2), np.uint32)
     place = np.zeros((r, room.slots), np.int32)
-    rate, participation = np.ones(r, real), np.zeros(r, real)
-    noise_key = np.zeros((r, 2), np.uint32) if keyed else None
-    ends = []
+    rate, participation = np.ones(r, real_type()), np.zeros(r, real_type())
+    noise_key, ends = np.zeros((r, 2), np.uint32), []
     streams, keys = Streams(seed, Purpose.BATCHES), Streams(seed, Purpose.AUGMENTATION)
     for index, (t, jobs) in enumerate(rounds):
         packing = pack(job_ticks(solver, jobs, width), d * lanes, jobs.owner, processes)
@@ -176,22 +195,19 @@ def plan_rounds(
         place[index, : len(jobs.client)] = job_places(packing, lanes, room.places)
         rate[index] = solver.factor(t)
         participation[index] = jobs.participation.sum()
-        if noise_key is not None:
-            noise_key[index] = round_key(seed, t)
+        noise_key[index] = round_key(seed, t)
         # in a flat array of all ticks, consecutive ticks of a lane are `lanes` apart
         device, lane = np.divmod(packing.lane, lanes)
-        begin = ((index * d + device) * ticks + packing.start) * lanes + lane
+        begin = ((index * d + device) * room.ticks + packing.start) * lanes + lane
         length = packing.end - packing.start
         for part in _in_parts(np.flatnonzero(jobs.owner == process_index), length * width):
-            planned = _ticks_of(solver, jobs.take(part), length[part], width, streams, t, seed)
-            at = np.repeat(begin[part], length[part]) + lanes * planned.number
-            rows.reshape(-1, width)[at] = planned.rows
-            size.reshape(-1)[at], last.reshape(-1)[at] = planned.size, planned.last
-            if check is not None:
-                check.reshape(-1)[at] = planned.check
-            if noise is None:
-                continue
-            each = (jobs.started(t), jobs.client, begin, length)
+            number, planned = _ticks_of(
+                solver, jobs.take(part), length[part], width, streams, t, seed
+            )
+            at = np.repeat(begin[part], length[part]) + lanes * number
+            for name, array in filled.items():
+                array.reshape(-1, *array.shape[4:])[at] = getattr(planned, name)
+            each = (jobs.started(t), jobs.client, begin, length) if noisy else ()
             for started, client, first, count in zip(
                 *(a[part].tolist() for a in each), strict=True
             ):
@@ -200,13 +216,13 @@ def plan_rounds(
     none = segments(pack(np.zeros(0, np.int64), 1), d, lanes, segments_room)
     ends += [none] * (r - len(rounds))
     return BatchPlan(
-        Ticks(rows, size, last, check, noise),
+        Ticks(**filled, noise=noise if noisy else None),
         jax.tree.map(lambda *each: np.stack(each), *ends),
         in_slots([jobs for _, jobs in rounds], r, room.slots, columns),
         place,
         rate,
         participation,
-        noise_key,
+        noise_key if keyed else None,
     )
 
 
@@ -262,24 +278,6 @@ def job_ticks(solver: Solver, jobs: Jobs, width: int) -> NDArray[np.int64]:
     return whole * epochs.of_epoch + (partial > 0) * epochs.checks + partial * epochs.of_batch
 
 
-class _Ticks(NamedTuple):
-    """The ticks of some jobs, one job after another.
-
-    Attributes:
-        number: Index of the tick in its job, shape (ticks,).
-        rows: As in `BatchPlan`, shape (ticks, width).
-        size: As in `BatchPlan`, shape (ticks,).
-        last: As in `BatchPlan`, shape (ticks,).
-        check: As in `BatchPlan`, shape (ticks,).
-    """
-
-    number: NDArray[np.int64]
-    rows: NDArray[np.int32]
-    size: NDArray[np.int64]
-    last: NDArray[np.bool_]
-    check: NDArray[np.bool_]
-
-
 def _ticks_of(
     solver: Solver,
     jobs: Jobs,
@@ -288,20 +286,20 @@ def _ticks_of(
     streams: Streams,
     round_: int,
     seed: int,
-) -> _Ticks:
-    """The first `length` (jobs,) ticks of each job."""
+) -> tuple[NDArray[np.int64], Ticks]:
+    """The first `length` (jobs,) ticks of each job: their numbers in it, and their rest."""
     job = np.repeat(np.arange(len(length)), length)
     number = np.arange(len(job)) - offsets_of(length)[job]
     rows, offset = jobs.size[job], jobs.device_row.astype(np.int32)
     if solver.searches_line:
         steps = np.ones(len(job), bool)
-        return _Ticks(number, offset[job, None], rows, last=steps, check=~steps)
+        return number, Ticks(offset[job, None], rows, last=steps, check=~steps)
     if "ticks" in jobs.columns:
         poisson = PoissonTicks(solver, width, seed)
         drawn = [poisson.of(each, round_) for each in range_of(jobs)]
         flat = [np.concatenate(columns) for columns in zip(*drawn, strict=True)]
         mean = _full_batches(solver, jobs.size)[job]
-        return _Ticks(number, flat[0], mean, last=flat[1], check=np.zeros(len(job), bool))
+        return number, Ticks(flat[0], mean, last=flat[1], check=np.zeros(len(job), bool))
     epochs = job_epochs(solver, jobs, width)
     clients, counts, sizes = (a.tolist() for a in (jobs.client, epochs.begun, jobs.size))
     started = jobs.started(round_).tolist()
@@ -325,10 +323,105 @@ def _ticks_of(
     short = np.flatnonzero(count < width)
     beyond = np.arange(width) >= count[short, None]
     tick_rows[short] = np.where(beyond, ~offset[job[short], None], tick_rows[short])
-    return _Ticks(number, tick_rows, size, last=part * width + count == size, check=check)
+    return number, Ticks(tick_rows, size, last=part * width + count == size, check=check)
 
 
 def _in_parts(slots: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Split slots into parts that fit in the caches, given the rows that each job reads (jobs,)."""
     part = np.cumsum(rows[slots]) // ROWS_TOGETHER
     return np.split(slots, np.flatnonzero(np.diff(part)) + 1) if len(slots) else []
+
+
+def poisson_width(solver: Solver, largest: int, parameter_bytes: int) -> int:
+    """Rows of a tick: most mini-batches take the same number of ticks.
+
+    >>> solver = Solver(0.1, 64, epochs=1)
+    >>> poisson_width(solver, 600, 31400), poisson_width(solver, 70, 31400)
+    (80, 70)
+    """
+    mean = solver.batch_of(largest)
+    usual = min(largest, mean + math.ceil(2 * math.sqrt(mean)))
+    most = max(1, min(WIDEST_SAMPLE, EXAMPLE_BYTES // parameter_bytes))
+    return -(-usual // -(-usual // most))
+
+
+def poisson_places(
+    stream: np.random.Generator, size: int, batch: int, steps: int
+) -> NDArray[np.int64]:
+    """Which rows are drawn in which steps: `step * size + row` of each, in ascending order.
+
+    Each row is drawn with probability `batch / size`. The gaps between draws are geometric. The
+    draws of the first steps do not depend on how many follow.
+
+    >>> poisson_places(np.random.default_rng(0), 3, 3, 2).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+    end, rate = size * steps, batch / size
+    last, parts = -1, [np.zeros(0, np.int64)]
+    while last < end:
+        expected = (end - last) * rate
+        gaps = stream.geometric(rate, int(expected + 4 * math.sqrt(expected)) + 1)
+        parts.append(last + np.cumsum(gaps))
+        last = int(parts[-1][-1])
+    places = np.concatenate(parts)
+    return places[: np.searchsorted(places, end)]
+
+
+class PoissonTicks:
+    """The ticks of the Poisson mini-batches of clients.
+
+    Args:
+        solver: The local solver.
+        width: Rows of a tick.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, solver: Solver, width: int, seed: int) -> None:
+        self.solver, self.width, self.streams = solver, width, Streams(seed, Purpose.ROWS)
+
+    def count(self, jobs: Jobs, t: int) -> NDArray[np.int64]:
+        """Ticks of each job of round t, shape (jobs,)."""
+        each = [self._drawn(job, t)[2].sum() for job in range_of(jobs)]
+        return np.array(each, np.int64)
+
+    def of(self, job: Jobs, t: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """The ticks of a job of round t, given with scalars for arrays."""
+        places, drawn, ticks = self._drawn(job, t)
+        step, row = np.divmod(places, int(job.size))
+        ends = np.cumsum(ticks)
+        last = np.zeros(int(ticks.sum()), bool)
+        last[ends - 1] = True
+        first = int(job.device_row)
+        rows = np.full((len(last), self.width), ~first, np.int32)
+        number = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
+        rows.reshape(-1)[(ends - ticks)[step] * self.width + number] = first + row
+        return rows, last
+
+    def usual(self, jobs: Jobs) -> NDArray[np.int64]:
+        """Ticks that jobs seldom exceed, by four standard deviations, without drawing rows."""
+        from scipy.special import bdtrc
+
+        size, steps = jobs.size, jobs.steps
+        rate = np.array([self.solver.batch_of(n) for n in size.tolist()]) / np.maximum(size, 1)
+        most = int(size.max(initial=0)) // self.width
+        mean, square = np.ones(len(size)), np.zeros(len(size))
+        for more in range(1, most + 1):  # ticks beyond the first
+            chance = bdtrc(np.minimum(more * self.width, size), size, rate)
+            if chance.max() < RARE:
+                break
+            mean, square = mean + chance, square + (2 * more - 1) * chance
+        variance = np.maximum(0, square - (mean - 1) ** 2)  # less than 0 by rounding
+        return np.ceil(steps * mean + 4 * np.sqrt(steps * variance)).astype(np.int64)
+
+    def _drawn(self, job: Jobs, t: int) -> tuple[NDArray[np.int64], ...]:
+        """Which rows are drawn in which steps, how many in each, and the ticks of each step."""
+        size, steps = int(job.size), int(job.steps)
+        stream = self.streams.at(int(job.started(t)), int(job.client))
+        places = poisson_places(stream, size, self.solver.batch_of(size), steps)
+        drawn = np.bincount(places // size, minlength=steps)
+        return places, drawn, np.maximum(1, -(-drawn // self.width))
+
+
+def range_of(jobs: Jobs) -> list[Jobs]:
+    """Each job, with scalars for arrays."""
+    return [jobs.take(i) for i in range(len(jobs.client))]

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.engine.planning.batch_plan import Capacity
-from fedprox.engine.planning.jobs import Jobs, Slots, in_slots
-from fedprox.engine.planning.packing import Array, Grid, Segments, pack, segments
+from fedprox.engine.planning.batch_plan import Capacity, Shape
+from fedprox.engine.planning.jobs import Array, Segments, Slots, in_slots, pack, segments
+from fedprox.engine.planning.round_work import RoundWork
 
 TICK_COST = 16
 """Fixed cost of a tick, in units of the cost of a row."""
 
 
-class Reading(NamedTuple):
+class ReadSlices(NamedTuple):
     """Which slices of the flat rows each lane reads; D devices, L lanes.
 
     Attributes:
@@ -61,37 +61,35 @@ def slices(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
 def plan_reading(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
-    width: int,
-    grid: Grid,
-    *,
-    owner: NDArray[np.int64] | None = None,
-    ticks: int | None = None,
-    slots: int | None = None,
-) -> Reading:
-    """Plan how to read ranges of rows, each of which is a job."""
-    devices, lanes, processes = grid
-    packing = pack(slices(last - first, width), devices * lanes, owner, processes)
-    room = ticks if ticks is not None else max(packing.ticks, 1)
+    owner: NDArray[np.int64],
+    shape: Shape,
+    ticks: int = 0,
+    slots: int = 0,
+) -> ReadSlices:
+    """Plan how to read ranges of rows, each of which is a job; without room, for these alone."""
+    devices, lanes, width = shape.devices, shape.lanes, shape.width
+    packing = pack(slices(last - first, width), devices * lanes, owner, shape.processes)
+    room = ticks or max(packing.ticks, 1)
     begin, end, job = (np.zeros((devices, room, lanes), np.int32) for _ in range(3))
     for j in range(len(first)):
         device, lane = divmod(int(packing.lane[j]), lanes)
         at = device, slice(packing.start[j], packing.end[j]), lane
         edges = np.arange(first[j], last[j], width)
         begin[at], end[at], job[at] = edges, np.minimum(edges + width, last[j]), j
-    ends = segments(packing, devices, lanes, min(room, slots if slots is not None else len(first)))
-    return Reading(begin, end, job, ends)
+    ends = segments(packing, devices, lanes, min(room, slots or len(first)))
+    return ReadSlices(begin, end, job, ends)
 
 
 def row_groups(
-    bounds: NDArray[np.int64], width: int, grid: Grid
+    bounds: NDArray[np.int64], shape: Shape
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Divide rows into jobs of equal length regardless of clients, one for each lane.
 
-    >>> first, last, _ = row_groups(np.array([0, 100]), 16, Grid(devices=1, lanes=2))
+    >>> first, last, _ = row_groups(np.array([0, 100]), Shape(1, devices=1, lanes=2, width=16))
     >>> first.tolist(), last.tolist()
     ([0, 64], [64, 100])
     """
-    lanes = max(1, grid.devices * grid.lanes // grid.processes)
+    lanes, width = max(1, shape.devices * shape.lanes // shape.processes), shape.width
     lengths = [-(-max(1, -(-n // width)) // lanes) * width for n in np.diff(bounds).tolist()]
     ends = zip(bounds[:-1].tolist(), bounds[1:].tolist(), lengths, strict=True)
     first = [np.arange(begin, end, length) for begin, end, length in ends]
@@ -111,31 +109,28 @@ class Exchange(NamedTuple):
         reading: Which rows each lane reads, arrays with a leading axis R.
         jobs: The jobs. Their weights are those in the mean gradient, 0 for the clients about to
             work.
-        due: The part of the time of all jobs after which each job stops, float32 (R, jobs); None
-            without a clock.
     """
 
-    reading: Reading
+    reading: ReadSlices
     jobs: Slots
-    due: Array | None = None
 
 
-def plan_exchanges(
-    rounds: Sequence[tuple[Jobs, Jobs]], count: int, room: Capacity, width: int, grid: Grid
-) -> Exchange:
-    """Plan the first exchanges of some rounds."""
+def plan_exchanges(work: Sequence[RoundWork], shape: Shape, room: Capacity) -> Exchange | None:
+    """Plan the first exchanges of some rounds; None if the method does not read gradients."""
+    if not room.exchange_ticks:
+        return None
     slots, readings = room.slots + room.exchange_slots, []
-    for r in range(count):
+    for r in range(shape.rounds):
         first, last, owner = (np.zeros(slots, np.int64) for _ in range(3))
-        for begin, jobs in zip((0, room.slots), rounds[r] if r < len(rounds) else (), strict=False):
+        now = work[r] if r < len(work) else RoundWork()
+        for begin, jobs in ((0, now.jobs), (room.slots, now.exchange)):
             at = slice(begin, begin + len(jobs.size))
             first[at], last[at] = jobs.device_row, jobs.device_row + jobs.size
             owner[at] = jobs.owner
-        ticks = room.exchange_ticks
-        readings.append(plan_reading(first, last, width, grid, owner=owner, ticks=ticks))
-    working = in_slots([work for work, _ in rounds], count, room.slots, {})
+        readings.append(plan_reading(first, last, owner, shape, room.exchange_ticks))
+    working = in_slots([each.jobs for each in work], shape.rounds, room.slots, {})
     working = working._replace(weight=np.zeros_like(working.weight))
-    sending = in_slots([cohort for _, cohort in rounds], count, room.exchange_slots, {})
+    sending = in_slots([each.exchange for each in work], shape.rounds, room.exchange_slots, {})
     return Exchange(
         jax.tree.map(lambda *a: np.stack(a), *readings),
         jax.tree.map(lambda *a: np.concatenate(a, axis=1), working, sending),

@@ -2,17 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.engine.planning.batch_plan import PoissonTicks, poisson_width
 from fedprox.engine.planning.jobs import Jobs, jobs_of, no_jobs
-from fedprox.engine.planning.poisson import PoissonTicks, poisson_width
 from fedprox.parts.clock import FIRST_SHARE, Step, Timeline
 from fedprox.protocol.cohort import Drawn, weights
+from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
@@ -29,20 +31,15 @@ class RoundWork(NamedTuple):
         jobs: The jobs of the other clients.
         exchange: Jobs of the first cohort, if the method has a first exchange; they take no steps.
             If this is the round's own, its clients have a job of each kind.
-        time: Seconds from the begin of the run to the end of the round; None without a clock.
+        time: Seconds from the begin of the run to the end of the round; 0 without a clock.
     """
 
-    clients: int
-    stragglers: int
-    dropped: int
-    jobs: Jobs
-    exchange: Jobs
-    time: float | None = None
-
-
-def no_work(time: float | None = None) -> RoundWork:
-    """The work of a round without clients, which ends at some time."""
-    return RoundWork(0, 0, 0, no_jobs(), no_jobs(), time)
+    clients: int = 0
+    stragglers: int = 0
+    dropped: int = 0
+    jobs: Jobs = no_jobs()
+    exchange: Jobs = no_jobs()
+    time: float = 0.0
 
 
 def works(
@@ -76,7 +73,8 @@ def drawn_works(
         buffered = buffered_works(protocol, algorithm, solver, steps)
         yield from itertools.islice(buffered, first, None)
     timeline = protocol.timeline(algorithm, solver, seed)
-    begin = first if timeline is None else 0  # a round begins when the one before ends
+    # by a clock, a round begins when the one before ends
+    begin = 0 if protocol.has_clock(algorithm) else first
     each = (
         round_work(protocol, algorithm, solver, seed, t, timeline) for t in itertools.count(begin)
     )
@@ -87,13 +85,12 @@ def buffered_works(
     protocol: Protocol, algorithm: Algorithm, solver: Solver, steps: Iterator[Step], first: int = 0
 ) -> Iterator[RoundWork]:
     """The work of the server's steps without a barrier, from step `first` on: its buffer."""
-    timed = protocol.begin_time(algorithm) is not None
     for t, step in enumerate(steps, first):
         jobs = whole_jobs(protocol, algorithm, solver, step.clients)
         jobs = jobs._replace(weight=jobs.weight * step.factor)
         jobs = jobs.with_columns(**step.columns(t, solver))
-        clients, time = len(step.clients) + step.lost, step.time if timed else None
-        yield RoundWork(clients, step.lost, step.lost, jobs, no_jobs(), time)
+        clients = len(step.clients) + step.lost
+        yield RoundWork(clients, step.lost, step.lost, jobs, time=step.time)
 
 
 def whole_jobs(
@@ -101,8 +98,8 @@ def whole_jobs(
 ) -> Jobs:
     """The jobs of clients that do all their work."""
     sizes = protocol.federation.train.sizes[clients]
-    drawn = _with_method_mass(protocol, algorithm, Drawn(clients, sizes))
-    return _jobs(protocol, algorithm, drawn, solver.steps_for(sizes), np.zeros(len(sizes)))
+    steps, gamma = solver.steps_for(sizes), np.zeros(len(sizes))
+    return _jobs(protocol, algorithm, Drawn(clients, sizes), steps, gamma)
 
 
 def round_work(
@@ -111,100 +108,78 @@ def round_work(
     solver: Solver,
     seed: int,
     t: int,
-    timeline: Timeline | None = None,
+    timeline: Timeline,
 ) -> RoundWork:
     """Draw the cohort and the stragglers of round t, and make the jobs of the round."""
-    train, deadline = protocol.federation.train, protocol.systems.deadline
-    candidates = None if timeline is None else timeline.candidates()
-    drawn = _draw(protocol, algorithm, seed, t, Purpose.COHORT, candidates)
-    chosen = drawn.clients
-    first = drawn
-    if algorithm.first.exchange is not None and algorithm.first.cohort == "another":
-        first = _draw(protocol, algorithm, seed, t, Purpose.GRADIENT_COHORT, candidates)
-    sizes = train.sizes[chosen]
+    systems, sizes = protocol.systems, protocol.federation.train.sizes
+    candidates, alone = timeline.candidates(), protocol.independent
+
+    def draw(purpose: Purpose) -> Drawn:
+        return protocol.cohort.draw(
+            *(seed, t, protocol.federation.train.offsets, purpose),
+            poisson=alone,
+            capacity=protocol.capacity(algorithm),
+            candidates=candidates,
+        )
+
+    drawn = draw(Purpose.COHORT)
+    first, chosen, exchanges = drawn, drawn.clients, algorithm.first.exchange is not None
+    if exchanges and algorithm.first.cohort == "another":
+        first = draw(Purpose.GRADIENT_COHORT)
     if algorithm.client.round_steps is not None:
         steps = call(f"{algorithm.name}: round_steps", algorithm.client.round_steps, seed, t)
         solver = solver.changed(steps=steps)
-    alone = protocol.independent
-    left: float = math.inf if deadline is None else deadline
-    in_time: Any = math.inf
+    left = math.inf if systems.deadline is None else systems.deadline
     read, before = np.ones(len(first.clients), bool), 0.0
-    if timeline is not None:
-        if algorithm.first.exchange is not None:
-            read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
-            if alone and deadline is not None:  # nobody's time must depend on the others
-                before = FIRST_SHARE * deadline
+    if exchanges:
+        read, before = timeline.first_exchange(first.clients, FIRST_SHARE * left)
+        if alone and left < math.inf:  # nobody's time must depend on the others
+            before = FIRST_SHARE * left
         left -= before
-        in_time = timeline.pace.in_time(chosen, left)
-    work = protocol.systems.work(seed, t, chosen, sizes, solver, in_time=in_time, independent=alone)
-    stragglers = int(work.stragglers.sum())
-    if algorithm.pooled and not work.steps.sum():
-        return RoundWork(len(chosen), stragglers, 0, no_jobs(), no_jobs())
+    in_time = timeline.pace.in_time(chosen, left)
+    work = systems.work(seed, t, chosen, sizes[chosen], solver, in_time=in_time, independent=alone)
     if algorithm.pooled:
-        one = np.ones(1, np.int64)
-        jobs = Jobs(  # one client with all rows
-            one * len(protocol.federation),
-            first_row=one * 0,
-            size=one * len(train),
-            steps=one * work.steps.sum(),
-            weight=np.ones(1),
-            gamma=solver.gammas(t, one * len(protocol.federation)),
-            participation=np.ones(1),
-            relative_size=np.ones(1),
-            owner=one * 0,
-            device_row=one * 0,
-        )
-        return RoundWork(len(chosen), stragglers, 0, jobs, no_jobs())
+        jobs = _pooled_jobs(protocol, solver, t, int(work.steps.sum()))
+        return RoundWork(len(chosen), int(work.stragglers.sum()), 0, jobs)
     takes_part = ~work.stragglers if algorithm.stragglers == "drop" else work.steps > 0
-    if timeline is not None:
-        takes_part &= read if first is drawn else read.any()
-        most = min(protocol.cohort.messages, len(chosen))
-        takes_part, seconds = timeline.end(t, chosen, work.steps, takes_part, most, before, left)
-        timeline.now += before + seconds
-        # whoever arrives late, or never, could not finish either
-        stragglers = int((work.stragglers | ~takes_part).sum())
+    takes_part &= read if first is drawn else not len(read) or read.any()
+    most = min(protocol.cohort.messages, len(chosen))
+    takes_part, seconds = timeline.end(t, chosen, work.steps, takes_part, most, before, left)
+    timeline.now += before + seconds
+    # whoever arrives late, or never, could not finish either
+    stragglers = int((work.stragglers | ~takes_part).sum())
     counted = Drawn(chosen[takes_part], drawn.mass[takes_part])
     if alone:  # the user's function must not see who else takes part
         gamma = np.array([solver.gammas(t, client)[0] for client in counted.clients[:, None]])
     else:
         gamma = solver.gammas(t, counted.clients)
-    counted = _with_method_mass(protocol, algorithm, counted)
     jobs = _jobs(protocol, algorithm, counted, work.steps[takes_part], gamma)
     exchange = no_jobs()
-    if algorithm.first.exchange is not None:
-        if first is drawn:
-            first = counted
-        else:
-            first = Drawn(first.clients[read], first.mass[read])
-            first = _with_method_mass(protocol, algorithm, first)
+    if exchanges:
+        first = counted if first is drawn else Drawn(first.clients[read], first.mass[read])
         zeros = np.zeros(len(first.clients))
         exchange = _jobs(protocol, algorithm, first, zeros.astype(np.int64), zeros)
-    dropped, now = int((~takes_part).sum()), None if timeline is None else timeline.now
-    return RoundWork(len(chosen), stragglers, dropped, jobs, exchange, now)
+    dropped = int((~takes_part).sum())
+    return RoundWork(len(chosen), stragglers, dropped, jobs, exchange, timeline.now)
 
 
-def _draw(
-    protocol: Protocol,
-    algorithm: Algorithm,
-    seed: int,
-    t: int,
-    purpose: Purpose,
-    candidates: NDArray[np.int64] | None,
-) -> Drawn:
-    """A cohort of round t, from the candidates; None for all clients."""
-    return protocol.cohort.draw(
-        *(seed, t, protocol.federation.train.offsets, purpose),
-        poisson=protocol.independent,
-        capacity=protocol.capacity(algorithm),
-        candidates=candidates,
+def _pooled_jobs(protocol: Protocol, solver: Solver, t: int, steps: int) -> Jobs:
+    """The job of one client with all rows, if it takes steps."""
+    if not steps:
+        return no_jobs()
+    one, clients = np.ones(1, np.int64), len(protocol.federation)
+    return Jobs(
+        one * clients,
+        first_row=one * 0,
+        size=one * len(protocol.federation.train),
+        steps=one * steps,
+        weight=np.ones(1),
+        gamma=solver.gammas(t, one * clients),
+        participation=np.ones(1),
+        relative_size=np.ones(1),
+        owner=one * 0,
+        device_row=one * 0,
     )
-
-
-def _with_method_mass(protocol: Protocol, algorithm: Algorithm, drawn: Drawn) -> Drawn:
-    """The same clients, with equal masses if the method counts each client once."""
-    if algorithm.average == "rows" or protocol.cohort.sampling == "proportional":
-        return drawn
-    return Drawn(drawn.clients, np.ones_like(drawn.mass))
 
 
 def _jobs(
@@ -214,8 +189,13 @@ def _jobs(
     steps: NDArray[np.int64],
     gamma: NDArray[np.float64],
 ) -> Jobs:
-    """The jobs of clients with these steps and gammas."""
+    """The jobs of clients with these steps and gammas.
+
+    If the method counts each client once, their masses are equal.
+    """
     clients = len(protocol.federation)
+    if algorithm.average != "rows" and protocol.cohort.sampling != "proportional":
+        drawn = Drawn(drawn.clients, np.ones_like(drawn.mass))
     rows = protocol.federation.train.sizes[drawn.clients]
     total = len(protocol.federation.train) if algorithm.average == "rows" else clients
     if protocol.cohort.sampling == "proportional":
@@ -236,3 +216,62 @@ def _jobs(
         relative_size=relative_size,
         columns=protocol.columns(drawn.clients),
     )
+
+
+class LocalSteps:
+    """The local steps of the clients of a seed, counted from round to round.
+
+    Args:
+        method: The method.
+        seed: The seed.
+        repeated: Rounds that are done once more each time that they are here.
+    """
+
+    def __init__(self, method: Method, seed: int, repeated: Sequence[range] = ()) -> None:
+        self.method, self.seed = method, seed
+        self.again = sum((self._within(rounds) for rounds in repeated), start=self._no_steps())
+        self._begin()
+
+    def _begin(self) -> None:
+        self.works, self.rounds, self.counts = self._works(), 0, self._no_steps()
+
+    def _no_steps(self) -> NDArray[np.int64]:
+        return np.zeros(len(self.method.protocol.federation), np.int64)
+
+    def _works(self, first: int = 0) -> Iterator[RoundWork]:
+        method = self.method
+        return drawn_works(method.protocol, method.algorithm, method.solver, self.seed, first)
+
+    def _within(self, rounds: range) -> NDArray[np.int64]:
+        """The steps of each client in some rounds."""
+        counts = self._no_steps()
+        for work in itertools.islice(self._works(rounds.start), len(rounds)):
+            counts[work.jobs.client] += work.jobs.steps
+        return counts
+
+    def counted(self, rounds: int) -> NDArray[np.int64]:
+        """The steps of each client in the first rounds and the repeated ones."""
+        if rounds < self.rounds:
+            self._begin()
+        while self.rounds < rounds:
+            jobs = next(self.works).jobs
+            self.counts[jobs.client] += jobs.steps
+            self.rounds += 1
+        return self.counts + self.again
+
+    def after(self, rounds: int) -> list[tuple[int, int, int]]:
+        """As `counted`, for each client that took some: its rows, those of a batch, the steps."""
+        sizes = self.method.protocol.federation.train.sizes
+        return [
+            (size, self.method.solver.batch_of(size), count)
+            for size, count in zip(sizes.tolist(), self.counted(rounds).tolist(), strict=True)
+            if count
+        ]
+
+
+@lru_cache(maxsize=64)
+def steps_of_run(method: Method) -> tuple[tuple[int, int, int], ...]:
+    """As `LocalSteps.after` a whole run, in all seeds."""
+    protocol = method.protocol
+    taken = (LocalSteps(method, seed).after(protocol.rounds) for seed in protocol.seeds)
+    return tuple(steps for each in taken for steps in each)

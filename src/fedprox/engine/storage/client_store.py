@@ -8,8 +8,9 @@ takes part. In host memory and on disk, a row takes no room before that.
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,31 +39,6 @@ BLOCK_BYTES = 2**26
 
 KNOWN = "known"
 """Name of the array in a checkpoint that says which clients have rows."""
-
-
-class Store(NamedTuple):
-    """The state of all clients.
-
-    Functions take clients by place: `clients[p]` is the client at place p of all devices, -1 for
-    none. The leaves of their state have shape (places, points, ...) and are sharded over the
-    devices.
-
-    Attributes:
-        read: (clients) -> their state.
-        write: (clients, their state) -> None.
-        contents: () -> names and arrays for a checkpoint: which clients have rows, and these rows
-            in the order of the clients. Large arrays come in blocks, of which only one is in memory
-            at a time.
-        restore: (names and arrays from `contents`) -> None. Raises `Damaged` if they are not such
-            as it writes.
-        close: () -> None. Frees the memory.
-    """
-
-    read: Callable[[NDArray[np.int64]], ClientState]
-    write: Callable[[NDArray[np.int64], ClientState], None]
-    contents: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
-    restore: Callable[[Iterable[tuple[str, NDArray[Any]]]], None]
-    close: Callable[[], None]
 
 
 class _Index:
@@ -102,6 +78,50 @@ class _Index:
         return self._row[self.known]
 
 
+class Store(ABC):
+    """The state of all clients.
+
+    Methods take clients by place: `clients[p]` is the client at place p of all devices, -1 for
+    none. The leaves of their state have shape (places, points, ...) and are sharded over the
+    devices.
+    """
+
+    index: _Index
+
+    @abstractmethod
+    def read(self, clients: NDArray[np.int64]) -> ClientState:
+        """The state of clients."""
+
+    @abstractmethod
+    def write(self, clients: NDArray[np.int64], client_state: ClientState) -> None:
+        """Store the state of clients."""
+
+    @abstractmethod
+    def arrays(self) -> list[NDArray[Any]]:
+        """The rows of each leaf, on the host."""
+
+    def contents(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Names and arrays for a checkpoint: which clients have rows, and these rows in order.
+
+        They are in the order of the clients. Large arrays come in blocks, of which only one is in
+        memory at a time.
+        """
+        yield KNOWN, self.index.known
+        rows = self.index.in_order
+        for i, array in enumerate(self.arrays()):
+            length = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
+            for first in range(0, len(rows), length):
+                yield f"{i}-{first}-{length}", array[rows[first : first + length]]
+
+    @abstractmethod
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Restore what `contents` returned; raise `Damaged` if it is not such as it writes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the memory."""
+
+
 def open_store(
     where: Storage, initial: ClientState, clients: range, mesh: Mesh, most: int
 ) -> Store:
@@ -119,38 +139,41 @@ def open_store(
         row_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(initial))
         where = _where_it_fits(index.rows * row_bytes, mesh)
     if where == "device":
-        return _on_devices(initial, index, mesh)
-    return _on_host(initial, index, mesh, mapped=where == "disk")
+        return _OnDevices(initial, index, mesh)
+    return _OnHost(initial, index, mesh, mapped=where == "disk")
 
 
-def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -> Store:
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
-    try:
-        arrays = [
-            _Rows.allocate((index.rows, *leaf.shape), leaf.dtype, mapped=mapped) for leaf in leaves
-        ]
-    except (OSError, MemoryError) as error:
-        raise InputError(_no_room("disk" if mapped else "host", error)) from None
-    local = [device.process_index == jax.process_index() for device in mesh.devices.flat]
+class _OnHost(Store):
+    """The store in the host's memory or on disk."""
 
-    def own(at: NDArray[np.int64]) -> NDArray[np.int64]:
+    def __init__(self, initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -> None:
+        self.index, self.mesh = index, mesh
+        self.initial, self.structure = jax.tree.flatten(jax.tree.map(np.asarray, initial))
+        kind = _MappedRows if mapped else _Rows
+        try:
+            self.rows = [kind((index.rows, *leaf.shape), leaf.dtype) for leaf in self.initial]
+        except (OSError, MemoryError) as error:
+            raise InputError(_no_room("disk" if mapped else "host", error)) from None
+        self.local = [d.process_index == jax.process_index() for d in mesh.devices.flat]
+
+    def own(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The client at each place of this process's devices; -1 at all other places."""
-        return np.where(np.repeat(local, len(at) // len(local)), at, -1)
+        return np.where(np.repeat(self.local, len(clients) // len(self.local)), clients, -1)
 
-    def read(at: NDArray[np.int64]) -> ClientState:
-        filled = own(at)
-        row = index.find(filled)
+    def read(self, clients: NDArray[np.int64]) -> ClientState:
+        filled = self.own(clients)
+        row = self.index.find(filled)
         gathered = [
-            shard(mesh, rows.gather(row, filled >= 0, leaf))
-            for leaf, rows in zip(leaves, arrays, strict=True)
+            shard(self.mesh, rows.gather(row, filled >= 0, leaf))
+            for leaf, rows in zip(self.initial, self.rows, strict=True)
         ]
-        return jax.tree.unflatten(structure, gathered)
+        return jax.tree.unflatten(self.structure, gathered)
 
-    def write(at: NDArray[np.int64], client_state: ClientState) -> None:
-        at = own(at)
-        new = index.assign(at[at >= 0])
-        row = index.find(at)
-        for leaf, rows in zip(jax.tree.leaves(client_state), arrays, strict=True):
+    def write(self, clients: NDArray[np.int64], client_state: ClientState) -> None:
+        at = self.own(clients)
+        new = self.index.assign(at[at >= 0])
+        row = self.index.find(at)
+        for leaf, rows in zip(jax.tree.leaves(client_state), self.rows, strict=True):
             rows.make_room(new)
             for part in leaf.addressable_shards:
                 first, values = part.index[0].start or 0, np.asarray(part.data)
@@ -158,32 +181,78 @@ def _on_host(initial: ClientState, index: _Index, mesh: Mesh, *, mapped: bool) -
                     rows.array[row[first + place]] = values[place]
             rows.release()
 
-    def contents() -> Iterator[tuple[str, NDArray[Any]]]:
-        return _in_blocks(index, [rows.array for rows in arrays])
+    def arrays(self) -> list[NDArray[Any]]:
+        return [rows.array for rows in self.rows]
 
-    def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        for i, written, block in _from_blocks(saved, index, [rows.array for rows in arrays]):
-            arrays[i].make_room(written)
-            arrays[i].array[written] = block
-            arrays[i].release()
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        for i, written, block in _from_blocks(saved, self.index, self.arrays()):
+            self.rows[i].make_room(written)
+            self.rows[i].array[written] = block
+            self.rows[i].release()
 
-    def close() -> None:
-        for rows in arrays:
-            if rows.file is not None:
-                rows.file.close()
-        arrays.clear()
-
-    return Store(read, write, contents, restore, close)
+    def close(self) -> None:
+        for rows in self.rows:
+            rows.close()
+        self.rows.clear()
 
 
-def _in_blocks(index: _Index, arrays: Sequence[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Which clients have rows, followed by these rows of all arrays in blocks."""
-    yield KNOWN, index.known
-    rows = index.in_order
-    for i, array in enumerate(arrays):
-        length = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
-        for first in range(0, len(rows), length):
-            yield f"{i}-{first}-{length}", array[rows[first : first + length]]
+class _Rows:
+    """An array in memory, whose rows take room when they are first used."""
+
+    array: NDArray[Any]
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.array = np.zeros(shape, dtype)
+
+    def gather(
+        self,
+        row: NDArray[np.int64],
+        filled: NDArray[np.bool_],
+        initial: NDArray[Any],
+    ) -> NDArray[Any]:
+        """The state of the client at each filled place: its row, or the initial state if none."""
+        gathered = np.zeros((len(row), *initial.shape), initial.dtype)
+        for place in np.flatnonzero(filled):
+            gathered[place] = self.array[row[place]] if row[place] >= 0 else initial
+        self.release()
+        return gathered
+
+    def make_room(self, rows: NDArray[np.int64]) -> None:
+        """Allocate disk space for rows about to be written."""
+
+    def release(self) -> None:
+        """Release the memory of pages that have been read or written; a file holds them."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class _MappedRows(_Rows):
+    """The same, mapped from an unnamed file, which disappears with the process."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as its map)
+        self.file.truncate(size)
+        self.pages = mmap.mmap(self.file.fileno(), size)
+        self.array = np.frombuffer(self.pages, dtype, int(np.prod(shape))).reshape(shape)
+
+    def make_room(self, rows: NDArray[np.int64]) -> None:
+        # without this, a write to the map would kill the process if the disk is full
+        length = self.array[:1].nbytes
+        try:
+            for row in rows.tolist() if hasattr(os, "posix_fallocate") else ():
+                os.posix_fallocate(self.file.fileno(), row * length, length)
+        except OSError as error:
+            where = f"disk in {tempfile.gettempdir()} (TMPDIR names another folder)"
+            raise InputError(_no_room(where, error)) from None
+
+    def release(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.pages.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def _from_blocks(
@@ -210,110 +279,57 @@ def _from_blocks(
         raise Damaged("it has more than the client state")
 
 
-class _Rows(NamedTuple):
-    """An array in memory or mapped from a file, whose rows take room when they are first used.
-
-    Attributes:
-        array: The array.
-        file: The file; None for an array in memory.
-        mapped: The file's map; None for an array in memory.
-    """
-
-    array: NDArray[Any]
-    file: IO[bytes] | None = None
-    mapped: mmap.mmap | None = None
-
-    @classmethod
-    def allocate(cls, shape: tuple[int, ...], dtype: Any, *, mapped: bool) -> "_Rows":
-        if not mapped:
-            return cls(np.zeros(shape, dtype))
-        size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-        # an unnamed file disappears with the process
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as its map)
-        file.truncate(size)
-        pages = mmap.mmap(file.fileno(), size)
-        return cls(np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape), file, pages)
-
-    def gather(
-        self,
-        row: NDArray[np.int64],
-        filled: NDArray[np.bool_],
-        initial: NDArray[Any],
-    ) -> NDArray[Any]:
-        """The state of the client at each filled place: its row, or the initial state if none."""
-        gathered = np.zeros((len(row), *initial.shape), initial.dtype)
-        for place in np.flatnonzero(filled):
-            gathered[place] = self.array[row[place]] if row[place] >= 0 else initial
-        self.release()
-        return gathered
-
-    def make_room(self, rows: NDArray[np.int64]) -> None:
-        """Allocate disk space for rows about to be written.
-
-        Without this, a write to the map would kill the process if the disk is full.
-        """
-        if self.file is None or not hasattr(os, "posix_fallocate"):
-            return
-        length = self.array[:1].nbytes
-        try:
-            for row in rows.tolist():
-                os.posix_fallocate(self.file.fileno(), row * length, length)
-        except OSError as error:
-            where = f"disk in {tempfile.gettempdir()} (TMPDIR names another folder)"
-            raise InputError(_no_room(where, error)) from None
-
-    def release(self) -> None:
-        """Release the memory of pages that have been read or written; the file holds them."""
-        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def _no_room(where: str, error: Exception) -> str:
     return f"client_store: no room on {where} for client state: {error}"
 
 
-def _on_devices(initial: ClientState, index: _Index, mesh: Mesh) -> Store:
-    devices = mesh.devices.size
-    room = -(-max(index.rows, 1) // devices) * devices
-    sharding = NamedSharding(mesh, PER_DEVICE)
-    first = replicate(mesh, initial)
-    rows = [jax.tree.map(lambda a: zeros_on(mesh, (room, *a.shape), a.dtype), first)]
+class _OnDevices(Store):
+    """The store on the devices."""
 
-    def gather(
-        rows: ClientState, first: ClientState, row: jax.Array, known: jax.Array
-    ) -> ClientState:
-        def gather_leaf(stored: jax.Array, initial: jax.Array) -> jax.Array:
-            has_row = known.reshape((-1,) + (1,) * initial.ndim)
-            return jnp.where(has_row, stored[row], initial)
+    def __init__(self, initial: ClientState, index: _Index, mesh: Mesh) -> None:
+        devices = mesh.devices.size
+        self.index, self.room = index, -(-max(index.rows, 1) // devices) * devices
+        self.sharding, self.first = NamedSharding(mesh, PER_DEVICE), replicate(mesh, initial)
+        self.rows = jax.tree.map(
+            lambda a: zeros_on(mesh, (self.room, *a.shape), a.dtype), self.first
+        )
+        self.gather = jit_once(_gather, out_shardings=self.sharding)
+        self.scatter = jit_once(_scatter, out_shardings=self.sharding, donate_argnums=0)
 
-        return jax.tree.map(gather_leaf, rows, first)
+    def read(self, clients: NDArray[np.int64]) -> ClientState:
+        row = self.index.find(clients)
+        return self.gather(self.rows, self.first, np.maximum(row, 0), row >= 0)
 
-    def scatter(rows: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
-        return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), rows, client_state)
+    def write(self, clients: NDArray[np.int64], client_state: ClientState) -> None:
+        self.index.assign(clients[clients >= 0])
+        row = self.index.find(clients)
+        self.rows = self.scatter(self.rows, client_state, np.where(row >= 0, row, self.room))
 
-    gathering = jit_once(gather, out_shardings=sharding)
-    scattering = jit_once(scatter, out_shardings=sharding, donate_argnums=0)
+    def arrays(self) -> list[NDArray[Any]]:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self.rows)]
 
-    def read(at: NDArray[np.int64]) -> ClientState:
-        row = index.find(at)
-        return gathering(rows[0], first, np.maximum(row, 0), row >= 0)
-
-    def write(at: NDArray[np.int64], client_state: ClientState) -> None:
-        index.assign(at[at >= 0])
-        row = index.find(at)
-        rows[0] = scattering(rows[0], client_state, np.where(row >= 0, row, room))
-
-    def contents() -> Iterator[tuple[str, NDArray[Any]]]:
-        leaves = jax.tree.leaves(rows[0])
-        return _in_blocks(index, [np.asarray(leaf) for leaf in leaves])
-
-    def restore(saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows[0])]
-        for i, written, block in _from_blocks(saved, index, arrays):
+    def restore(self, saved: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        leaves, structure = jax.tree.flatten(self.rows)
+        arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        for i, written, block in _from_blocks(saved, self.index, arrays):
             arrays[i][written] = block
-        rows[0] = jax.device_put(jax.tree.unflatten(jax.tree.structure(rows[0]), arrays), sharding)
+        self.rows = jax.device_put(jax.tree.unflatten(structure, arrays), self.sharding)
 
-    return Store(read, write, contents, restore, rows.clear)
+    def close(self) -> None:
+        del self.rows
+
+
+def _gather(rows: ClientState, first: ClientState, row: jax.Array, known: jax.Array) -> ClientState:
+    """The stored rows, and the first state where there is none."""
+
+    def leaf(stored: jax.Array, initial: jax.Array) -> jax.Array:
+        return jnp.where(known.reshape((-1,) + (1,) * initial.ndim), stored[row], initial)
+
+    return jax.tree.map(leaf, rows, first)
+
+
+def _scatter(rows: ClientState, client_state: ClientState, row: jax.Array) -> ClientState:
+    return jax.tree.map(lambda s, k: s.at[row].set(k, mode="drop"), rows, client_state)
 
 
 def _where_it_fits(size: int, mesh: Mesh) -> Storage:

@@ -24,8 +24,7 @@ from fedprox.devices.mesh import (
     replicate,
 )
 from fedprox.devices.processes import Ownership, allgather
-from fedprox.engine.planning.jobs import Jobs
-from fedprox.engine.planning.packing import Array
+from fedprox.engine.planning.jobs import Array, Jobs
 from fedprox.engine.planning.reads import WIDTHS
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.errors import require
@@ -46,7 +45,7 @@ DeviceRows = tuple[Features, Array]
 """Features and labels on every device."""
 
 
-class Data(NamedTuple):
+class DeviceData(NamedTuple):
     """A federation's rows on every device.
 
     Attributes:
@@ -65,7 +64,7 @@ def copy_to_devices(
     measured: Federation,
     ownership: Ownership,
     measured_ownership: Ownership,
-) -> Data:
+) -> DeviceData:
     """Copy the rows that evaluations read, and training rows if they fit, to each device.
 
     With several processes, a process's devices have only the rows of its own clients, numbered from
@@ -82,11 +81,11 @@ def copy_to_devices(
         return x, y
 
     if ownership.processes > 1:
-        return Data(
+        return DeviceData(
             None if train is None else of_process(train, ownership),
             {name: of_process(rows, measured_ownership) for name, rows in read.items()},
         )
-    data = Data(
+    data = DeviceData(
         None if train is None else (train.x, train.y),
         {name: (rows.x, rows.y) for name, rows in read.items()},
     )
@@ -159,91 +158,87 @@ def row_bytes(rows: Rows | Examples) -> int:
     return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in stored)
 
 
-class TrainingRows(NamedTuple):
+class TrainingRows:
     """The training rows of one method's calls.
 
     Rows that stay on the host are gathered for each call, into arrays with room for a fixed number
-    of rows. In the arguments, width means the rows of a slice.
-
-    Attributes:
-        together: (work of some rounds) -> the most such rounds of one call, so that the rows
-            gathered for it take little memory.
-        needed: (work of a call, width) -> the number of rows to gather; 0 if all rows are on the
-            devices.
-        like: (room) -> the arrays that programs are compiled for, or their shapes.
-        of: (work of a call, width, room) -> the rows on each device, and the work with `device_row`
-            set for these rows.
+    of rows. In the arguments, width means the rows of a slice, and a call's work that of its
+    rounds.
     """
 
-    together: Callable[[Sequence[RoundWork]], int]
-    needed: Callable[[Sequence[RoundWork], int], int]
-    like: Callable[[int], DeviceRows]
-    of: Callable[[Sequence[RoundWork], int, int], tuple[DeviceRows, Sequence[RoundWork]]]
+    def __init__(
+        self, mesh: Mesh, rows: Rows, data: DeviceData, ownership: Ownership, *, ahead: int
+    ) -> None:
+        self.mesh, self.rows, self.ownership, self.ahead = mesh, rows, ownership, ahead
+        self.on_devices, self.shared = data.train, data.read["train"][0]
+        self.distributed, self.row_bytes = ownership.processes > 1, row_bytes(rows)
 
-
-def training_rows(
-    mesh: Mesh, rows: Rows, data: Data, ownership: Ownership, *, ahead: int
-) -> TrainingRows:
-    """The training rows: those on the devices, or rows gathered for each call."""
-    if data.train is not None:
-        on_devices = data.train
-        base = ownership.first_rows(rows.offsets)
-
-        def number_in_process(jobs: Jobs) -> Jobs:
-            return jobs._replace(device_row=jobs.first_row - base[jobs.owner])
-
-        def all_rows(work: Sequence[RoundWork], *_: int) -> tuple[DeviceRows, Sequence[RoundWork]]:
-            return on_devices, _with_jobs(work, number_in_process)
-
-        return TrainingRows(len, lambda *_: 0, lambda _: on_devices, all_rows)
-    distributed = ownership.processes > 1
-    sharding = NamedSharding(mesh, PER_DEVICE if distributed else REPLICATED)
-    index = index_of(rows.x)
-
-    def together(work: Sequence[RoundWork]) -> int:
+    def together(self, work: Sequence[RoundWork]) -> int:
+        """The most such rounds of one call, so that the rows gathered for it take little memory."""
+        if self.on_devices:
+            return len(work)
         largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
-        return max(1, min(len(work), GATHERED_BYTES // max(1, largest * row_bytes(rows))))
+        return max(1, min(len(work), GATHERED_BYTES // max(1, largest * self.row_bytes)))
 
-    def needed(work: Sequence[RoundWork], width: int) -> int:
-        return max(
-            _places(_work_of(owner, work), len(rows), width).room
-            for owner in range(ownership.processes)
-        )
+    def needed(self, work: Sequence[RoundWork], width: int) -> int:
+        """The number of rows to gather for a call; 0 if all rows are on the devices."""
+        if self.on_devices:
+            return 0
+        owners = range(self.ownership.processes)
+        return max(_places(_work_of(each, work), len(self.rows), width)[-1] for each in owners)
 
-    def like(room: int) -> DeviceRows:
-        size = room * row_bytes(rows)
-        free = free_on_devices(mesh) or free_on_host() // mesh.devices.size
+    def like(self, room: int) -> DeviceRows:
+        """The arrays that programs are compiled for, or their shapes."""
+        if self.on_devices:
+            return self.on_devices
+        size, devices = room * self.row_bytes, self.mesh.devices.size
+        free = free_on_devices(self.mesh) or free_on_host() // devices
         require(
-            not free or (ahead + 1) * size <= FITS * free,
+            not free or (self.ahead + 1) * size <= FITS * free,
             f"training rows: a round reads {room:,} of them, {size / 2**30:.1f} GiB, and "
-            f"{ahead + 1} times as much must fit in half of the {free / 2**30:.1f} GiB that are "
-            "free; choose fewer clients a round",
+            f"{self.ahead + 1} times as much must fit in half of the {free / 2**30:.1f} GiB that "
+            "are free; choose fewer clients a round",
         )
+        sharding = NamedSharding(self.mesh, PER_DEVICE if self.distributed else REPLICATED)
 
         def like_array(array: Array) -> Any:
             kind = jax.dtypes.canonicalize_dtype(array.dtype)
-            shape = (room * (mesh.devices.size if distributed else 1), *array.shape[1:])
+            shape = (room * (devices if self.distributed else 1), *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
 
-        return with_index(data.read["train"][0], like_array(index)), like_array(rows.y)
+        x, y = index_of(self.rows.x), self.rows.y
+        return with_index(self.shared, like_array(x)), like_array(y)
 
-    def gather(
-        work: Sequence[RoundWork], width: int, room: int
+    def of(
+        self, work: Sequence[RoundWork], width: int, room: int
     ) -> tuple[DeviceRows, Sequence[RoundWork]]:
-        places = _places(_work_of(ownership.process_index, work), len(rows), width)
-        at = np.where(places.place < 0, room, 0) + places.place
-        arrays = [copy_stretches(a, places.first, places.size, at, room) for a in (index, rows.y)]
-        x, y = [on_own_devices(mesh, a) for a in arrays] if distributed else replicate(mesh, arrays)
+        """The rows on each device for a call, and its work with `device_row` set for these rows."""
+        ownership, mesh = self.ownership, self.mesh
+        if self.on_devices:
+            base = ownership.first_rows(self.rows.offsets)
+
+            def number_in_process(jobs: Jobs) -> Jobs:
+                return jobs._replace(device_row=jobs.first_row - base[jobs.owner])
+
+            return self.on_devices, _with_jobs(work, number_in_process)
+        own_work = _work_of(ownership.process_index, work)
+        first, sizes, at, _ = _places(own_work, len(self.rows), width)
+        at = np.where(at < 0, room, 0) + at
+        given = index_of(self.rows.x), self.rows.y
+        arrays = [copy_stretches(a, first, sizes, at, room) for a in given]
+        x, y = (
+            [on_own_devices(mesh, a) for a in arrays]
+            if self.distributed
+            else replicate(mesh, arrays)
+        )
 
         def place(jobs: Jobs) -> Jobs:
             # other processes set the rows of their own clients
             row, own = np.zeros_like(jobs.first_row), jobs.owner == ownership.process_index
-            row[own] = at[np.searchsorted(places.first, jobs.first_row[own])]
+            row[own] = at[np.searchsorted(first, jobs.first_row[own])]
             return jobs._replace(device_row=row)
 
-        return (with_index(data.read["train"][0], x), y), _with_jobs(work, place)
-
-    return TrainingRows(together, needed, like, gather)
+        return (with_index(self.shared, x), y), _with_jobs(work, place)
 
 
 def _with_jobs(work: Sequence[RoundWork], change: Callable[[Jobs], Jobs]) -> Sequence[RoundWork]:
@@ -255,25 +250,14 @@ def _work_of(owner: int, work: Sequence[RoundWork]) -> Sequence[RoundWork]:
     return _with_jobs(work, lambda jobs: jobs.take(jobs.owner == owner))
 
 
-class _Places(NamedTuple):
-    """Where the rows of a call's clients are gathered.
+def _places(
+    work: Sequence[RoundWork], rows: int, width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+    """Where the rows of some rounds' clients are gathered, each client once, in ascending order.
 
-    Attributes:
-        first: First row of each client among all rows, ascending, shape (clients,).
-        size: Number of rows of each client, shape (clients,).
-        place: Each client's first row in the gathered array, shape (clients,). Negative values
-            count from the array's end.
-        room: Number of rows needed.
-    """
-
-    first: NDArray[np.int64]
-    size: NDArray[np.int64]
-    place: NDArray[np.int64]
-    room: int
-
-
-def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
-    """The clients of some rounds, each once, in ascending order.
+    Returns the first row of each client among all rows, its number of rows and its first row in
+    the gathered array, shape (clients,), and the number of rows needed. Negative places count from
+    the array's end.
 
     A slice that would reach beyond the last row begins earlier instead, which changes the order of
     its sums. To get the same bits, this must happen to the same clients as with all rows on the
@@ -288,4 +272,4 @@ def _places(work: Sequence[RoundWork], rows: int, width: int) -> _Places:
     place = np.empty_like(first)
     place[~near], place[near] = front[:-1], first[near] - rows
     end = max(width, int((rows - first[near]).max(initial=0)))
-    return _Places(first, size, place, int(front[-1]) + end)
+    return first, size, place, int(front[-1]) + end

@@ -291,11 +291,12 @@ def worst_steps(noise_multiplier: float, clients: Iterable[Releases]) -> Release
     return worst
 
 
-def calibrated_steps(epsilon: float, clients: Sequence[Releases]) -> float:
+@lru_cache(maxsize=64)
+def calibrated_steps(epsilon: float, clients: tuple[Releases, ...]) -> float:
     """The smallest noise multiplier for which no client's steps cost more than an epsilon.
 
     >>> few = Mechanism(600, 64, "bernoulli", None, 0.0, 1, 1e-5, "pld")
-    >>> round(calibrated_steps(2.0, [(few, 200), (few._replace(clients=6000), 940)]), 2)
+    >>> round(calibrated_steps(2.0, ((few, 200), (few._replace(clients=6000), 940))), 2)
     3.19
     """
 

@@ -30,7 +30,7 @@ from fedprox.jax_internals import (
     with_results,
 )
 from fedprox.model import Params
-from fedprox.parts.part import random_key
+from fedprox.parts.part import LocalGradient, random_key
 from fedprox.parts.privacy.numerics import EXAMPLES, norm_bound, product_bound, standard_normals
 from fedprox.precision import real_type
 
@@ -39,7 +39,7 @@ EXAMPLES_KEY = 0x65786D70
 
 
 @dataclass(frozen=True)
-class NoisedGradient:
+class NoisedGradient(LocalGradient):
     """The mean of clipped gradients of rows, with noise.
 
     Attributes:

@@ -27,7 +27,7 @@ to the same norm and get noise of their own.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -61,13 +61,14 @@ from fedprox.errors import (
 )
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
-from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting
+from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting, Taken
 from fedprox.parts.privacy.accounting import (
     NOISES,
     Accountant,
     Hidden,
     Mechanism,
     calibrated_mechanism,
+    calibrated_steps,
     require_accountable,
     require_noise,
 )
@@ -288,11 +289,19 @@ class Privacy(Part):
         own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
         return {**hparams, "noise_key": jax.random.key_data(own)}
 
-    def local_gradient(self, noise: Callable[[], float | None]) -> LocalGradient | None:
+    def noise_of_steps(self, taken: Taken) -> float:
+        """The noise multiplier of a local step, for the client with the most to hide."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        steps = tuple((self.of_steps(rows, batch), count) for rows, batch, count in taken())
+        return calibrated_steps(self.epsilon, steps)
+
+    def local_gradient(self, taken: Taken) -> LocalGradient | None:
         """Local steps take clipped gradients of rows, if these hide."""
         if self.of_clients:
             return None
-        multiplier = noise()
+        multiplier = self.noise_of_steps(taken)
         # without a bound there is no noise
         return NoisedGradient(self.clip, multiplier * self.clip if multiplier else 0.0)
 
