@@ -23,7 +23,7 @@ from rich.console import Console
 import fedprox as fp
 from fedprox.devices import programs
 from fedprox.diagnostics.clients import client_measures
-from fedprox.engine.compiled import row_sums
+from fedprox.engine.compiled import evaluation
 from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
 from fedprox.measures import Measure, measure_of
