@@ -223,7 +223,7 @@ def test_clients_that_cannot_be_measured_are_left_out() -> None:
 
 
 def test_by_client_they_are_those_of_each_clients_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedprox.engine.compiled.row_sums.ROWS", 16)  # clients and slices cross
+    monkeypatch.setattr("fedprox.engine.compiled.evaluation.ROWS", 16)  # clients and slices cross
     found = client_measures(RAGGED, MODEL, jnp.asarray(WEIGHTS))
     assert np.isnan(found["test_accuracy"]).all()
     for kind in ("train", "test"):

@@ -177,7 +177,7 @@ def test_evaluate_finds_what_records_say(saved: Any) -> None:
 
 
 def test_evaluate_is_a_plain_loop_over_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedprox.engine.compiled.row_sums.ROWS", 7)  # slices that overlap
+    monkeypatch.setattr("fedprox.engine.compiled.evaluation.ROWS", 7)  # slices that overlap
     random = np.random.default_rng(0)
     sizes = [3, 11, 1, 20]
     train: list[Any] = [(random.normal(size=(n, 2)), random.integers(0, 3, n)) for n in sizes]

@@ -180,7 +180,7 @@ def test_a_figure_of_the_same_run_has_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sums, "ROWS", 64)
+    monkeypatch.setattr(evaluation, "ROWS", 64)
     federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=8)
     model = fp.models.logistic(federation)
     assert model.correct is not None
