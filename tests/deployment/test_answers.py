@@ -15,7 +15,7 @@ import fedprox as fp
 from fedprox.algorithms.base import ROUNDING, Algorithm
 from fedprox.deployment.combine import (
     Declared,
-    Measured,
+    NodeMeasures,
     arrays_of,
     declared_by,
     declared_together,
@@ -164,7 +164,7 @@ def measured(
     node: Declared = NODE,
     *,
     last: bool = False,
-) -> Measured:
+) -> NodeMeasures:
     """Read an evaluation in which some arrays, or their last numbers, have another value."""
     arrays = {name: array.copy() for name, array in MEASURED.items()}
     for name, value in changes.items():
@@ -173,8 +173,8 @@ def measured(
 
 
 def read_sums(
-    arrays: dict[str, Array], node: Declared = NODE, shapes: Measured = SHAPES
-) -> Measured:
+    arrays: dict[str, Array], node: Declared = NODE, shapes: NodeMeasures = SHAPES
+) -> NodeMeasures:
     assert arrays.keys() <= arrays_of(shapes).keys()
     return sums_of(arrays, shapes, node)
 

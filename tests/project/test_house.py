@@ -25,6 +25,7 @@ FLOORS = [
     {"parts", "results"},
     {"protocol"},
     {"engine"},
+    {"epsilon"},
     {"loop"},
     {"diagnostics"},
     {"report"},

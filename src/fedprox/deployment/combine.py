@@ -152,7 +152,7 @@ def weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
         )
 
 
-Measured = Mapping[str, Any]
+NodeMeasures = Mapping[str, Any]
 """What a node measured, or its shape: a tree of arrays, leaves (points, ...), by measure."""
 
 OF_LOSS = "loss", "weight", "unmeasured"
@@ -172,19 +172,19 @@ def by_measure(sums: EvaluationSums) -> dict[str, Any]:
     }
 
 
-def arrays_of(measured: Measured) -> dict[str, Any]:
+def arrays_of(measured: NodeMeasures) -> dict[str, Any]:
     """The arrays of measures, by name."""
     return {
         name: a for measure, tree in measured.items() for name, a in prefixed(measure, tree).items()
     }
 
 
-def summable(measured: Measured) -> dict[str, Any]:
+def summable(measured: NodeMeasures) -> dict[str, Any]:
     """The measures that are sums, apart from those of gradients."""
     return {name: each for name, each in measured.items() if name != "scatter"}
 
 
-def evaluation_shapes(model: Model, kind: DataKind, points: int) -> Measured:
+def evaluation_shapes(model: Model, kind: DataKind, points: int) -> NodeMeasures:
     """What nodes may answer to an evaluation of a model, in shape."""
     x = in_shape((1, *kind.features), kind.feature_type)
     y = in_shape((1, *kind.label), kind.label_type)
@@ -252,7 +252,7 @@ def declared_together(nodes: Sequence[Declared]) -> Declared:
     return nodes[0]._replace(share=1.0, clients=clients, rows=rows, central=central, weight=share)
 
 
-def sums_of(arrays: Mapping[str, Array], shapes: Measured, declared: Declared) -> Measured:
+def sums_of(arrays: Mapping[str, Array], shapes: NodeMeasures, declared: Declared) -> NodeMeasures:
     """Check a node's answer to an evaluation, and read it."""
     sums = {
         measure: tree_of(like, arrays, measure)
@@ -263,7 +263,7 @@ def sums_of(arrays: Mapping[str, Array], shapes: Measured, declared: Declared) -
     return sums
 
 
-def check_sums(sums: Measured, declared: Declared) -> None:
+def check_sums(sums: NodeMeasures, declared: Declared) -> None:
     """Raise `InputError` unless a node can have measured something."""
     missing = [name for name in OF_LOSS if name not in sums]
     require(len(missing) in (0, len(OF_LOSS)), f"the array {missing and missing[0]!r} is missing")
@@ -325,7 +325,11 @@ def _require_least(part: str, losses: Array, least: float) -> None:
 
 
 def measures_together(
-    model: Model, nodes: Sequence[tuple[float, Measured]], shapes: Measured, *, validated: bool
+    model: Model,
+    nodes: Sequence[tuple[float, NodeMeasures]],
+    shapes: NodeMeasures,
+    *,
+    validated: bool,
 ) -> Measures:
     """The measures of nodes, each with its share of all training rows.
 

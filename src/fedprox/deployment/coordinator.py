@@ -43,6 +43,7 @@ from fedprox.engine.compiled.client_step import round_hparams
 from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
 from fedprox.engine.planning.round_work import LocalSteps
+from fedprox.epsilon import noise_of
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
 from fedprox.experiment.resolved import (
     Resolved,
@@ -52,7 +53,6 @@ from fedprox.experiment.resolved import (
 )
 from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.whole import write_whole
-from fedprox.loop.epsilon import noise_of
 from fedprox.measures import ACCURACIES, LOSSES
 from fedprox.model import Params, digest
 from fedprox.parts import compatible

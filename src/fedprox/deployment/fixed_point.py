@@ -196,7 +196,7 @@ def fixed_point_of(setup: Setup, of: Summed) -> FixedPoint:
     if of == "evaluate":
         return FixedPoint(MEASURES_BOUND, 64, nodes)
     if hiding is None:
-        assert securing.bound is not None  # `securing_of` and `Sums.check` see to it
+        assert securing.bound is not None  # `_securing` and `Sums.check` see to it
         return FixedPoint(securing.bound, securing.bits, nodes)
     moved = hiding.clip / setup.clients_per_round
     deviation = MARGIN * hiding.mechanism.noise_multiplier * moved / math.sqrt(securing.honest)

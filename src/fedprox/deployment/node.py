@@ -21,7 +21,7 @@ import numpy as np
 
 from fedprox import __version__
 from fedprox.algorithms.base import ClientState
-from fedprox.deployment.combine import OF_LOSS, Measured, arrays_of, by_measure
+from fedprox.deployment.combine import OF_LOSS, NodeMeasures, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.joining import description_of, one_client
 from fedprox.deployment.kept import (
@@ -354,7 +354,7 @@ class Node:
                 return self._sums.advertise(request, setup, claims), {}
             self._sums.check_signed(request, setup, claims)
         params = self._model_in(request, method)
-        shown: Measured = {}
+        shown: NodeMeasures = {}
         if measures:
             pay()
             sums = method.evaluate(params)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
-from fedprox.deployment.combine import Measured, evaluation_shapes
+from fedprox.deployment.combine import NodeMeasures, evaluation_shapes
 from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.devices.mesh import accept_host_arrays, shard
@@ -164,7 +164,7 @@ class NodeMethod:
         )
 
     @cached_property
-    def shapes(self) -> Measured:
+    def shapes(self) -> NodeMeasures:
         """What the node answers to an evaluation, in shape."""
         return evaluation_shapes(self.model, self.setup.data, self.points)
 

@@ -27,7 +27,7 @@ from fedprox.algorithms.base import HParams, State
 from fedprox.deployment.arrivals import Training
 from fedprox.deployment.combine import (
     Combined,
-    Measured,
+    NodeMeasures,
     NodePart,
     arrays_of,
     check_sums,
@@ -448,7 +448,7 @@ class RemoteSeed:
         Nothing is measured if nodes keep their measures to themselves, or a secure sum is given up.
         """
         server, remote = self.server, self.remote
-        nodes_sums = list[tuple[float, Measured]]()
+        nodes_sums = list[tuple[float, NodeMeasures]]()
 
         def read(index: int, answered: Answered) -> Answered:
             if secret is not None:
@@ -482,7 +482,7 @@ class RemoteSeed:
         measures = measures_together(protocol.model, nodes_sums, remote.shapes, validated=validated)
         return measures, Done(network=self._cost(began, answers))
 
-    def _sum_of_measures(self, secret: SecureSum, answers: Mapping[int, Answered]) -> Measured:
+    def _sum_of_measures(self, secret: SecureSum, answers: Mapping[int, Answered]) -> NodeMeasures:
         """The sum over nodes, as that of one node."""
         remote = self.remote
         total = secret.total(answers, np.full(len(self.method.points), len(answers), np.float32))

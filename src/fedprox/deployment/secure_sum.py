@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.deployment.combine import OF_LOSS, SHARED, Measured, summable
+from fedprox.deployment.combine import OF_LOSS, SHARED, NodeMeasures, summable
 from fedprox.deployment.conversation import Answered, Failed
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import (
@@ -368,7 +368,7 @@ class Sums:
         return {**part._replace(message=None).arrays(), MASKED: vector}
 
     def masked_measures(
-        self, request: Request, setup: Setup, shapes: Measured, shown: Measured
+        self, request: Request, setup: Setup, shapes: NodeMeasures, shown: NodeMeasures
     ) -> dict[str, Array]:
         """A node's measures under masks, all of which must be finite.
 

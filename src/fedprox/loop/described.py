@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.epsilon import noise_of
 from fedprox.errors import InputError
-from fedprox.loop.epsilon import noise_of
 from fedprox.model import Model
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol

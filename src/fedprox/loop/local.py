@@ -397,7 +397,7 @@ class LocalMethod:
 
 
 class _NoStore(Store):
-    """The store of a method without client state."""
+    """It has nothing to store."""
 
     def read(self, clients: NDArray[np.int64]) -> ClientState:
         del clients
@@ -416,6 +416,7 @@ class _NoStore(Store):
 
 
 NO_STORE = _NoStore()
+"""The store of a method without client state."""
 
 
 class LocalSeed:

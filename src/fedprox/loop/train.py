@@ -25,11 +25,11 @@ from fedprox.devices.mesh import replicate
 from fedprox.devices.programs import jit_once
 from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
+from fedprox.epsilon import Spent, noise_of
 from fedprox.errors import InputError, require, shown
 from fedprox.files.arrays import Damaged
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.described import describe_comparison, fingerprint
-from fedprox.loop.epsilon import Spent, noise_of
 from fedprox.loop.execution import (
     Done,
     Engine,

@@ -121,7 +121,7 @@ Columns = Mapping[str, NDArray[Any]]
 """Numbers of jobs by name, arrays of shape (jobs,)."""
 
 
-Taken = Callable[[], Sequence[tuple[int, int, int]]]
+StepsTaken = Callable[[], Sequence[tuple[int, int, int]]]
 """Counts the local steps of clients in a whole run: rows of the client, of a mini-batch, steps."""
 
 
@@ -317,7 +317,7 @@ class Part:
         del per_round
         return 1
 
-    def local_gradient(self, taken: Taken) -> LocalGradient | None:
+    def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
         """What local steps take, given the steps of a whole run; None for the gradient itself."""
         del taken
         return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fedprox.loop.epsilon import Spent, noise_of
+from fedprox.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
     Releases,

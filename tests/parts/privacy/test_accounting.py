@@ -17,6 +17,7 @@ from fedprox.parts.privacy import accounting
 from fedprox.parts.privacy.accounting import (
     Mechanism,
     calibrated_mechanism,
+    calibrated_steps,
     check_mechanism,
     composed_with,
     epsilon_of,
@@ -497,3 +498,7 @@ def test_another_host_declares_no_noise_or_delta_beyond_the_ends() -> None:
     with pytest.raises(fp.InputError, match=re.escape(delta)):
         check_mechanism(EMNIST._replace(delta=1 / 3383))
     assert check_mechanism(EMNIST._replace(delta=0.9 / 3383)).delta == 0.9 / 3383
+
+
+def test_steps_that_nobody_takes_need_no_noise() -> None:
+    assert calibrated_steps(1.0, ()) == 0.0

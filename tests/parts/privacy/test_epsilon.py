@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.engine.planning.round_work import LocalSteps, drawn_works
-from fedprox.loop.epsilon import Spent
+from fedprox.epsilon import Spent
 from fedprox.protocol.method import Method, checked_methods
 from fedprox.protocol.protocol import Protocol
 

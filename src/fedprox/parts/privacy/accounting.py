@@ -303,6 +303,8 @@ def calibrated_steps(epsilon: float, clients: tuple[Releases, ...]) -> float:
     def share(steps: Releases) -> tuple[float, int]:
         return steps[0].clients_per_round / steps[0].clients, steps[1]
 
+    if not clients:
+        return 0.0
     noise, worst = 0.0, max(clients, key=share)
     while True:
         silent = worst[0]._replace(noise_multiplier=0.0)

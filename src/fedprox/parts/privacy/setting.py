@@ -61,7 +61,7 @@ from fedprox.errors import (
 )
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
-from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting, Taken
+from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting, StepsTaken
 from fedprox.parts.privacy.accounting import (
     NOISES,
     Accountant,
@@ -289,7 +289,7 @@ class Privacy(Part):
         own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
         return {**hparams, "noise_key": jax.random.key_data(own)}
 
-    def noise_of_steps(self, taken: Taken) -> float:
+    def noise_of_steps(self, taken: StepsTaken) -> float:
         """The noise multiplier of a local step, for the client with the most to hide."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
@@ -297,7 +297,7 @@ class Privacy(Part):
         steps = tuple((self.of_steps(rows, batch), count) for rows, batch, count in taken())
         return calibrated_steps(self.epsilon, steps)
 
-    def local_gradient(self, taken: Taken) -> LocalGradient | None:
+    def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
         """Local steps take clipped gradients of rows, if these hide."""
         if self.of_clients:
             return None

@@ -5,13 +5,14 @@ client takes, and the cohorts of all seeds are drawn to count them.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from fedprox.engine.planning.round_work import LocalSteps, steps_of_run
 from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
 from fedprox.protocol.method import Method
 
 
+@lru_cache(maxsize=64)
 def noise_of(method: Method) -> float | None:
     """The noise multiplier of a method, given or calibrated; None without privacy."""
     privacy = method.protocol.privacy
