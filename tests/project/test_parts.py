@@ -104,8 +104,8 @@ def test_the_fields_of_a_protocol_are_parameters_of_simulate() -> None:
 class Numbered(Part):
     """Clients know their number, and send it."""
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
-        return {"share": clients / count}
+    def columns(self, clients: NDArray[Any], federation: fp.Federation) -> Columns:
+        return {"share": clients / len(federation)}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
         del key

@@ -32,6 +32,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
+from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.parts.clock import TOO_EARLY, Pace, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
@@ -122,12 +123,12 @@ class Asynchronous(Part):
         """A server with a buffer has some messages."""
         return True
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """Steps of the server since the clients started, and their rates relative to the round's.
 
         These are those of clients that start with the round; the order of events sets others.
         """
-        del count
+        del federation
         return {"age": np.zeros(len(clients), np.int64), "rate": np.ones(len(clients))}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:

@@ -72,11 +72,12 @@ class Attack(Part):
         """Whether attackers send random numbers."""
         return self.kind == "noise"
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """1 for the clients that change their messages, else 0."""
         if not self.changes_messages:
             return {}
-        return {"attacks": _attackers(self.seed, self.share, count)[clients].astype(np.int64)}
+        attackers = _attackers(self.seed, self.share, len(federation))
+        return {"attacks": attackers[clients].astype(np.int64)}
 
     def reduce(self, reduction: Reduction) -> Reduction:
         """Attackers see the messages of their round, and change their own."""

@@ -39,6 +39,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.check import message_shape
 from fedprox.algorithms.lift import lift
 from fedprox.errors import Within, check_fields, require
+from fedprox.federation import Federation
 from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
 from fedprox.parts.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
@@ -169,9 +170,9 @@ class Compression(Part):
     apart = True
     """A node sends what travels of each message."""
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """The clients' numbers, from which their keys follow."""
-        del count
+        del federation
         return {"client": clients} if self.random else {}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:

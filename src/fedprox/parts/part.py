@@ -264,13 +264,13 @@ class Part:
     apart: ClassVar[bool] = False
     """Whether a node sends the message of each client, and not a sum."""
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
-        """Numbers of some of `count` clients, by name, each of shape (clients,).
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
+        """Numbers of some clients of a federation, by name, each of shape (clients,).
 
         "age" is the number of rounds since a client started: its mini-batches are those of the
         round in which it did.
         """
-        del clients, count
+        del clients, federation
         return {}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ from fedprox.algorithms.base import (
 )
 from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, Within, check_fields, require, require_whole
+from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.model.variants import FACTORS, adapted, rank_of
 from fedprox.parts.part import Columns, Part, Reduction, Setting, beside
@@ -147,9 +148,9 @@ class Aggregation(Part):
         """Rank of each client's adapters, if clients have different ones."""
         return np.array(self.ranks, np.int64)
 
-    def columns(self, clients: NDArray[Any], count: int) -> Columns:
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """The ranks of the clients' adapters."""
-        del count
+        del federation
         return {} if self.ranks is None else {"rank": self._rank_of[clients]}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:

@@ -239,7 +239,7 @@ class Protocol:
 
     def columns(self, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The numbers that parts give clients, by name, each of shape (clients,)."""
-        of_parts = [part.columns(clients, len(self.federation)) for part in self.parts]
+        of_parts = [part.columns(clients, self.federation) for part in self.parts]
         return {name: column for columns in of_parts for name, column in columns.items()}
 
     @property
