@@ -189,7 +189,7 @@ def test_a_study_is_watched_and_stopped_from_outside(
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "record", stop)
         patch.setattr(live, "STATUS_MOST", 1e9)
-        patch.setattr(live, "SPARE", 1e12)  # only the first status is written at once
+        patch.setattr(live, "WAIT_FACTOR", 1e12)  # only the first status is written at once
         with pytest.raises(Stopped):
             study(out=out)
     last = {}

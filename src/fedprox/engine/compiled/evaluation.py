@@ -505,11 +505,13 @@ def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
         in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
         in_shape((width,), np.int32),
     )
-    sums = jax.tree.map(
-        lambda a: np.zeros((clients, *a.shape[1:])), jax.eval_shape(_totals(model), *arguments)
-    )
+
+    def no_rows(of_slice: dict[str, Any]) -> dict[str, Any]:
+        return jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), of_slice)
+
     if not len(rows):
-        return sums
+        return no_rows(jax.eval_shape(_totals(model), *arguments))
+    sums: dict[str, Any] = {}
     summed = compiled(ProgramSpec(lambda: _totals(model), arguments, ("row totals", model)))
     for start in range(0, len(rows), width):
         # the last slice is as wide as the others
@@ -519,6 +521,7 @@ def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
         place[: start - begin] = width  # rows of the slice before are dropped
         x = with_index(shared, index[at])
         part = summed(model.base, params, x, rows.y[at], place.astype(np.int32))
+        sums = sums or no_rows(part)
         for summed_rows, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
             summed_rows[here] += np.asarray(of_slice)[: len(here)]
     return sums
