@@ -8,7 +8,7 @@ new part is a dataclass of settings with some of these methods, in one file, a p
 `fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import Algorithm, Batch, HParams
 from fedprox.federation import Federation
 from fedprox.model import Params
+from fedprox.parts.clock import Devices, Step
 from fedprox.precision import real_type
 
 
@@ -295,6 +296,11 @@ class Part:
     def most_clients(self, method: Algorithm, setting: Setting) -> int | None:
         """Most clients of a round; None for any number."""
         del method, setting
+        return None
+
+    def steps(self, devices: Callable[[], Devices], most: int) -> Iterator[Step] | None:
+        """The steps of a server with `most` clients at work; None if it waits for a cohort."""
+        del devices, most
         return None
 
     def measures(self, columns: Columns) -> Mapping[str, float]:
