@@ -231,3 +231,11 @@ class Training:
     def free(self, clients: list[int]) -> None:
         """Let clients be drawn again."""
         self.busy[clients] = False
+
+
+def training_of(
+    remote: RemoteMethod, setup: Setup, work_of: Callable[[Jobs], NodeWork]
+) -> Training | None:
+    """The training of single clients of a method; None if its rounds have a barrier."""
+    settings = remote.method.protocol.asynchronous
+    return None if settings is None else Training(remote, setup, work_of, settings)
