@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.parts.asynchronous import server_steps
 from fedprox.protocol.protocol import Protocol
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
@@ -59,7 +58,6 @@ def microseconds(population: fp.Population, buffer: int) -> float:
     rows = fp.Rows(x, np.zeros(CLIENTS, np.int64), offsets)
     none = fp.Rows(x[:0], rows.y[:0], 0 * offsets)
     federation = fp.Federation(rows, none, classes=2, names=list(map(str, range(CLIENTS))))
-    asynchronous = fp.Asynchronous(buffer, most_staleness=10_000)
     solver = fp.Solver(0.01, batch_size=10, steps=30)
     protocol = Protocol(
         federation=federation,
@@ -70,9 +68,10 @@ def microseconds(population: fp.Population, buffer: int) -> float:
         evaluation=fp.Evaluation(gradients=False),
         seeds=(0,),
         population=population,
-        asynchronous=asynchronous,
+        asynchronous=fp.Asynchronous(buffer, most_staleness=10_000),
     )
-    steps = server_steps(asynchronous, protocol.events(fp.fedavg(), solver, 0), AT_WORK)
+    steps = protocol.steps(fp.fedavg(), solver, 0)
+    assert steps is not None
     next(steps)
     begin = time.perf_counter()
     lost = sum(step.lost for step in itertools.islice(steps, EVENTS // buffer))

@@ -24,7 +24,7 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.planning.round_work import RoundWork, buffered_works, whole_jobs
 from fedprox.errors import InputError, require
 from fedprox.loop.execution import RunState
-from fedprox.parts.asynchronous import Asynchronous, server_steps
+from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
 from fedprox.parts.part import beside
 from fedprox.streams import Purpose, generator
 
@@ -87,7 +87,7 @@ class Training:
                 if step >= first:
                     self.send(client, step)
 
-            events = method[0].events(*method[1:], seed, send)
+            events = Events(method[0].devices(*method[1:], seed), send)
             steps = itertools.islice(server_steps(settings, events, most), first, None)
         return buffered_works(*method, steps, first)
 
@@ -231,3 +231,11 @@ class Training:
     def free(self, clients: list[int]) -> None:
         """Let clients be drawn again."""
         self.busy[clients] = False
+
+
+def training_of(
+    remote: RemoteMethod, setup: Setup, work_of: Callable[[Jobs], NodeWork]
+) -> Training | None:
+    """The training of single clients of a method; None if its rounds have a barrier."""
+    settings = remote.method.protocol.asynchronous
+    return None if settings is None else Training(remote, setup, work_of, settings)

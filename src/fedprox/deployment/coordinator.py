@@ -24,7 +24,7 @@ from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
 from fedprox.deployment.joining import Joined, stand_in
 from fedprox.deployment.node_method import on_nodes, parameters_in_words
-from fedprox.deployment.payload import Coded, Possible, at_points, sent_state_of
+from fedprox.deployment.payload import Possible, at_points, coded_of, sent_state_of
 from fedprox.deployment.policy import require_threshold
 from fedprox.deployment.wire import (
     VERSION,
@@ -406,7 +406,7 @@ class RemoteMethod:
         sent: What nodes are sent of the server's state.
         messages: What the nodes' parts of a round have, in shape, leaves (points, ...), by kind of
             request.
-        coded: How clients' messages travel with compression.
+        coded: How clients' messages travel by themselves; None for sums in full.
         shapes: What nodes answer to an evaluation, and `declared` what each may answer.
     """
 
@@ -415,7 +415,7 @@ class RemoteMethod:
         self.hparams = method.hparams(server.mesh)
         self.compile_seconds, self.memory, self.lane_idle = 0.0, 0, 0.0
         algorithm, protocol, points = method.algorithm, method.protocol, len(method.points)
-        shapes, compression = protocol.model.shapes, protocol.compression
+        shapes = protocol.model.shapes
         given = server.resolved.methods[server.number(method)]
         there = on_nodes(protocol.reported(given, sent="message"))
         self.sent = sent_state_of(there, shapes)
@@ -424,7 +424,7 @@ class RemoteMethod:
             "train": at_points(message_shape(there, shapes), points),
             "gradients": at_points(shapes, points),
         }
-        self.coded = None if compression is None else Coded(compression, shapes, points)
+        self.coded = coded_of(protocol, points)
         self.update = jit_once(partial(_updated, algorithm))
         self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)

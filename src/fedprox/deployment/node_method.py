@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.deployment.combine import NodeMeasures, evaluation_shapes
-from fedprox.deployment.payload import Coded, RoundPart, SentState, at_points, sent_state_of
+from fedprox.deployment.payload import RoundPart, SentState, at_points, coded_of, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.devices.mesh import accept_host_arrays, shard
 from fedprox.devices.programs import ProgramSpec, compiled, debugs
@@ -150,10 +150,7 @@ class NodeMethod:
         self.client_state = (
             None if kept is None else at_points(jax.eval_shape(kept, shapes), self.points)
         )
-        compression = self.method.protocol.compression
-        self.coded = None
-        if compression is not None:
-            self.coded = Coded(compression, self.model.shapes, self.points)
+        self.coded = coded_of(self.method.protocol, self.points)
         self.began = 0.0
         self._programs: dict[tuple[str, Layout], Any] = {}
         self._evaluation: tuple[Any, Any] | None = None

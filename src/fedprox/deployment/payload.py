@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING, Algorithm, ClientContext, Solution, State
@@ -18,10 +17,9 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.jax_internals import inputs_read
 from fedprox.model import Params
-from fedprox.parts.codecs import code_bytes, code_of_bytes, code_shapes
-from fedprox.parts.compression import Compression, client_key, word_of
-from fedprox.parts.part import mean_of, random_key
+from fedprox.parts.part import Coding, mean_of
 from fedprox.protocol.method import Method
+from fedprox.protocol.protocol import Protocol
 
 
 class SentState(NamedTuple):
@@ -204,35 +202,28 @@ def require_possible(possible: Possible, message: Any, parts: Sequence[RoundPart
 class Coded:
     """How the messages of a method's clients travel."""
 
-    def __init__(self, setting: Compression, params: Params, points: int) -> None:
-        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), params)
-        flat, restore = ravel_pytree(zeros)
-        codec = setting.codec_of(flat.size, word_of(flat))
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        self.like = jax.eval_shape(codec.encode, flat, key)
-        self.widths, self.points = codec.widths, points
+    def __init__(self, coding: Coding, points: int) -> None:
+        self.coding, self.points = coding, points
 
         def weighted(code: Any, weight: jax.Array, noise_key: jax.Array, client: Any) -> Any:
             """A client's message at one sweep point, times its weight."""
-            key = random_key(client_key(noise_key, client))
-            message = restore(codec.decode(code, key))
+            message = coding.message(code, noise_key, client)
             return jax.tree.map(lambda a: jnp.where(weight > 0, weight * a, 0), message)
 
         self.weighted = jit_once(jax.vmap(weighted, in_axes=(0, 0, None, None)))
 
     def shapes(self, jobs: int) -> Any:
         """What a node sends for so many clients, in shape."""
-        return code_shapes(self.like, self.widths, jobs, self.points)
+        return self.coding.shapes(jobs, self.points)
 
     def packed(self, codes: Any, jobs: int) -> Any:
         """What a node sends for its first jobs, of codes with leaves (points, slots, ...)."""
-        return code_bytes(
-            jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 1, 0)[:jobs], codes), self.widths
-        )
+        by_job = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 1, 0)[:jobs], codes)
+        return self.coding.packed(by_job)
 
     def summed(self, part: RoundPart, jobs: Jobs, seed: int, t: int) -> RoundPart:
         """A node's part with the weighted sum of the messages that count."""
-        codes, noise_key = code_of_bytes(part.message, self.like, self.widths), round_key(seed, t)
+        codes, noise_key = self.coding.codes(part.message), round_key(seed, t)
         weights = (jobs.weight[:, None] * part.counts).astype(np.float32)
         messages: Sequence[Any] = [
             self.weighted(
@@ -242,3 +233,9 @@ class Coded:
         ]
         total = jax.tree.map(lambda *each: np.asarray(sum(each[1:], each[0])), *messages)
         return part._replace(message=total)
+
+
+def coded_of(protocol: Protocol, points: int) -> Coded | None:
+    """How messages travel by the parts of a run; None if nodes send sums in full."""
+    found = (part.coding(protocol.model.shapes) for part in protocol.parts)
+    return next((Coded(coding, points) for coding in found if coding is not None), None)

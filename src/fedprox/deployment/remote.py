@@ -24,7 +24,7 @@ import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import HParams, State
-from fedprox.deployment.arrivals import Training
+from fedprox.deployment.arrivals import training_of
 from fedprox.deployment.combine import (
     Combined,
     NodeMeasures,
@@ -137,9 +137,7 @@ class RemoteSeed:
         self.saved = [self.used.copy(), self.used.copy()]
         drawn_by = secrets.randbits(63) if self.private else self.seed
         protocol, algorithm = self.server.protocol, self.method.algorithm
-        self.training = None
-        if protocol.asynchronous is not None:
-            self.training = Training(remote, self.setup, self._work, protocol.asynchronous)
+        self.training = training_of(remote, self.setup, self._work)
         if self.training is None:
             solver = self.method.solver
             self.works = drawn_works(protocol, algorithm, solver, drawn_by, start.round)

@@ -34,7 +34,7 @@ from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
 from fedprox.federation import Federation
 from fedprox.model import Params
-from fedprox.parts.clock import TOO_EARLY, Pace, Step
+from fedprox.parts.clock import TOO_EARLY, Devices, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
 from fedprox.streams import Purpose, Streams, generator
 
@@ -145,6 +145,10 @@ class Asynchronous(Part):
     def reduce(self, reduction: Reduction) -> Reduction:
         """The other updates of a buffer keep their weights."""
         return reduction._replace(fixed=True)
+
+    def steps(self, devices: Callable[[], Devices], most: int) -> Iterator[Step]:
+        """The steps in the order of the devices' events."""
+        return server_steps(self, Events(devices()), most)
 
     def measures(self, columns: Columns) -> Mapping[str, float]:
         """The mean staleness of a round's updates."""
@@ -293,23 +297,18 @@ class Events:
     """The clients at work, by when their devices are done.
 
     Args:
-        pace: How long each client takes.
-        seconds: How long its whole work takes it, shape (clients,).
-        dropout: Chance that a client is lost.
-        seed: The seed.
+        devices: The clients' devices.
         on_start: Called with each client that starts and will arrive, and with its step.
     """
 
     def __init__(
         self,
-        pace: Pace,
-        seconds: NDArray[np.float64],
-        dropout: float,
-        seed: int,
+        devices: Devices,
         on_start: Callable[[int, int], None] = lambda client, step: None,  # noqa: ARG005
     ) -> None:
+        pace, seconds, self.dropout, seed = devices
         self.on_start = on_start
-        self.clients, self.dropout = len(seconds), dropout
+        self.clients = len(seconds)
         self.seconds: list[float] = seconds.tolist()
         self.hours, self.always = pace.hours, pace.hours.always
         # Python's numbers are faster for one client after the other

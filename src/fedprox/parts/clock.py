@@ -6,14 +6,14 @@ notices that a client is lost, if that comes later. With over-selection it ends 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require
 from fedprox.federation import offsets_of
-from fedprox.parts.part import Columns
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams
 
@@ -168,6 +168,22 @@ class Timeline:
         return counts, min(float(ends.max(initial=0.0)), left)
 
 
+class Devices(NamedTuple):
+    """The clients' devices, each of which does a client's whole work of a method.
+
+    Attributes:
+        pace: How long each client takes.
+        seconds: How long its whole work takes it, shape (clients,).
+        dropout: Chance that a client is lost.
+        seed: The seed.
+    """
+
+    pace: Pace
+    seconds: NDArray[np.float64]
+    dropout: float
+    seed: int
+
+
 class Step(NamedTuple):
     """A step of a server that does not wait for a cohort.
 
@@ -185,7 +201,7 @@ class Step(NamedTuple):
     lost: int
     factor: NDArray[np.float64]
 
-    def columns(self, t: int, solver: Solver) -> Columns:
+    def columns(self, t: int, solver: Solver) -> Mapping[str, NDArray[Any]]:
         """Steps since the clients started, and their rates relative to that of step t, this one."""
         rate, begun = solver.factor(t), [solver.factor(each) for each in self.started.tolist()]
         require(

@@ -19,10 +19,12 @@ change from there, which the server adds to its model in full: errors do not add
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
@@ -42,8 +44,19 @@ from fedprox.errors import Within, check_fields, require
 from fedprox.federation import Federation
 from fedprox.jax_internals import inputs_returned
 from fedprox.model import Params
-from fedprox.parts.codecs import Codec, contraction, full, quantize, random_k, sign, top_k
-from fedprox.parts.part import Columns, Part, Setting, random_key
+from fedprox.parts.codecs import (
+    Codec,
+    code_bytes,
+    code_of_bytes,
+    code_shapes,
+    contraction,
+    full,
+    quantize,
+    random_k,
+    sign,
+    top_k,
+)
+from fedprox.parts.part import Coding, Columns, Part, Setting, random_key
 
 CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 """How a message travels."""
@@ -162,13 +175,26 @@ class Compression(Part):
             return flat.size * word
         return sent_bits(flat.size, self.download, self.bucket, word)
 
+    def coding(self, params: Params) -> Coding:
+        """The codec's numbers travel, those of few bits side by side."""
+        flat, restore = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), params))
+        codec = self.codec_of(flat.size, word_of(flat))
+        like = jax.eval_shape(lambda: codec.encode(flat, jax.random.key(0)))
+
+        def message(code: Any, round_key: jax.Array, client: Any) -> Message:
+            return restore(codec.decode(code, random_key(client_key(round_key, client))))
+
+        return Coding(
+            shapes=partial(code_shapes, like, codec.widths),
+            packed=lambda codes: code_bytes(codes, codec.widths),
+            codes=lambda arrays: code_of_bytes(arrays, like, codec.widths),
+            message=message,
+        )
+
     @property
     def keyed(self) -> bool:
         """Whether rounds need a random key for the codec."""
         return self.random
-
-    apart = True
-    """A node sends what travels of each message."""
 
     def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """The clients' numbers, from which their keys follow."""

@@ -8,7 +8,7 @@ new part is a dataclass of settings with some of these methods, in one file, a p
 `fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -18,9 +18,10 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedprox.algorithms.base import Algorithm, Batch, HParams
+from fedprox.algorithms.base import Algorithm, Batch, HParams, Message
 from fedprox.federation import Federation
 from fedprox.model import Params
+from fedprox.parts.clock import Devices, Step
 from fedprox.precision import real_type
 
 
@@ -193,6 +194,22 @@ class Reduction(NamedTuple):
         return self.screen.screened(sound, size, weight, fixed=self.fixed)
 
 
+class Coding(NamedTuple):
+    """How the message of each client travels from a node.
+
+    Attributes:
+        shapes: (jobs, points) -> the arrays that travel, in shape.
+        packed: (codes, leaves (jobs, points, ...)) -> these arrays.
+        codes: The inverse of `packed`.
+        message: (a code, the round's random key, a client) -> the message that arrives.
+    """
+
+    shapes: Callable[[int, int], Any]
+    packed: Callable[[Any], Any]
+    codes: Callable[[Any], Any]
+    message: Callable[[Any, jax.Array, Any], Message]
+
+
 @dataclass(frozen=True)
 class LocalGradient:
     """What a local step takes of its mini-batch; here its gradient."""
@@ -261,9 +278,6 @@ class Part:
         """Whether the server also steps in a round without messages."""
         return False
 
-    apart: ClassVar[bool] = False
-    """Whether a node sends the message of each client, and not a sum."""
-
     def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
         """Numbers of some clients of a federation, by name, each of shape (clients,).
 
@@ -297,6 +311,11 @@ class Part:
         del method, setting
         return None
 
+    def steps(self, devices: Callable[[], Devices], most: int) -> Iterator[Step] | None:
+        """The steps of a server with `most` clients at work; None if it waits for a cohort."""
+        del devices, most
+        return None
+
     def measures(self, columns: Columns) -> Mapping[str, float]:
         """What records say of a round by this part, from the columns of its jobs."""
         del columns
@@ -311,6 +330,11 @@ class Part:
         """Bits of the model that a client receives; 0 if it is sent in full."""
         del params
         return 0
+
+    def coding(self, params: Params) -> Coding | None:
+        """How messages like some parameters travel from a node; None for their sum in full."""
+        del params
+        return None
 
     def models_a_round(self, per_round: int) -> float:
         """Messages of a round, relative to the clients of a round with a barrier."""

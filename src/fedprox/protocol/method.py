@@ -145,6 +145,12 @@ class Method:
         """Whether the clients of a round start from different models of the server."""
         return any(part.several_starts for part in self.parts)
 
+    @property
+    def apart(self) -> bool:
+        """Whether a node sends the message of each client, and not a sum."""
+        shapes = self.protocol.model.shapes
+        return any(part.coding(shapes) is not None for part in self.parts)
+
     @cached_property
     def no_columns(self) -> Columns:
         """The columns of no jobs, which say what its programs read."""

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -32,9 +32,9 @@ from fedprox.errors import (
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import Model, Params, classes_of, digest, fitted_params
-from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
+from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
-from fedprox.parts.clock import Pace, Step, Timeline
+from fedprox.parts.clock import Devices, Pace, Step, Timeline
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
@@ -299,25 +299,18 @@ class Protocol:
         dropout = (self.population or Population()).dropout
         return Timeline(self.pace(algorithm, solver, seed), dropout, len(self.federation), seed)
 
-    def events(
-        self,
-        algorithm: Algorithm,
-        solver: Solver,
-        seed: int,
-        on_start: Callable[[int, int], None] = lambda client, step: None,  # noqa: ARG005
-    ) -> Events:
-        """The clients at work on a method without a barrier; `on_start` is as in `Events`."""
+    def devices(self, algorithm: Algorithm, solver: Solver, seed: int) -> Devices:
+        """The devices of a population, which do the clients' whole work of a method."""
         assert self.population is not None
         pace, sizes = self.pace(algorithm, solver, seed), self.federation.train.sizes
         seconds = pace.seconds(np.arange(len(sizes)), solver.steps_for(sizes))
-        return Events(pace, seconds, self.population.dropout, seed, on_start)
+        return Devices(pace, seconds, self.population.dropout, seed)
 
     def steps(self, algorithm: Algorithm, solver: Solver, seed: int) -> Iterator[Step] | None:
         """The steps of a server that does not wait for a cohort; None if it waits."""
-        if self.asynchronous is None:
-            return None
-        events = self.events(algorithm, solver, seed)
-        return server_steps(self.asynchronous, events, self.cohort.clients_per_round)
+        devices = partial(self.devices, algorithm, solver, seed)
+        found = (part.steps(devices, self.cohort.clients_per_round) for part in self.parts)
+        return next((steps for steps in found if steps is not None), None)
 
     def message_bits(self, algorithm: Algorithm) -> int:
         """Bits of a client's message of a method, which each record counts; 0 if not counted."""

@@ -55,10 +55,9 @@ def part_program(
     method: Method, layout: Layout, mesh: Mesh, rows: tuple[Any, ...], clock: Clock | None = None
 ) -> Wrapped:
     """Compile-once program for a node's part of one round, after a first exchange, if any."""
-    apart = any(each.apart for each in method.parts)
 
     def part(base: Any, server: Server, inputs: Inputs) -> PartialRound:
-        run = partial(_part, RoundsProgram(method, base, layout, clock, apart=apart))
+        run = partial(_part, RoundsProgram(method, base, layout, clock, apart=method.apart))
         done: PartialRound = (run if layout.batched else point_by_point(run))(server, inputs)
         return done
 
