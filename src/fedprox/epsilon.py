@@ -5,14 +5,14 @@ client takes, and the cohorts of all seeds are drawn to count them.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from fedprox.engine.planning.round_work import LocalSteps, steps_of_run
 from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
-from fedprox.protocol.method import Method
+from fedprox.protocol.method import Method, kept
 
 
-@lru_cache(maxsize=64)
+@kept
 def noise_of(method: Method) -> float | None:
     """The noise multiplier of a method, given or calibrated; None without privacy."""
     privacy = method.protocol.privacy

@@ -66,16 +66,23 @@ def of_functions(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
     return fp.Model(lambda _: table[:4].reshape(2, 2), apply, loss), fp.fedavg()
 
 
-@pytest.mark.parametrize("make", [of_method, of_functions])
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (of_method, {}),
+        (of_functions, {}),
+        (of_functions, {"privacy": fp.Privacy(1.0, epsilon=8.0, delta=0.01, unit="example")}),
+    ],
+)
 def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
-    make: Callable[[jax.Array], tuple[fp.Model, fp.Algorithm]],
+    make: Callable[[jax.Array], tuple[fp.Model, fp.Algorithm]], settings: dict[str, Any]
 ) -> None:
     federation = small()
     programs.PROGRAMS.clear()
     table = jnp.ones(1000)
     gone = weakref.ref(table)
     model, method = make(table)
-    one_run(federation, model, method, SOLVER)
+    one_run(federation, model, method, SOLVER, **settings)
     assert len(programs.PROGRAMS) == 2  # of rounds and of evaluations
     del table, model, method
     for _ in range(2):  # JAX's own caches let some go after the first

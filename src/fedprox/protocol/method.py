@@ -7,10 +7,10 @@ import hashlib
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -37,6 +37,8 @@ from fedprox.parts.privacy.setting import delta_warnings
 from fedprox.precision import real_type
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver, as_values, name_of
+
+T = TypeVar("T")
 
 
 def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]:
@@ -99,6 +101,11 @@ class Method:
 
     protocol: Protocol
     algorithm: Algorithm
+
+    @cached_property
+    def computed(self) -> dict[Callable[..., Any], Any]:
+        """What `kept` functions have found of it."""
+        return {}
 
     @cached_property
     def solver(self) -> Solver:
@@ -202,6 +209,19 @@ class Method:
         """The same arrays at each sweep point, leaves (points, ...)."""
         count, host = len(self.points), jax.tree.map(np.asarray, tree)
         return jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)), host)
+
+
+def kept(function: Callable[[Method], T]) -> Callable[[Method], T]:
+    """A function whose value of a method is computed once, and let go with the method."""
+
+    def once(method: Method) -> T:
+        values = method.computed
+        if function not in values:
+            values[function] = function(method)
+        value: T = values[function]
+        return value
+
+    return once
 
 
 def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list[Method]:

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedprox.engine.planning.batch_plan import PoissonTicks, poisson_width
 from fedprox.engine.planning.jobs import Jobs, jobs_of, no_jobs
 from fedprox.parts.clock import FIRST_SHARE, Step, Timeline
 from fedprox.protocol.cohort import Drawn, weights
-from fedprox.protocol.method import Method
+from fedprox.protocol.method import Method, kept
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import Solver
 from fedprox.streams import Purpose
@@ -269,7 +268,7 @@ class LocalSteps:
         ]
 
 
-@lru_cache(maxsize=64)
+@kept
 def steps_of_run(method: Method) -> tuple[tuple[int, int, int], ...]:
     """As `LocalSteps.after` a whole run, in all seeds."""
     protocol = method.protocol

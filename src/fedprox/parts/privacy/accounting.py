@@ -291,7 +291,7 @@ def worst_steps(noise_multiplier: float, clients: Iterable[Releases]) -> Release
     return worst
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def calibrated_steps(epsilon: float, clients: tuple[Releases, ...]) -> float:
     """The smallest noise multiplier for which no client's steps cost more than an epsilon.
 
