@@ -62,8 +62,9 @@ def die(where: str, count: int, share: float) -> None:
     unlink = Path.unlink
     calls = iter(range(count, -(10**6), -1))
 
-    def torn(self: RunDirectory) -> Any:
-        return Torn(begin(self), count, share)
+    def torn(self: Any) -> None:
+        begin(self)
+        self._metrics = Torn(self._metrics, count, share)
 
     def timed(method: Any, seconds: float) -> Any:
         def call(self: Any, *arguments: Any) -> None:
