@@ -224,12 +224,12 @@ def require_whole(
         return
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     above = whole and value > most  # type: ignore[operator]
-    allowed = Within(least, most if most < LARGEST or above else math.inf)
-    require(
-        whole and not above and value >= least,  # type: ignore[operator]
-        f"{name} = {shown(value)}; it must be {allowed.words('a whole number')}"
-        + (f", or {otherwise}" if otherwise else ""),
-    )
+    if not whole or above or value < least:  # type: ignore[operator]
+        allowed = Within(least, most if most < LARGEST or above else math.inf)
+        raise InputError(
+            f"{name} = {shown(value)}; it must be {allowed.words('a whole number')}"
+            + (f", or {otherwise}" if otherwise else "")
+        )
 
 
 SINGLE = 2.0**-126, (2 - 2.0**-23) * 2.0**127

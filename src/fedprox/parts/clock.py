@@ -109,12 +109,15 @@ class Timeline:
 
     Attributes:
         now: Seconds from the begin of the run to the begin of the next round.
+        stands: Whether nothing takes time and nobody is lost.
     """
 
     def __init__(self, pace: Pace, dropout: float, clients: int, seed: int) -> None:
         self.now = 0.0
         self.pace, self.dropout, self.clients = pace, dropout, clients
         self.dropouts = Streams(seed, Purpose.DROPOUT)
+        takes_time = any(each.any() for each in (pace.way, pace.reading, pace.before, pace.step))
+        self.stands = pace.hours.always and not (takes_time or dropout)
 
     def candidates(self) -> NDArray[np.int64] | None:
         """The clients that are on, after waiting for one; None for all clients."""
@@ -132,6 +135,10 @@ class Timeline:
         arrival = (self.pace.way + self.pace.reading)[clients]
         return arrival <= seconds, min(float(arrival.max(initial=0.0)), seconds)
 
+    def in_time(self, clients: NDArray[np.int64], seconds: float) -> NDArray[np.float64] | float:
+        """As `Pace.in_time`."""
+        return math.inf if self.stands else self.pace.in_time(clients, seconds)
+
     def end(
         self,
         t: int,
@@ -146,6 +153,8 @@ class Timeline:
 
         The exchange of messages begins `before` seconds after the round; messages count for `left`.
         """
+        if self.stands and most >= len(clients) and left == math.inf:
+            return takes_part, 0.0
         seconds = self.pace.seconds(clients, steps)
         lost = np.full(len(clients), math.inf)  # when the server notices that a client is lost
         if self.dropout:
