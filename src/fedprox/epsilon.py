@@ -47,7 +47,7 @@ class Spent:
         assert privacy is not None
         assert noise is not None
         assert self.steps is not None
-        taken = [(privacy.of_steps(*of), count) for *of, count in self.steps.after(rounds)]
+        taken = privacy.released(self.steps.after(rounds))
         if not taken:
             return None, 0.0
         worst = worst_steps(noise, taken)

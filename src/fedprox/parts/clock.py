@@ -37,9 +37,9 @@ class Hours(NamedTuple):
     period: float
 
     @classmethod
-    def of_all(cls, clients: int) -> "Hours":
-        """Clients that are always on."""
-        return cls(np.arange(clients + 1), np.zeros(clients), np.full(clients, np.inf), math.inf)
+    def without_end(cls) -> "Hours":
+        """Those of clients that are always on: one interval for all of them."""
+        return cls(np.zeros(1, np.int64), np.zeros(1), np.full(1, np.inf), math.inf)
 
     @property
     def always(self) -> bool:
@@ -48,6 +48,8 @@ class Hours(NamedTuple):
 
     def left(self, now: float, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds for which clients stay on from `now`, 0 for those that are off, (clients,)."""
+        if self.always:
+            return np.full(len(clients), np.inf)
         counts = self.first[clients + 1] - self.first[clients]
         before = offsets_of(counts)
         at = np.arange(before[-1]) + np.repeat(self.first[clients] - before[:-1], counts)
@@ -81,13 +83,21 @@ class Pace(NamedTuple):
     step: NDArray[np.float64]
     hours: Hours
 
+    @classmethod
+    def instant(cls, clients: int) -> "Pace":
+        """That of clients for which nothing takes time."""
+        none = np.broadcast_to(0.0, clients)
+        return cls(none, none, none, none, Hours.without_end())
+
     def seconds(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds from the server's message to the client's, shape (K,)."""
-        return (self.way + self.before)[clients] + steps * self.step[clients]
+        return self.way[clients] + self.before[clients] + steps * self.step[clients]
 
     def in_time(self, clients: NDArray[np.int64], seconds: float) -> NDArray[np.float64]:
         """Steps for which clients have time if their message is due in `seconds`, shape (K,)."""
-        left = seconds - (self.way + self.before)[clients]
+        if seconds == math.inf:
+            return np.full(len(clients), math.inf)
+        left = seconds - (self.way[clients] + self.before[clients])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # 0.3 / 0.1 must give three steps
             steps = np.floor(left / self.step[clients] * (1 + TOO_EARLY))
@@ -132,12 +142,8 @@ class Timeline:
         self, clients: NDArray[np.int64], seconds: float
     ) -> tuple[NDArray[np.bool_], float]:
         """Whose gradients arrive within some seconds, shape (K,), and when the exchange ends."""
-        arrival = (self.pace.way + self.pace.reading)[clients]
+        arrival = self.pace.way[clients] + self.pace.reading[clients]
         return arrival <= seconds, min(float(arrival.max(initial=0.0)), seconds)
-
-    def in_time(self, clients: NDArray[np.int64], seconds: float) -> NDArray[np.float64] | float:
-        """As `Pace.in_time`."""
-        return math.inf if self.stands else self.pace.in_time(clients, seconds)
 
     def end(
         self,

@@ -305,7 +305,7 @@ class Population:
             return np.full(clients, values[0]) if np.ndim(value) == 0 else values[at]
 
         step, download, upload, latency = map(of, QUANTITIES)
-        hours = self.available.hours_of(seed, at) if self.available else Hours.of_all(clients)
+        hours = self.available.hours_of(seed, at) if self.available else Hours.without_end()
         require(len(hours.begin), f"population.available: with seed {seed} no client is ever on")
         first, own = method.first, method.personal
         # the round's own clients know the gradient of the first exchange

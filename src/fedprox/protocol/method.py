@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 import jax
@@ -214,6 +214,7 @@ class Method:
 def kept(function: Callable[[Method], T]) -> Callable[[Method], T]:
     """A function whose value of a method is computed once, and let go with the method."""
 
+    @wraps(function)
     def once(method: Method) -> T:
         values = method.computed
         if function not in values:

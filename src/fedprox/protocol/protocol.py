@@ -291,12 +291,14 @@ class Protocol:
 
     def pace(self, algorithm: Algorithm, solver: Solver, seed: int) -> Pace:
         """How long each client takes for the rounds of a method: no time without a population."""
-        known = self.population or Population(), self.federation, self.model
+        if self.population is None:
+            return Pace.instant(len(self.federation))
+        known = self.population, self.federation, self.model
         return pace_of(*known, algorithm, solver, seed, self.parts)
 
     def timeline(self, algorithm: Algorithm, solver: Solver, seed: int) -> Timeline:
         """The clock of a method's rounds with a barrier, which stands without a population."""
-        dropout = (self.population or Population()).dropout
+        dropout = 0.0 if self.population is None else self.population.dropout
         return Timeline(self.pace(algorithm, solver, seed), dropout, len(self.federation), seed)
 
     def devices(self, algorithm: Algorithm, solver: Solver, seed: int) -> Devices:
@@ -452,10 +454,11 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         check_case(Case(self, algorithm, solver))
-        deadline = math.inf if self.systems.deadline is None else self.systems.deadline
-        everyone = np.arange(len(self.federation))
+        deadline, in_time = self.systems.deadline, np.array(math.inf)
         for seed in self.seeds:
-            in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
+            if deadline is not None:
+                everyone = np.arange(len(self.federation))
+                in_time = self.pace(algorithm, solver, seed).in_time(everyone, deadline)
             try:
                 self.systems.check_participation(
                     self.federation.train.sizes,

@@ -135,7 +135,7 @@ def round_work(
         if alone and left < math.inf:  # nobody's time must depend on the others
             before = FIRST_SHARE * left
         left -= before
-    in_time = timeline.in_time(chosen, left)
+    in_time = timeline.pace.in_time(chosen, left)
     work = systems.work(seed, t, chosen, sizes[chosen], solver, in_time=in_time, independent=alone)
     if algorithm.pooled:
         jobs = _pooled_jobs(protocol, solver, t, int(work.steps.sum()))

@@ -27,7 +27,7 @@ to the same norm and get noise of their own.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -67,6 +67,7 @@ from fedprox.parts.privacy.accounting import (
     Accountant,
     Hidden,
     Mechanism,
+    Releases,
     calibrated_mechanism,
     calibrated_steps,
     require_accountable,
@@ -289,13 +290,16 @@ class Privacy(Part):
         own = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
         return {**hparams, "noise_key": jax.random.key_data(own)}
 
+    def released(self, steps: Iterable[tuple[int, int, int]]) -> tuple[Releases, ...]:
+        """What local steps release without noise, given as in `StepsTaken`."""
+        return tuple((self.of_steps(rows, batch), count) for rows, batch, count in steps)
+
     def noise_of_steps(self, taken: StepsTaken) -> float:
         """The noise multiplier of a local step, for the client with the most to hide."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
-        steps = tuple((self.of_steps(rows, batch), count) for rows, batch, count in taken())
-        return calibrated_steps(self.epsilon, steps)
+        return calibrated_steps(self.epsilon, self.released(taken()))
 
     def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
         """Local steps take clipped gradients of rows, if these hide."""
