@@ -454,7 +454,8 @@ class Protocol:
         for t in (0, self.rounds - 1):
             solver.factor(t)
         check_case(Case(self, algorithm, solver))
-        deadline, in_time = self.systems.deadline, np.array(math.inf)
+        deadline = self.systems.deadline
+        in_time: NDArray[np.float64] | float = math.inf
         for seed in self.seeds:
             if deadline is not None:
                 everyone = np.arange(len(self.federation))
