@@ -30,7 +30,14 @@ BASE: dict[str, Any] = {
     "evaluation": fp.Evaluation(gradients=False),
     "progress": False,
 }
-"""The settings that a case does not change."""
+"""The settings that a case does not change: the federation, model, cohort, mini-batches, steps and
+measures of every test that needs no others, so that tests share compiled programs."""
+
+
+def runs(**changes: Any) -> list[fp.Run]:
+    """The runs of `BASE` with changes."""
+    return fp.simulate(**BASE | changes)
+
 
 ADAPTERS = fp.lora(MODEL, MODEL.init(jax.random.key(1)), rank=2)
 NOISED: dict[str, Any] = {"cohort": fp.Cohort(3, "bernoulli")}
