@@ -39,8 +39,10 @@ long-runs: $(READY)  ## run the items that take hours, one after the other; LONG
 EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
 
-test: $(READY)  ## run the tests, doctests included, except the slow ones
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(NOT_EXPERIMENTS)
+MOST := --most-seconds 2 --most-rounds 900
+
+test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST= without bounds of their cost
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(NOT_EXPERIMENTS)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from fedprox import use_compilation_cache
+from tests.costs import Costs
 
 # a shell's background job or nohup, whose children would ignore the signals that tests send
 for number, handler in (
@@ -36,6 +37,13 @@ DATA = Path(os.environ.get("FEDPROX_DATA") or BESIDE).absolute()
 """The folder with real data, if there is one; absolute, since some tests change their folder."""
 settings.register_profile("fedprox", deadline=None, derandomize=True)
 settings.load_profile("fedprox")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Bounds of what tests cost; 0 for none."""
+    seconds, rounds = "processor seconds of a test that is not slow", "programs of rounds"
+    parser.addoption("--most-seconds", type=float, default=0.0, metavar="SECONDS", help=seconds)
+    parser.addoption("--most-rounds", type=int, default=0, metavar="COUNT", help=rounds)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,7 +72,8 @@ KEPT_BYTES = 2**31
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Remove the compiled programs of earlier runs once they take too much room."""
+    """Measure costs, and remove the compiled programs of earlier runs that take too much room."""
+    config.pluginmanager.register(Costs(config))
     cache = getattr(config, "cache", None)  # there is none with -p no:cacheprovider
     if "PYTEST_XDIST_WORKER" not in os.environ and cache is not None:
         programs = [path for path in cache.mkdir("xla").iterdir() if path.is_file()]

@@ -1,0 +1,120 @@
+"""What tests cost: processor seconds, memory, and compiled programs of rounds."""
+
+import ctypes
+import gc
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import jax
+import pytest
+
+from fedprox.devices import programs
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's event after each program, whether it was compiled or found in the cache."""
+
+PROGRAMS = 400
+"""Programs, of which each takes about two megabytes, after which a process lets all of them go."""
+
+SLOWEST = 10
+"""Tests that are named at the end."""
+
+SECONDS = "processor seconds"
+
+
+class Costs:
+    """A plugin that measures the tests of its process, and tells where a bound is passed.
+
+    Args:
+        config: Of pytest; options `--most-seconds` and `--most-rounds`, 0 without a bound.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.begun, self.kept, self.rounds = 0.0, 0, 0
+        self.spent: dict[str, float] = {}
+        self.workers: list[dict[str, int]] = []
+        """Of each process that ran tests: its peak of memory in bytes, and programs of rounds."""
+
+    def heard(self, event: str, duration_secs: float, **known: str | int) -> None:
+        """Count a program."""
+        del duration_secs
+        if event == COMPILED:
+            self.kept += 1
+            self.rounds += known.get("fun_name") == "jit(rounds)"
+
+    def pytest_sessionstart(self) -> None:
+        jax.monitoring.register_event_duration_secs_listener(self.heard)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        self.begun = time.process_time()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        """A test that is not slow fails where it took more than `--most-seconds`."""
+        report: Any = yield
+        seconds = time.process_time() - self.begun
+        report.user_properties.append((SECONDS, seconds))
+        most = self.config.getoption("most_seconds")
+        fast = report.when == "call" and report.passed and not item.get_closest_marker("slow")
+        if fast and 0 < most < seconds:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {seconds:.1f} s of processor time; a test that is not marked "
+                f"slow takes at most {most:g} s (CONTRIBUTING.md says how)"
+            )
+        return report
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Let programs go between two files, of which the next seldom needs those of the last."""
+        if self.kept > PROGRAMS and (nextitem is None or nextitem.path != item.path):
+            self.kept = 0
+            jax.clear_caches()
+            programs.PROGRAMS.clear()
+            gc.collect()
+            with suppress(OSError, AttributeError):  # glibc keeps freed memory to itself
+                ctypes.CDLL(None).malloc_trim(0)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == SECONDS and isinstance(value, float):
+                self.spent[report.nodeid] = value
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A run fails that compiled more programs of rounds than `--most-rounds`."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        own = {
+            "peak": unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "rounds": self.rounds,
+        }
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["costs"] = own
+        elif not self.workers:
+            self.workers.append(own)
+        if 0 < self.config.getoption("most_rounds") < sum(w["rounds"] for w in self.workers):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if "costs" in getattr(node, "workeroutput", ()):  # a worker that was killed has none
+            self.workers.append(node.workeroutput["costs"])
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.spent or not self.workers:
+            return
+        terminalreporter.section(f"{SLOWEST} slowest, in processor seconds")
+        for name in sorted(self.spent, key=lambda name: -self.spent[name])[:SLOWEST]:
+            terminalreporter.line(f"{self.spent[name]:6.2f} {name}")
+        peak = max(w["peak"] for w in self.workers) / 1e9
+        count, most = sum(w["rounds"] for w in self.workers), self.config.getoption("most_rounds")
+        bound = f"; at most {most} may be" if most else ""
+        terminalreporter.line(
+            f"{sum(self.spent.values()):.0f} processor seconds of tests; a process took at most "
+            f"{peak:.2f} GB; {count} programs of rounds were compiled{bound}"
+        )

@@ -1,0 +1,63 @@
+"""The bounds of what tests cost, on a small suite."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SUITE = """
+import time
+import pytest
+
+def rounds(x):
+    return x + 1
+
+def busy():
+    begun = time.process_time()
+    while time.process_time() < begun + 0.3:
+        pass
+
+def test_busy():
+    busy()
+
+@pytest.mark.slow
+def test_slow():
+    busy()
+
+def test_rounds():
+    import jax
+    for x in (1, 1.0):
+        jax.jit(rounds)(x)
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "test_suite.py"
+    path.write_text(SUITE)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "line", "passed"),
+    [
+        ("-n0 --most-seconds=0.2 --most-rounds=2", "test_busy took 0.3 s of processor time", 2),
+        (
+            "-n1 --most-seconds=9 --most-rounds=1",
+            "2 programs of rounds were compiled; at most 1",
+            3,
+        ),
+    ],
+)
+def test_a_suite_fails_that_costs_more(options: str, line: str, passed: int, suite: Path) -> None:
+    of_tests = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/conftest.py"), str(suite)]
+    command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", *options.split(), *of_tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert line in done.stdout
+    assert f"{passed} passed" in done.stdout
+    assert "test_suite.py::test_slow took" not in done.stdout
