@@ -44,8 +44,10 @@ MOST := --most-seconds 2 --most-rounds 900
 test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST= without bounds of their cost
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)
 
-test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants
-	$(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow $(NOT_EXPERIMENTS)
+SHARD ?= 1/1
+
+test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants; SHARD=1/3
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow --shard $(SHARD) $(NOT_EXPERIMENTS)
 
 test-experiments: $(READY)  ## run the tests of the papers' items and of what runs them
 	$(VENV)/bin/python -m pytest -n 2 $(EXPERIMENTS)
