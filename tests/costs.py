@@ -26,6 +26,12 @@ SLOWEST = 10
 SECONDS = "processor seconds"
 
 
+def let_go() -> None:
+    """Let all compiled programs go."""
+    jax.clear_caches()
+    programs.PROGRAMS.clear()
+
+
 class Costs:
     """A plugin that measures the tests of its process, and tells where a bound is passed.
 
@@ -74,8 +80,7 @@ class Costs:
         """Let programs go between two files, of which the next seldom needs those of the last."""
         if self.kept > PROGRAMS and (nextitem is None or nextitem.path != item.path):
             self.kept = 0
-            jax.clear_caches()
-            programs.PROGRAMS.clear()
+            let_go()
             gc.collect()
             with suppress(OSError, AttributeError):  # glibc keeps freed memory to itself
                 ctypes.CDLL(None).malloc_trim(0)

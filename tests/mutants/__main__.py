@@ -38,22 +38,12 @@ from tests.mutants.running import NO_TESTS, Exchange, Reach, Session, run_tests
 
 ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
 COPIED = "src", "tests", "examples", "docs/_ext"
-TESTS = {
-    "algorithms": [
-        *("tests/algorithms/test_*.py", "tests/parts/privacy/test_mechanism.py"),
-        *("tests/test_user_code.py", "tests/deployment/test_answers.py"),
-        "tests/engine/test_double_precision.py",
-    ],
-    "parts": ["tests/parts/privacy/test_*.py"],
-    "deployment": ["tests/deployment/test_*.py"],
-}
-"""The tests of each folder of the library; its doctests too."""
+NO_TESTS_OF = "docs", "experiments", "mutants", "project", "terminal"
+"""Folders of tests that read pages, sources and terminals, and not what the library computes."""
 
-FILES = (
-    *("algorithms/*.py", "parts/privacy/setting.py", "parts/privacy/accounting.py"),
-    *("parts/privacy/numerics.py", "deployment/policy.py", "deployment/combine.py"),
-    *("deployment/payload.py", "deployment/kept.py"),
-)
+FILES = "algorithms/*.py", "deployment/*.py", "engine/**/*.py", "parts/**/*.py"
+"""The modules that are changed."""
+
 DIRECT = {
     "deployment/combine.py": ["test_combine.py", "test_answers.py"],
     "deployment/policy.py": ["test_policy_limits.py"],
@@ -89,22 +79,26 @@ def mutants_of(file: str) -> list[Mutant]:
     return list(mutants(file, (ROOT / PACKAGE / file).read_text()))
 
 
-def reach_of(folder: str, results: Path) -> dict[str, Any]:
-    """Which lines the tests of a folder of the library reach, measured for files that changed."""
+def reach_of(results: Path) -> dict[str, Any]:
+    """Which lines each test reaches, measured for files that changed."""
+    files = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob(f"{PACKAGE}/**/*.py")]
     stored = {}
-    for pattern in (*TESTS[folder], f"{PACKAGE}/{folder}/*.py"):
-        for file in ROOT.glob(pattern):
-            name = str(file.relative_to(ROOT))
+    for file in files:
+        name = str(file.relative_to(ROOT))
+        if name.split("/")[1] not in NO_TESTS_OF:
             digest = hashlib.sha256(name.encode() + file.read_bytes()).hexdigest()
             stored[name] = results / f"reach/{digest[:16]}.json"
-    missing = [name for name, file in stored.items() if not file.exists()]
-    if missing:
-        print(f"measuring what {len(missing)} files of tests reach", flush=True)
+    missing = sorted(name for name, file in stored.items() if not file.exists())
+    # a child for each few files, so that an interrupted measurement goes on
+    for start in range(0, len(missing), 20):
+        few = missing[start : start + 20]
+        print(f"measuring what {len(missing) - start} files of tests reach", flush=True)
         found = results / f"reach-{os.getpid()}.json"
         plugins = [Session(results / "programs"), Reach(PACKAGE, found)]
-        run_tests(missing, plugins, 3600, found.with_suffix(".log"))
+        run_tests(few, plugins, 3600, found.with_suffix(".log"))
         tests = json.loads(found.read_text())
-        for name in missing:
+        found.unlink()
+        for name in few:
             of_file = {t: reach for t, reach in tests.items() if t.partition("::")[0] == name}
             stored[name].parent.mkdir(exist_ok=True)
             stored[name].write_text(json.dumps(of_file))
@@ -207,7 +201,7 @@ def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None
     # two mutants of one second and one length would be taken for each other
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    known, equivalent = verdicts(results), equivalents()
+    known, equivalent, reach = verdicts(results), equivalents(), dict[str, Any]()
     for file in files:
         path = ROOT / PACKAGE / file
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
@@ -224,7 +218,7 @@ def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None
             killed = {key for key, verdict in verdicts(results).items() if verdict == "killed"}
             due = [mutant for mutant in due if (mutant.file, mutant.change) not in killed]
         if not given.direct:
-            reach = reach_of(file.partition("/")[0], results)
+            reach = reach or reach_of(results)
             for mutant in due:
                 store(results, judged(mutant, *chosen(mutant, reach, given.seconds), results))
 

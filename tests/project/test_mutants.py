@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.mutants.__main__ import equivalents, mutants_of
 from tests.mutants.changes import mutants
 
 
@@ -33,3 +34,10 @@ def test_a_mutant_has_one_change(source: str, results: list[str]) -> None:
     if source.startswith("assert"):
         found = [text.split("\n")[2] for text in found]
     assert sorted(found) == sorted(results)
+
+
+def test_the_mutants_that_change_nothing_exist() -> None:
+    known = equivalents()
+    files = {file for file, _ in known}
+    made = {(file, mutant.change) for file in files for mutant in mutants_of(file)}
+    assert known.keys() <= made
