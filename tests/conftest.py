@@ -86,8 +86,9 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Searches for garbage leave out the modules and the tests, which stay."""
+    """Searches for garbage leave out the modules and the tests, which stay, and are seldom."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 KEPT_BYTES = 2**31

@@ -23,6 +23,9 @@ PROGRAMS = 400
 SLOWEST = 10
 """Tests that are named at the end."""
 
+SHOWN = 0.1
+"""Processor seconds of a test that is worth naming."""
+
 SECONDS = "processor seconds"
 
 
@@ -113,9 +116,11 @@ class Costs:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.spent or not self.workers:
             return
-        terminalreporter.section(f"{SLOWEST} slowest, in processor seconds")
-        for name in sorted(self.spent, key=lambda name: -self.spent[name])[:SLOWEST]:
-            terminalreporter.line(f"{self.spent[name]:6.2f} {name}")
+        terminalreporter.section("slowest tests, in processor seconds")
+        slowest = sorted(self.spent.items(), key=lambda pair: -pair[1])[:SLOWEST]
+        for name, seconds in slowest:
+            if seconds > SHOWN:
+                terminalreporter.line(f"{seconds:6.2f} {name}")
         peak = max(w["peak"] for w in self.workers) / 1e9
         count, most = sum(w["rounds"] for w in self.workers), self.config.getoption("most_rounds")
         bound = f"; at most {most} may be" if most else ""

@@ -36,6 +36,7 @@ def test_a_mutant_has_one_change(source: str, results: list[str]) -> None:
     assert sorted(found) == sorted(results)
 
 
+@pytest.mark.slow
 def test_the_mutants_that_change_nothing_exist() -> None:
     known = equivalents()
     files = {file for file, _ in known}
