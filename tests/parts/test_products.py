@@ -163,7 +163,7 @@ ONE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(ONE, "private", "fedprox"))
+@pytest.mark.parametrize("name", mostly_slow(ONE, "fedprox"))
 def test_nothing_enters_what_is_beyond_a_clients_rank(name: str) -> None:
     """Also not the noise of private steps, of which the client's own numbers have theirs."""
     one: dict[str, Any] = {
