@@ -19,9 +19,9 @@ from tests.variants import mostly_slow
 RANK = 2
 MODEL = fp.models.logistic(FEDERATION)
 START = MODEL.init(jax.random.key(0))
-ADAPTED = fp.lora(MODEL, START, rank=RANK, alpha=2.0, trained=["dense.bias"])
+ADAPTED = fp.lora(MODEL, START, rank=RANK, alpha=3.0, trained=["dense.bias"])
 FIRST = ADAPTED.init(jax.random.key(7)) | {"dense.weight.B": np.full((RANK, FEATURES), 0.1, "f4")}
-"""Adapters whose products are not zero; alpha / rank is 1."""
+"""Adapters whose products are not zero; alpha / rank is 1.5."""
 
 PRODUCT = fp.Aggregation("product")
 product_of = jax.jit(mean_product)
@@ -107,9 +107,9 @@ def trained_by_hand(k: int, rank: int, mu: float) -> dict[str, Matrix]:
     w = first
     assert not bias.any()
     for _ in range(2):
-        z = x @ (base + product(w)).T + w["dense.bias"]
+        z = x @ (base + 1.5 * product(w)).T + w["dense.bias"]
         of_z = (probabilities(z) - one_hot(y)) / len(y)
-        slope = of_z.T @ x
+        slope = 1.5 * of_z.T @ x
         gradient = {
             "dense.bias": of_z.sum(axis=0),
             "dense.weight.A": slope @ w["dense.weight.B"].T,
