@@ -101,15 +101,6 @@ def test_a_smaller_model_takes_less_time() -> None:
     assert work.time == 0.25 * 2 * 4 + (8 * 2 + 32) / 8 / 8 + BYTES / 2
 
 
-def test_what_the_server_computes_is_not_sent_so() -> None:
-    doubled = fp.fedavg()._replace(
-        server=fp.fedavg().server._replace(params=lambda state: 2 * state)
-    )
-    line = "fedavg: a method whose server sends what it computes from its state does not go with "
-    with pytest.raises(InputError, match=line):
-        run(DOWN, doubled)
-
-
 def test_other_bits_are_refused() -> None:
     with pytest.raises(InputError, match=r"compression\.download = 4; it must be one of 8, 16"):
         fp.Compression("full", download=4)  # type: ignore[arg-type]

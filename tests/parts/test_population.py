@@ -456,33 +456,11 @@ def test_a_population_that_cannot_be_is_refused(options: dict[str, Any], message
     assert message in str(error.value)
 
 
-PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0)
-
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    (
-        {"systems": fp.Systems(deadline=1.0)},
-        "no population in a simulation does not go with systems.deadline = 1.0",
-    ),
-    (
-        {"cohort": fp.Cohort(2, over_selection=1.5)},
-        "no population does not go with cohort.over_selection = 1.5",
-    ),
     ({"population": fp.Population([1.0] * 2)}, "2 numbers; the federation has 3 clients"),
     (
         {"population": fp.Population(available=fp.Intervals([4], [0.0], [1.0], 2.0))},
         "an interval of device 4; the federation has 3 clients",
-    ),
-    (
-        {"population": fp.Population(available=fp.DayNight()), "privacy": PRIVATE},
-        "since every client must always be as likely to be drawn",
-    ),
-    (
-        {
-            "population": fp.Population(1.0),
-            "cohort": fp.Cohort(1, over_selection=2.0),
-            "privacy": PRIVATE,
-        },
-        "since fast clients would take part more often; it must be 1",
     ),
     (
         {"population": fp.Population(9.0), "systems": fp.Systems(deadline=1.0)},

@@ -193,32 +193,3 @@ def test_wrong_ranks_are_refused(ranks: list[int], line: str) -> None:
 def test_ranks_are_for_products() -> None:
     with pytest.raises(fp.InputError, match=r"aggregation\.ranks: they are for rule"):
         fp.Aggregation(ranks=[1])
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"methods": fp.scaffold()}, r"scaffold: its clients do not send w_k - w\^t alone"),
-        (
-            {"methods": fp.fedopt(optax.adam, server_learning_rate=0.1)},
-            "fedopt: its server does not",
-        ),
-        ({"compression": fp.Compression("sign")}, "compression does not go with aggregation.rule"),
-        (
-            {"faults": fp.Faults("clip")},
-            'faults.policy = "clip" does not go with aggregation.rule = "product"',
-        ),
-        (
-            {"evaluation": fp.Evaluation(model="cohort")},
-            'evaluation.model = "cohort" does not go .*; it must be "server"',
-        ),
-    ],
-)
-def test_what_products_do_not_fit_is_refused(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(fp.InputError, match=line):
-        run_of(PRODUCT, **options)
-
-
-def test_products_need_adapters() -> None:
-    with pytest.raises(fp.InputError, match=r"a model without adapters .* use fedprox\.lora"):
-        run_of(PRODUCT, model=MODEL, initial=None)

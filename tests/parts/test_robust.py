@@ -271,22 +271,6 @@ def test_client_state_is_kept_whatever_the_rule() -> None:
             "attack.share = 1.0; it must be above 0 and below 1",
         ),
         (
-            lambda: run(fp.feddane(mu=0.1), aggregation=fp.Aggregation("median")),
-            'feddane: its clients send gradients first, so aggregation.rule = "median" does not',
-        ),
-        (
-            lambda: run(
-                aggregation=fp.Aggregation("median"),
-                asynchronous=fp.Asynchronous(2),
-                population=fp.Population(1.0),
-            ),
-            "aggregation.rule = .*, since a buffer's updates have weights of their own",
-        ),
-        (
-            lambda: run(attack=fp.Attack("noise", share=0.1), privacy=fp.Privacy(1.0, epsilon=2.0)),
-            'attack.kind = "noise" does not go with privacy.unit = "client", since noise hides',
-        ),
-        (
             lambda: run(attack=fp.Attack("label-flip", share=0.3)),
             'attack.kind = "label-flip"; the labels are not classes',
         ),
