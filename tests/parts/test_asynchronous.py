@@ -261,26 +261,24 @@ def test_qffl_weighs_losses_at_the_models_that_clients_received(devices: int) ->
     assert max(record.staleness or 0.0 for record in run.history) > 0
 
 
-@pytest.mark.parametrize("name", mostly_slow(["fedprox", "fednova", "qffl"], "fedprox"))
+BARRIER = {
+    "fedprox": fp.fedprox(mu=[0.0, 0.5]),
+    "fednova": fp.fednova(),
+    "qffl": fp.qffl(q=1.0),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(BARRIER, "fedprox"))
 def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(name: str) -> None:
-    method = {
-        "fedprox": fp.fedprox(mu=[0.0, 0.5]),
-        "fednova": fp.fednova(),
-        "qffl": fp.qffl(q=1.0),
-    }[name]
-    mini = replace(SOLVER, batch_size=2, steps=None, epochs=2)
-    alike = ragged_quadratics(0, [ROWS[0]] * CLIENTS)
     both = [
-        fp.simulate(
-            alike,
-            MODEL,
-            method,
-            solver=mini,
-            cohort=fp.Cohort(5),
-            population=fp.Population(0.5, upload=3.0),
+        runs(
+            BARRIER[name],
             rounds=6,
+            at_work=5,
+            federation=ragged_quadratics(0, [ROWS[0]] * CLIENTS),
+            solver=replace(SOLVER, batch_size=2, steps=None, epochs=2),
+            population=fp.Population(0.5, upload=3.0),
             seed=[0, 1],
-            progress=False,
             evaluation=fp.Evaluation(gradients=False),
             asynchronous=asynchronous,
         )
@@ -296,12 +294,12 @@ def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(name: str) -> N
 
 def test_a_faulty_update_leaves_the_others_their_weights() -> None:
     asynchronous, bad = fp.Asynchronous(2, a=2.0), 3
-    y = np.array(FEDERATION.train.y)
-    y[FEDERATION.train.offsets[bad] : FEDERATION.train.offsets[bad + 1]] = np.nan
-    broken = replace(FEDERATION, train=fp.Rows(FEDERATION.train.x, y, FEDERATION.train.offsets))
-    (run,) = runs(
-        fp.fedavg(), federation=broken, asynchronous=asynchronous, faults=fp.Faults(norm=1e6)
-    )
+    train = FEDERATION.train
+    y = np.array(train.y)
+    y[slice(*train.offsets[bad : bad + 2])] = np.nan
+    broken = replace(FEDERATION, train=replace(train, y=y))
+    faults = fp.Faults(norm=1e6)
+    (run,) = runs(fp.fedavg(), federation=broken, asynchronous=asynchronous, faults=faults)
     events = Events(asynchronous, 4, SECONDS, 0.0).run(12)
     late = [t - each.step for t, (updates, _, _) in enumerate(events.steps) for each in updates]
     assert max(late) > 1
