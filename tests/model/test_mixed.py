@@ -17,13 +17,13 @@ from tests.objectives import FEATURES, MODEL
 from tests.settings import FEDERATION, runs
 
 START = MODEL.init(jax.random.key(0))
-ROWS = FEDERATION.train.x, FEDERATION.train.y
+ROWS: Any = FEDERATION.train.x, FEDERATION.train.y
 
 
 def slopes(model: fp.Model, params: Any) -> Any:
     """The loss and its gradient over all rows, computed in one program."""
     x, y = ROWS
-    function = jax.value_and_grad(lambda w: weighted_loss(model, w, x, y, np.ones(len(y), "f4")))
+    function = jax.value_and_grad(lambda w: weighted_loss(model, w, x, y, jnp.ones(len(y))))
     return jax.device_get(jax.jit(function)(params))
 
 
@@ -47,7 +47,7 @@ def test_all_products_are_of_bfloat16() -> None:
         return MODEL.apply(params, x * jax.random.bernoulli(key, 0.5, x.shape))
 
     model = fp.mixed_precision(replace(MODEL, train=noisy))
-    x, key = np.ones((4, FEATURES), np.float32), jax.random.key(1)
+    x, key = jnp.ones((4, FEATURES)), jax.random.key(1)
     assert model.train is not None
     assert model.representation is not None
     train = model.train

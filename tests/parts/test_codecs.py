@@ -110,7 +110,7 @@ def test_error_feedback_gets_contractions() -> None:
     """An unbiased codec over 1 + omega is one, by its variance."""
     doubled = Codec(lambda x, _: x, lambda code, _: 2 * code, 8, 0, omega=3.0)
     scaled = contraction(doubled)
-    assert scaled.decode(8.0, None) == 4.0  # type: ignore[arg-type]
+    assert scaled.decode(8.0, None) == 4.0
     assert (scaled.omega, scaled.bits) == (None, doubled.bits)
     for name in ("full", *BIASED):
         assert contraction(CODECS[name]) is CODECS[name]
@@ -150,6 +150,8 @@ def test_drive_has_the_errors_of_its_paper_and_is_nearly_unbiased(width: int) ->
 def test_exactly_k_numbers_arrive_also_of_ties() -> None:
     for name in ("top-k", "random-k"):
         assert ((arrivals(name)["ties"] != 0).sum(axis=1) == KEPT).all()
+    values = np.unique(arrivals("random-k")["ties"])
+    np.testing.assert_allclose(values, [0, SIZE / KEPT], rtol=1e-6)
     x = MESSAGES["normal"]
     largest = np.argsort(-np.abs(x))[:KEPT]
     expected = np.where(np.isin(np.arange(SIZE), largest), x, 0)

@@ -1,4 +1,4 @@
-"""Compressed runs beside loops, error feedback as a promise, bits in records and on the clock."""
+"""Compressed runs and models beside loops, what error feedback owes, bits in records and time."""
 
 import dataclasses
 import functools
@@ -11,13 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.algorithms.base import ClientContext, Solution
 from fedprox.errors import InputError
 from fedprox.parts import codecs
-from fedprox.parts.compression import CODEC_KEY, compressed, sends_more
+from fedprox.parts.compression import (
+    CODEC_KEY,
+    arrived,
+    compressed,
+    rounded,
+    sends_more,
+    sent_bits,
+)
 from fedprox.streams import Purpose, generator
 from fedprox.subproblem import Subproblem
 from tests.parts.test_population import BYTES, work_of
@@ -143,6 +153,11 @@ def test_a_setting_has_its_codec(setting: fp.Compression, codec: codecs.Codec) -
     assert setting.codec_of(D, 64).bits > found.bits
 
 
+def test_a_share_that_is_a_whole_number_but_for_rounding_is_one() -> None:
+    assert 0.07 * 100 > 7
+    assert fp.Compression("random-k", share=0.07).message_bits(100) == 7 * 32
+
+
 def test_points_of_a_sweep_and_methods_share_what_is_drawn() -> None:
     solver, mu = fp.Solver(0.5, batch_size="all", epochs=3), [0.0, 0.5]
     for found in runs(RUNS[1], fp.fedprox(mu=mu), solver=solver):
@@ -210,7 +225,8 @@ def test_what_has_arrived_and_what_is_owed_are_all_messages(name: str) -> None:
         sent, state = method.client.message(first, {}, context, solution)
         return state, (sent, state.error)
 
-    found = jax.jit(lambda *given: jax.lax.scan(step, method.client.state(first), given)[1])
+    nothing = method.client.state(first)
+    found = jax.jit(lambda *given: jax.lax.scan(step, nothing, given)[1])
     arrived, owed = (np.asarray(part, np.float64) for part in found(messages, words))
     for t in (1, 60, 400):
         total = arrived[:t].sum(axis=0) + owed[t - 1]
@@ -347,6 +363,90 @@ def test_methods_whose_clients_send_more_than_an_update_are_known() -> None:
         assert sends_more(method, MODEL.shapes) == (method in MORE), method.name
 
 
+# ------------------------------------------------------------ the model that the server sends
+
+DOWN = fp.Compression("full", bucket=4, download=8)
+
+
+@jax.jit(static_argnums=(1, 2))
+def travels(x: Any, bits: int, row: int) -> Any:
+    """The whole numbers, the scales, and what arrives."""
+    whole, scale = rounded(x, bits, row)
+    return whole, scale, arrived(whole, scale, row)
+
+
+@settings(max_examples=25)
+@given(
+    hnp.arrays(np.float32, 40, elements=st.floats(-1e6, 1e6, width=32)),
+    st.sampled_from([(8, 4), (16, 9)]),
+)
+def test_a_number_is_off_by_at_most_half_a_scale(x: NDArray[Any], form: tuple[int, int]) -> None:
+    bits, row = form
+    whole, scale, there = jax.device_get(travels(x, bits, row))
+    assert whole.dtype == f"int{bits}"
+    assert whole.size * bits + 32 * len(scale) == sent_bits(len(x), bits, row)
+    step = np.repeat(scale.astype(np.float64), row)[: len(x)]
+    off = np.abs(there.astype(np.float64) - x)
+    assert (off <= step * (0.5 + 1e-3 * bits) + 1e-36).all()  # the least scale
+
+
+def rounded_loop(w: NDArray[Any]) -> NDArray[Any]:
+    """What arrives of a model with 8 bits, in rows of four."""
+    received = np.empty(D)
+    for first in range(0, D, 4):
+        part = w[first : first + 4].astype(np.float32)
+        scale = np.float32(np.abs(part).max()) / np.float32(127)
+        received[first : first + 4] = np.rint(part / scale) * scale
+    return received
+
+
+CHANGED: dict[str, tuple[fp.Compression, float, dict[str, Any]]] = {
+    "feedback": (
+        fp.Compression("top-k", share=0.5, bucket=4, error_feedback=True, download=8),
+        0.5,
+        {"method": fp.fedopt(functools.partial(optax.sgd, momentum=0.5))},
+    ),
+    # with clients of equal speed, a buffer of the cohort is a round
+    "no barrier": (
+        fp.Compression("sign", bucket=4, download=8),
+        0.0,
+        {"asynchronous": fp.Asynchronous(CLIENTS), "population": fp.Population(1.0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_run_whose_models_are_rounded_is_that_of_a_loop(name: str) -> None:
+    """The server's own model is never rounded."""
+    setting, momentum, options = CHANGED[name]
+    w, moved = START.copy(), np.zeros(D)
+    error = np.zeros((CLIENTS, D))
+    for _ in range(ROUNDS):
+        start = rounded_loop(w)
+        sent = 0.5 * (np.array(CENTRES) - start) + error
+        changes = np.array([arrival(setting)(each) for each in sent])
+        error = (sent - changes) * setting.error_feedback
+        moved = momentum * moved + np.average(changes, axis=0, weights=ROWS)
+        w = w + moved
+    found = run(setting, cohort=fp.Cohort(CLIENTS), **options)
+    np.testing.assert_allclose(found.params, w, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_personal_models_are_nearly_themselves_with_16_bits() -> None:
+    half = fp.Compression("full", download=16)
+    ours, theirs = (run(setting, fp.ditto(lam=0.1)) for setting in (half, None))
+    np.testing.assert_allclose(ours.params, theirs.params, atol=2e-3)
+    assert (np.asarray(ours.params) != np.asarray(theirs.params)).any()
+
+
+def test_a_smaller_model_takes_less_time() -> None:
+    population = fp.Population(step_seconds=0.25, download=8.0, upload=2.0)
+    cohort = fp.Cohort(POPULATION)
+    (work,) = work_of(fp.fedavg(), 1, population, compression=DOWN, cohort=cohort)
+    assert work.time == 0.25 * 2 * 4 + (8 * 2 + 32) / 8 / 8 + BYTES / 2
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
@@ -354,6 +454,10 @@ def test_methods_whose_clients_send_more_than_an_update_are_known() -> None:
         (lambda: fp.Compression("top-k", share=0.0), r"compression.share = 0\.0"),
         (lambda: fp.Compression("quantize", bits=1), "compression.bits = 1; .* from 2 to 16"),
         (lambda: fp.Compression("sign", bucket=1), "compression.bucket = 1"),
+        (
+            lambda: fp.Compression("full", download=4),  # type: ignore[arg-type]
+            r"compression\.download = 4; it must be one of 8, 16",
+        ),
         (
             lambda: fp.Compression("sign", bucket=100, rotate=True),
             "compression.bucket = 100; with rotate = True it must be a power of two",

@@ -175,7 +175,7 @@ def test_attackers_send_what_their_papers_say() -> None:
     counts = np.ones(CLIENTS, bool)
     counts[[np.flatnonzero(ATTACKERS)[0], np.flatnonzero(~ATTACKERS)[0]]] = False
     attacks = [fp.Attack(kind, share=0.3, scale=2.0) for kind in KINDS]
-    program = jax.jit(lambda *given: [each.sent(*given, None) for each in attacks])
+    program = jax.jit(lambda x, counts, lies: [a.sent(x, counts, lies, None) for a in attacks])
     for kind, found in zip(KINDS, program(messages, counts, ATTACKERS), strict=True):
         np.testing.assert_allclose(found, sent_by_hand(kind, messages, counts), rtol=1e-5)
 
@@ -194,7 +194,7 @@ def test_a_round_takes_what_the_rule_makes_of_all_devices(
     attack = fp.Attack(kind, share=0.3, scale=2.0)
     found = run(attack=attack, aggregation=fp.Aggregation(rule), devices=devices)
     messages = sent_by_hand(kind, CENTRES - START, np.ones(CLIENTS, bool))
-    taken = {"mean": np.mean, "median": np.median}[rule](messages, axis=0)
+    taken = np.mean(messages, axis=0) if rule == "mean" else np.median(messages, axis=0)
     np.testing.assert_allclose(found.params, START + taken, atol=1e-4)
 
 
@@ -296,7 +296,7 @@ def test_every_rule_is_public() -> None:
 
     for product, rest in all_of(counts):
         np.testing.assert_allclose(product, [[3.0, 4.0], [6.0, 8.0]], rtol=1e-5)
-        np.testing.assert_allclose(rest, one["b"], rtol=1e-5)
+        np.testing.assert_allclose(rest, 1.0, rtol=1e-5)
     assert not any(np.any(leaf) for made in all_of(np.zeros(4, bool)) for leaf in made)
 
 
