@@ -93,10 +93,8 @@ FUNCTIONS = ["moon", "fedgkd", "fedlc", "qffl", "fedsam", "mime", "feddane", "pf
 
 
 @pytest.mark.slow
-def test_every_method_trains_a_model_with_frozen_parts() -> None:
-    part = fp.freeze(MODEL, START, ["body"])
-    methods = [VARIANTS[name].method for name in FUNCTIONS]
-    for run in runs(model=part, methods=methods, rounds=2):
+def test_methods_train_a_model_with_frozen_parts() -> None:
+    for run in runs(model=PART, methods=[VARIANTS[name].method for name in FUNCTIONS], rounds=2):
         assert list(run.params) == ["head"], run.label
         assert np.isfinite(run.params["head"]).all(), run.label
         assert run.final.train_loss < run.history[0].train_loss, run.label
@@ -145,8 +143,23 @@ TABLE: dict[str, Any] = {
     "data": {"name": "synthetic", "clients": 4},
     "model": {"name": "mlp", "hidden": [5]},
     "method": [{"name": "fedavg"}],
-    "initial": "start.safetensors",
 }
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[fp.Model, Any]:
+    """The model of `TABLE` and parameters, which are stored as start.safetensors."""
+    monkeypatch.chdir(tmp_path)
+    whole = resolve(parse("x", TABLE)).model
+    start = whole.init(jax.random.key(9))
+    fp.save_model("start.safetensors", start)
+    return whole, start
+
+
+def over_first(keys: dict[str, Any]) -> Any:
+    """The experiment over the stored parameters, with more keys of its model."""
+    table = {"initial": "start.safetensors", "model": TABLE["model"] | keys}
+    return resolve(parse("x", TABLE | table))
 
 
 @pytest.mark.parametrize(
@@ -162,27 +175,17 @@ TABLE: dict[str, Any] = {
     ],
 )
 def test_an_experiment_trains_over_an_initial_model(
-    key: str,
-    given: Any,
-    stored: Any,
-    trained: set[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    key: str, given: Any, stored: Any, trained: set[str], first: tuple[fp.Model, Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain = {name: value for name, value in TABLE.items() if name != "initial"}
-    whole = resolve(parse("x", plain)).model
-    start = whole.init(jax.random.key(9))
-    fp.save_model("start.safetensors", start)
-    resolved = resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
+    (whole, start), resolved = first, over_first({key: given})
     assert set(resolved.model.shapes) == trained
     assert resolved.table["model"][key] == stored
     assert parse("x", resolved.table).model[key] == stored
-    x, first = np.ones((3, 60), np.float32), resolved.model.init(jax.random.key(0))
-    found, wanted = jax.jit(resolved.model.apply)(first, x), jax.jit(whole.apply)(start, x)
+    x, params = np.ones((3, 60), np.float32), resolved.model.init(jax.random.key(0))
+    found, wanted = jax.jit(resolved.model.apply)(params, x), jax.jit(whole.apply)(start, x)
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(fp.InputError, match=rf"model.{key}: it needs initial"):
-        resolve(parse("x", plain | {"model": TABLE["model"] | {key: given}}))
+        resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
 
 
 @pytest.mark.parametrize(
@@ -194,14 +197,10 @@ def test_an_experiment_trains_over_an_initial_model(
         ({"lora": {}, "frozen": ["layers.0"]}, "model: lora freezes all else; leave frozen out"),
     ],
 )
-def test_wrong_keys_of_a_base_are_refused(
-    keys: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain = {name: value for name, value in TABLE.items() if name != "initial"}
-    fp.save_model("start.safetensors", resolve(parse("x", plain)).model.init(jax.random.key(9)))
+@pytest.mark.usefixtures("first")
+def test_wrong_keys_of_a_base_are_refused(keys: dict[str, Any], line: str) -> None:
     with pytest.raises(fp.InputError, match=line):
-        resolve(parse("x", TABLE | {"model": TABLE["model"] | keys}))
+        over_first(keys)
 
 
 def test_adapters_begin_as_the_given_model_and_are_merged_exactly() -> None:

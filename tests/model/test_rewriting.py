@@ -142,17 +142,6 @@ def test_no_slow_convolution_is_left(name: str) -> None:
         assert FAST in program
 
 
-def test_derivative_rules_of_ones_own_are_kept() -> None:
-    x, kernel = point()
-    y, dy = jax.jvp(lambda x: conv(x, kernel), (x,), (x,))
-    found = jax.jit(lambda x: jax.jvp(lambda x: fast(own_jvp)(x, kernel), (x,), (x,)))(x)[1]
-    assert_allclose(found, 5 * y * dy, rtol=1e-4, atol=1e-4)
-    (wanted,) = jax.vjp(lambda x: conv(x, kernel), x)[1](jnp.ones_like(y))
-    dx, dk = jax.jit(jax.grad(lambda *p: jnp.sum(fast(own_vjp)(*p)), (0, 1)))(x, kernel)
-    assert_allclose(dx, 7 * wanted, rtol=1e-4, atol=1e-4)
-    assert not dk.any()
-
-
 def test_what_has_no_fast_formulation_stays() -> None:
     x, kernel = (a.astype(jnp.int32) for a in point())
     assert SLOW in str(jax.make_jaxpr(fast(conv))(x, kernel))

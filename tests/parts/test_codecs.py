@@ -90,13 +90,6 @@ def test_what_arrives_is_the_message_on_average(name: str) -> None:
         assert left(found, x) <= omega * 1.1 + 1e-12, message
 
 
-def test_the_test_of_bias_finds_one() -> None:
-    x, scaled = MESSAGES["normal"], arrivals("random-k")["normal"] * KEPT / SIZE
-    for found in (scaled, arrivals("sign rotated")["normal"]):
-        error, expected = bias(found, x)
-        assert error > 20 * expected
-
-
 def test_random_places_are_uniform_and_have_the_variance_of_the_paper() -> None:
     share = KEPT / SIZE
     for message, x in MESSAGES.items():
