@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 import fedprox as fp
@@ -76,21 +75,21 @@ def krum_scores(x: NDArray[Any], faulty: int) -> NDArray[Any]:
     return np.array(scores)
 
 
-MESSAGES = hnp.arrays(
-    np.float32, X.shape, elements=st.sampled_from([-40.0, -3.0, -1.5, 0.0, 0.25, 1.0, 2.0, 7.0])
-)
+def messages_of(seed: int) -> NDArray[np.float64]:
+    """Messages like `X`, some of them large, whose numbers are often equal."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=X.shape) * rng.choice([0.5, 2.0, 20.0], size=(len(X), 1))
+    return np.asarray(np.round(4 * rows) / 4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
-    messages=MESSAGES,
+    seed=st.integers(0, 2**32),
     share=st.sampled_from([TWO_OF_ELEVEN, 0.49]),
     n=st.integers(1, len(X)),
-    seed=st.integers(0, 99),
 )
-def test_rules_are_those_of_loops_whatever_does_not_count(
-    messages: NDArray[Any], share: float, n: int, seed: int
-) -> None:
+def test_rules_are_those_of_loops_whatever_does_not_count(seed: int, share: float, n: int) -> None:
+    messages = messages_of(seed)
     # rows that do not count lie between the others, and hold anything
     at = np.sort(np.random.default_rng(seed).permutation(len(X))[:n])
     counts = np.isin(np.arange(len(X)), at)
@@ -108,9 +107,10 @@ def test_rules_are_those_of_loops_whatever_does_not_count(
         np.testing.assert_allclose(found[rule], value, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=15)
-@given(rows=MESSAGES)
-def test_no_point_is_nearer_to_all_than_the_geometric_median(rows: NDArray[Any]) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_no_point_is_nearer_to_all_than_the_geometric_median(seed: int) -> None:
+    rows = messages_of(seed)
+
     def distance(point: Any) -> float:
         return float(np.linalg.norm(rows - point, axis=1).sum())
 
