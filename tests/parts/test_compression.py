@@ -33,7 +33,6 @@ from fedprox.subproblem import Subproblem
 from tests.parts.test_population import BYTES, work_of
 from tests.parts.test_population import CLIENTS as POPULATION
 from tests.quadratics import quadratic_federation, quadratic_model
-from tests.variants import mostly_slow
 
 CLIENTS, D, ROUNDS = 7, 6, 8
 CENTRES = list(np.random.default_rng(3).normal(size=(CLIENTS, D)))
@@ -255,28 +254,13 @@ def test_one_number_of_six_reaches_the_optimum_with_feedback_or_feddyn_alone() -
     assert max(apart[1:]) < 0.05
 
 
-WHOLE: dict[str, tuple[fp.Algorithm, Any]] = {
-    "the clients' model": (fp.fedavg(), "clients"),
-    "ditto": (fp.ditto(lam=0.5), "server"),
-    "adaptive mu": (fp.fedprox(mu=0.5, adapt=True), "server"),
-    "fedopt": (fp.fedopt(optax.sgd, server_learning_rate=0.5), "clients"),
-    "pfedme": (fp.pfedme(lam=2.0, eta=0.1), "server"),
-}
-
-
-@pytest.mark.parametrize("name", mostly_slow(WHOLE, "the clients' model", "ditto"))
-def test_methods_are_themselves_if_all_numbers_arrive(name: str) -> None:
-    method, model = WHOLE[name]
-    evaluation = fp.Evaluation(model=model, gradients=False)
+def test_the_clients_models_are_themselves_if_all_numbers_arrive() -> None:
+    """Those of methods stand in the table of crossings."""
+    evaluation = fp.Evaluation(model="clients", gradients=False)
     lossless = fp.Compression("top-k", share=1.0, error_feedback=True)
-    found, plain = (run(setting, method, evaluation=evaluation) for setting in (lossless, None))
+    found, plain = (run(setting, evaluation=evaluation) for setting in (lossless, None))
     np.testing.assert_allclose(found.params, plain.params, atol=1e-6)
     assert plain.final.bits_up is None
-    for name in ("personal_loss", "train_loss"):
-        for a, b in zip(found.history, plain.history, strict=True):
-            np.testing.assert_allclose(
-                getattr(a, name) or 0.0, getattr(b, name) or 0.0, atol=1e-5, err_msg=name
-            )
 
 
 def fedcomloc(setting: fp.Compression, p: float, rate: float) -> NDArray[np.float64]:
