@@ -158,7 +158,6 @@ SHAKEN = fp.Solver(0.05, 3, steps=3, optimizer=shaken)
 ONE: dict[str, dict[str, Any]] = {
     "private": {"privacy": fp.Privacy(1.0, noise_multiplier=0.5, unit="example", accountant="rdp")},
     "fedprox": {"methods": fp.fedprox(mu=0.5), "solver": SHAKEN},
-    "adamw": {"solver": fp.Solver(0.05, 3, steps=3, optimizer=optax.adamw, weight_decay=0.1)},
     "line search": {"solver": fp.Solver(0.05, "all", epochs=2, optimizer=fp.line_search_descent)},
 }
 
