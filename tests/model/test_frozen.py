@@ -6,90 +6,103 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
+from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.devices import programs
 from fedprox.experiment import parse, resolve
 from fedprox.model import cross_entropy
-from tests.catalogue import SAMPLED
+from tests import objectives, settings
+from tests.catalogue import VARIANTS
+from tests.objectives import CLASSES, FEATURES, HIDDEN, MODEL
+from tests.settings import FEDERATION, runs
 
-FEDERATION = fp.datasets.synthetic(clients=4)
-WIDTH = FEDERATION.train.x.shape[1]
-COMMON = [fp.fedprox(mu=[0.0, 1.0])]
-# fedrep refuses weight decay, and methods with several random models begin from no given one
-OTHERS = [
-    each.method
-    for name, each in SAMPLED.items()
-    if name not in ("fedprox", "fedrep") and each.method.server.starts == 1
-]
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.body = nnx.Linear(WIDTH, 5, rngs=rngs)
-        self.head = nnx.Linear(5, 10, rngs=rngs)
-
-    def representation(self, x: jax.Array) -> jax.Array:
-        return jnp.tanh(self.body(x))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(self.representation(x))
-
-
-MODEL = fp.Model.from_nnx(Net)
 START = MODEL.init(jax.random.key(3))
+PART = fp.freeze(MODEL, START, ["body"])
+
+NESTED_START = {
+    "body": {"bias": np.zeros(HIDDEN, np.float32), "kernel": np.asarray(START["body"])},
+    "head": {"bias": np.zeros(CLASSES, np.float32), "kernel": np.asarray(START["head"])},
+}
 
 
-def train(model: fp.Model, methods: Any, **options: Any) -> list[fp.Run]:
-    given = {
-        "cohort": fp.Cohort(2),
-        "solver": fp.Solver(0.1, 10, steps=3),
-        "rounds": 2,
-        "evaluation": fp.Evaluation(gradients=False),
-        **options,
-    }
-    return fp.simulate(FEDERATION, model, methods, **given)
+def layers(params: Any, x: jax.Array) -> jax.Array:
+    body, head = params["body"], params["head"]
+    outputs: jax.Array = jnp.tanh(x @ body["kernel"] + body["bias"]) @ head["kernel"] + head["bias"]
+    return outputs
 
 
-def still(learning_rate: Any) -> optax.GradientTransformation:
-    """SGD that leaves the body as it is."""
+NESTED = fp.Model(lambda _: jax.tree.map(jnp.asarray, NESTED_START), layers)
+"""`MODEL` with biases, whose parts have several parameters."""
 
-    def groups(params: Any) -> Any:
-        return {name: jax.tree.map(lambda _, n=name: n, part) for name, part in params.items()}
-
-    transforms = {"body": optax.set_to_zero(), "head": optax.sgd(learning_rate)}
-    return optax.multi_transform(transforms, groups)
+ADAPTED = fp.lora(NESTED, NESTED_START, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
+SHAPES = {"body.kernel.A": (FEATURES, 2), "body.kernel.B": (2, HIDDEN), "head.bias": (CLASSES,)}
 
 
-def test_frozen_is_trained_with_gradients_of_zero() -> None:
-    part = fp.freeze(MODEL, START, ["body"])
-    (run,) = train(part, fp.fedavg())
-    solver = fp.Solver(0.1, 10, steps=3, optimizer=still)
-    (whole,) = train(MODEL, fp.fedavg(), initial=START, solver=solver)
-    assert sorted(run.params) == ["head.bias", "head.kernel"]
-    found = part.whole(run.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole.params)
-    jax.tree.map(np.testing.assert_array_equal, found["body"], START["body"])
-    ours, theirs = ([r.train_loss for r in each.history] for each in (run, whole))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+def loss_of(params: Any, x: Any = FEDERATION.train.x, y: Any = FEDERATION.train.y) -> float:
+    """The mean loss of the rows at parameters of `NESTED`, in NumPy."""
+    w = jax.tree.map(lambda a: np.asarray(a, float), params)
+    hidden = np.tanh(x @ w["body"]["kernel"] + w["body"]["bias"])
+    p = objectives.probabilities(hidden @ w["head"]["kernel"] + w["head"]["bias"])
+    return float(-np.log(p[np.arange(len(y)), y]).mean())
 
 
-@pytest.mark.parametrize("methods", [COMMON, pytest.param(OTHERS, marks=pytest.mark.slow)])
-def test_every_method_trains_a_model_with_frozen_parts(methods: list[fp.Algorithm]) -> None:
-    part = fp.freeze(MODEL, START, ["body.kernel", "head.bias"])
-    solver = fp.Solver(0.05, 10, steps=3, weight_decay=0.1, clip=1.0)
-    for run in train(part, methods, solver=solver, evaluation=fp.Evaluation()):
-        assert sorted(run.params) == ["body.bias", "head.kernel"], run.label
-        assert all(np.isfinite(leaf).all() for leaf in run.params.values())
+@pytest.fixture(scope="module")
+def adapted_run() -> fp.Run:
+    """A run of adapters, whose messages' bits are counted."""
+    (run,) = runs(model=ADAPTED, compression=fp.Compression("full"))
+    return run
 
 
-def test_the_whole_model_is_saved_and_frozen_again(tmp_path: Path) -> None:
-    part = fp.freeze(MODEL, START, ["body"])
-    (run,) = train(part, fp.fedavg())
-    fp.save_model(tmp_path / "a.safetensors", part.whole(run.params))
+class Head(objectives.Method):
+    """FedProx whose clients train the head alone."""
+
+    mu = 0.0
+
+    def gradient(
+        self, w: objectives.Params, x: objectives.Matrix, y: Any, k: int
+    ) -> objectives.Params:
+        plain = super().gradient(w, x, y, k)
+        return {name: plain[name] + self.mu * (w[name] - self.params[name]) for name in w}
+
+    def descend(self, k: int, batches: list[NDArray[np.int32]], rate: float) -> objectives.Params:
+        return self.steps(self.params, k, batches, rate, ["head"])
+
+
+@pytest.fixture(scope="module")
+def head_runs() -> list[fp.Run]:
+    """Runs of the head alone."""
+    return runs(model=PART, methods=fp.fedprox(mu=[0.0, 1.0]))
+
+
+def test_frozen_is_trained_with_gradients_of_zero(head_runs: list[fp.Run]) -> None:
+    given = {name: settings.BASE[name] for name in ("solver", "cohort", "rounds")}
+    for run in head_runs:
+        assert list(run.params) == ["head"]
+        found = PART.whole(run.params)
+        np.testing.assert_array_equal(found["body"], START["body"])
+        method = Head(START, FEDERATION.train)
+        method.mu = run.hparams["mu"]
+        expected = objectives.run(method, seed=0, **given)
+        np.testing.assert_allclose(found["head"], expected["head"], rtol=1e-4, atol=1e-5)
+
+
+FUNCTIONS = ["moon", "fedgkd", "qffl", "mime"]
+"""Methods that call the model's functions beside those of a step."""
+
+
+@pytest.mark.slow
+def test_methods_train_a_model_with_frozen_parts() -> None:
+    for run in runs(model=PART, methods=[VARIANTS[name].method for name in FUNCTIONS], rounds=2):
+        assert list(run.params) == ["head"], run.label
+        assert np.isfinite(run.params["head"]).all(), run.label
+        assert run.final.train_loss < run.history[0].train_loss, run.label
+
+
+def test_the_whole_model_is_saved_and_frozen_again(head_runs: list[fp.Run], tmp_path: Path) -> None:
+    run = head_runs[0]
+    fp.save_model(tmp_path / "a.safetensors", PART.whole(run.params))
     loaded = fp.load_model(tmp_path / "a.safetensors", model=MODEL)
     jax.tree.map(np.testing.assert_array_equal, loaded["body"], START["body"])
     again = fp.freeze(MODEL, loaded, ["body"]).init(jax.random.key(0))
@@ -109,15 +122,16 @@ def test_the_whole_model_is_saved_and_frozen_again(tmp_path: Path) -> None:
 )
 def test_wrong_names_are_refused(names: Any, line: str) -> None:
     with pytest.raises(fp.InputError, match=line):
-        fp.freeze(MODEL, START, names)
+        fp.freeze(NESTED, NESTED_START, names)
 
 
 def test_other_models_parameters_are_refused() -> None:
-    part = fp.freeze(MODEL, START, ["body"])
-    with pytest.raises(fp.InputError, match=r"model: parameters have .* where "):
-        part.whole(START)
+    with pytest.raises(
+        fp.InputError, match="model: parameters have 'body', which the model does not"
+    ):
+        PART.whole(START)
     with pytest.raises(fp.InputError, match="frozen: the model has frozen parts already"):
-        fp.freeze(part, part.init(jax.random.key(0)), ["head"])
+        fp.freeze(PART, {"head": START["head"]}, ["head"])
     with pytest.raises(fp.InputError, match="frozen: parameters have 'a' where "):
         fp.freeze(MODEL, {"a": np.zeros(2)}, ["a"])
 
@@ -129,8 +143,23 @@ TABLE: dict[str, Any] = {
     "data": {"name": "synthetic", "clients": 4},
     "model": {"name": "mlp", "hidden": [5]},
     "method": [{"name": "fedavg"}],
-    "initial": "start.safetensors",
 }
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[fp.Model, Any]:
+    """The model of `TABLE` and parameters, which are stored as start.safetensors."""
+    monkeypatch.chdir(tmp_path)
+    whole = resolve(parse("x", TABLE)).model
+    start = whole.init(jax.random.key(9))
+    fp.save_model("start.safetensors", start)
+    return whole, start
+
+
+def over_first(keys: dict[str, Any]) -> Any:
+    """The experiment over the stored parameters, with more keys of its model."""
+    table = {"initial": "start.safetensors", "model": TABLE["model"] | keys}
+    return resolve(parse("x", TABLE | table))
 
 
 @pytest.mark.parametrize(
@@ -146,27 +175,17 @@ TABLE: dict[str, Any] = {
     ],
 )
 def test_an_experiment_trains_over_an_initial_model(
-    key: str,
-    given: Any,
-    stored: Any,
-    trained: set[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    key: str, given: Any, stored: Any, trained: set[str], first: tuple[fp.Model, Any]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain = {name: value for name, value in TABLE.items() if name != "initial"}
-    whole = resolve(parse("x", plain)).model
-    start = whole.init(jax.random.key(9))
-    fp.save_model("start.safetensors", start)
-    resolved = resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
+    (whole, start), resolved = first, over_first({key: given})
     assert set(resolved.model.shapes) == trained
     assert resolved.table["model"][key] == stored
     assert parse("x", resolved.table).model[key] == stored
-    x = jnp.ones((3, WIDTH))
-    first = resolved.model.init(jax.random.key(0))
-    np.testing.assert_array_equal(resolved.model.apply(first, x), whole.apply(start, x))
+    x, params = np.ones((3, 60), np.float32), resolved.model.init(jax.random.key(0))
+    found, wanted = jax.jit(resolved.model.apply)(params, x), jax.jit(whole.apply)(start, x)
+    np.testing.assert_array_equal(found, wanted)
     with pytest.raises(fp.InputError, match=rf"model.{key}: it needs initial"):
-        resolve(parse("x", plain | {"model": TABLE["model"] | {key: given}}))
+        resolve(parse("x", TABLE | {"model": TABLE["model"] | {key: given}}))
 
 
 @pytest.mark.parametrize(
@@ -178,88 +197,54 @@ def test_an_experiment_trains_over_an_initial_model(
         ({"lora": {}, "frozen": ["layers.0"]}, "model: lora freezes all else; leave frozen out"),
     ],
 )
-def test_wrong_keys_of_a_base_are_refused(
-    keys: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain = {name: value for name, value in TABLE.items() if name != "initial"}
-    fp.save_model("start.safetensors", resolve(parse("x", plain)).model.init(jax.random.key(9)))
+@pytest.mark.usefixtures("first")
+def test_wrong_keys_of_a_base_are_refused(keys: dict[str, Any], line: str) -> None:
     with pytest.raises(fp.InputError, match=line):
-        resolve(parse("x", TABLE | {"model": TABLE["model"] | keys}))
-
-
-ADAPTED = fp.lora(MODEL, START, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
+        over_first(keys)
 
 
 def test_adapters_begin_as_the_given_model_and_are_merged_exactly() -> None:
-    start = ADAPTED.init(jax.random.key(4))
-    assert {name: leaf.shape for name, leaf in start.items()} == {
-        "body.kernel.A": (WIDTH, 2),
-        "body.kernel.B": (2, 5),
-        "head.bias": (10,),
-    }
-    x = FEDERATION.train.x[:7]
-    np.testing.assert_array_equal(ADAPTED.apply(start, x), MODEL.apply(START, x))
-    moved = {name: leaf + 0.1 for name, leaf in start.items()}
-    merged = ADAPTED.whole(moved)
-    product = np.asarray(moved["body.kernel.A"]) @ np.asarray(moved["body.kernel.B"])
-    expected = np.asarray(START["body"]["kernel"]) + 1.5 * product
-    np.testing.assert_allclose(merged["body"]["kernel"], expected, rtol=1e-5)
-    np.testing.assert_array_equal(merged["body"]["bias"], START["body"]["bias"])
-    np.testing.assert_array_equal(merged["head"]["bias"], START["head"]["bias"] + 0.1)
-    np.testing.assert_array_equal(ADAPTED.apply(moved, x), MODEL.apply(merged, x))
-    assert not np.array_equal(
-        start["body.kernel.A"], ADAPTED.init(jax.random.key(5))["body.kernel.A"]
+    init = jax.jit(ADAPTED.init)
+    start, other = (jax.device_get(init(jax.random.key(seed))) for seed in (4, 5))
+    assert {name: leaf.shape for name, leaf in start.items()} == SHAPES
+    assert not np.array_equal(start["body.kernel.A"], other["body.kernel.A"])
+    both = jax.jit(lambda params, x: (ADAPTED.whole(params), ADAPTED.apply(params, x)))
+    plain, x = jax.jit(layers), FEDERATION.train.x[:7]
+    merged, outputs = both(start, x)
+    jax.tree.map(np.testing.assert_array_equal, merged, NESTED_START)
+    np.testing.assert_array_equal(outputs, plain(NESTED_START, x))
+    moved = {name: leaf + np.float32(0.1) for name, leaf in start.items()}
+    merged, outputs = both(moved, x)
+    expected = (
+        NESTED_START["body"]["kernel"] + 1.5 * moved["body.kernel.A"] @ moved["body.kernel.B"]
     )
+    np.testing.assert_allclose(merged["body"]["kernel"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(merged["head"]["bias"], moved["head.bias"])
+    np.testing.assert_allclose(outputs, plain(merged, x), rtol=1e-6)
 
 
-def test_the_first_round_of_adapters_evaluates_the_given_model() -> None:
-    (run,) = train(ADAPTED, fp.fedavg())
-    (whole,) = train(MODEL, fp.fedavg(), initial=START)
-    assert run.history[0].train_loss == whole.history[0].train_loss
-    assert run.history[0].test_accuracy == whole.history[0].test_accuracy
-    assert run.final.train_loss < run.history[0].train_loss
-    merged = fp.evaluate(MODEL, ADAPTED.whole(run.params), FEDERATION)
-    adapted = fp.evaluate(ADAPTED, run.params, FEDERATION)
-    assert merged.train_loss == pytest.approx(adapted.train_loss, rel=1e-6)
-    assert adapted.train_loss == pytest.approx(run.final.train_loss, rel=1e-5)
+def test_adapters_are_evaluated_and_sent_alone(adapted_run: fp.Run) -> None:
+    first, last = adapted_run.history[0], adapted_run.final
+    assert first.train_loss == pytest.approx(loss_of(NESTED_START), rel=1e-5)
+    assert last.train_loss == pytest.approx(loss_of(ADAPTED.whole(adapted_run.params)), rel=1e-5)
+    assert last.train_loss < first.train_loss
+    again = fp.evaluate(ADAPTED, adapted_run.params, FEDERATION)
+    assert again.train_loss == pytest.approx(last.train_loss, rel=1e-6)
+    numbers = sum(np.prod(shape) for shape in SHAPES.values())
+    assert last.bits_up == 32 * numbers * 4 * last.round
 
 
 def test_the_curvature_over_a_base_is_that_of_the_part() -> None:
-    part = fp.freeze(MODEL, START, ["body", "head.kernel"])
-    params = part.init(jax.random.key(0))
+    params = {"head": START["head"]}
 
-    def loss(bias: jax.Array) -> jax.Array:
-        outputs = MODEL.apply(part.whole({"head.bias": bias}), FEDERATION.train.x)
+    def loss(head: jax.Array) -> jax.Array:
+        outputs = MODEL.apply({"body": START["body"], "head": head}, FEDERATION.train.x)
         return cross_entropy(outputs, jnp.asarray(FEDERATION.train.y)).mean()
 
-    found = fp.diagnostics.curvature(FEDERATION, part, params)
-    largest = np.linalg.eigvalsh(jax.hessian(loss)(params["head.bias"]))[-1]
-    assert found.largest_of_f == pytest.approx(float(largest), rel=1e-4)
-
-
-def test_a_step_of_adapters_is_the_chain_rule() -> None:
-    params = {"w": jnp.arange(6.0).reshape(3, 2)}
-    model = fp.Model(lambda _: params, lambda p, x: x @ p["w"], lambda out, y: (out * y).sum(1))
-    federation = fp.Federation.from_arrays([(np.eye(3), np.ones((3, 2)))])
-    adapted = fp.lora(model, params, rank=1, alpha=2.0, targets=["w"])
-    start = {"w.A": jnp.array([[1.0], [2.0], [3.0]]), "w.B": jnp.array([[0.5, -1.0]])}
-    (run,) = fp.simulate(
-        federation,
-        adapted,
-        fp.fedavg(),
-        solver=fp.Solver(0.3, "all", steps=1),
-        cohort=fp.Cohort(1),
-        rounds=1,
-        initial=start,
-        progress=False,
-    )
-    whole = np.full((3, 2), 1 / 3)  # the gradient of w
-    expected = {
-        "w.A": start["w.A"] - 0.3 * 2.0 * whole @ start["w.B"].T,
-        "w.B": start["w.B"] - 0.3 * 2.0 * start["w.A"].T @ whole,
-    }
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), run.params, expected)
+    found = fp.diagnostics.curvature(FEDERATION, PART, params)
+    size = HIDDEN * CLASSES
+    hessian = np.reshape(jax.jit(jax.hessian(loss))(START["head"]), (size, size))
+    assert found.largest_of_f == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-4)
 
 
 def test_tensors_are_adapted_as_matrices() -> None:
@@ -268,7 +253,8 @@ def test_tensors_are_adapted_as_matrices() -> None:
         lambda _: {name: jnp.zeros(shape) for name, shape in shapes.items()},
         lambda params, x: x + params["bias"],
     )
-    adapted = fp.lora(model, model.init(jax.random.key(0)), rank=2, targets=["*"])
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    adapted = fp.lora(model, zeros, rank=2, targets=["*"])
     assert {name: leaf.shape for name, leaf in adapted.shapes.items()} == {
         "conv.A": (144, 2),
         "conv.B": (2, 32),
@@ -277,7 +263,8 @@ def test_tensors_are_adapted_as_matrices() -> None:
         "out.A": (16, 2),
         "out.B": (2, 16),
     }
-    merged = adapted.whole({name: jnp.ones(leaf.shape) for name, leaf in adapted.shapes.items()})
+    ones = {name: np.ones(leaf.shape, np.float32) for name, leaf in adapted.shapes.items()}
+    merged = jax.jit(adapted.whole)(ones)
     assert {name: leaf.shape for name, leaf in merged.items()} == shapes
     np.testing.assert_array_equal(merged["conv"], np.full(shapes["conv"], 16.0))
 
@@ -285,7 +272,7 @@ def test_tensors_are_adapted_as_matrices() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"rank": 6}, r"lora.rank = 6; body.kernel is a matrix of 60 by 5"),
+        ({"rank": 5}, r"lora.rank = 5; body.kernel is a matrix of 5 by 4"),
         ({"rank": 0}, "lora.rank = 0"),
         ({"alpha": -1.0}, "lora.alpha"),
         ({"targets": ["bodi*"]}, r"lora.targets: the model has no part 'bodi\*'"),
@@ -296,37 +283,35 @@ def test_tensors_are_adapted_as_matrices() -> None:
 )
 def test_wrong_adapters_are_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(fp.InputError, match=line):
-        fp.lora(MODEL, START, **{"rank": 2, **options})
+        fp.lora(NESTED, NESTED_START, **{"rank": 2, **options})
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("evaluation", "names"),
     [
-        {"privacy": fp.Privacy(epsilon=8.0, delta=1e-3, clip=1.0)},
-        {"compression": fp.Compression("top-k", share=0.5)},
-        {"aggregation": fp.Aggregation("median")},
+        (fp.Evaluation(gradients=False), {"rounds", "evaluation"}),
+        pytest.param(
+            fp.Evaluation(fine_tune=1),
+            {"rounds", "evaluation", "inexactness", "part", "own models"},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=lambda options: next(iter(options)),
 )
-def test_messages_are_those_of_adapters(options: dict[str, Any]) -> None:
-    cohort = fp.Cohort(2, sampling="bernoulli") if "privacy" in options else fp.Cohort(2)
-    (run,) = train(ADAPTED, fp.fedavg(), cohort=cohort, **options)
-    assert run.params.keys() == ADAPTED.shapes.keys()
-    assert all(np.isfinite(leaf).all() for leaf in run.params.values())
+def test_a_base_is_no_constant_of_programs(
+    evaluation: fp.Evaluation, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = 512  # 1 MB, of which a program's text would take twice as much
 
+    def start(add: float) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        shapes = {"base": (FEATURES, side), "middle": (side, side), "head": (side, CLASSES)}
+        return {name: np.float32(rng.normal(size=shape) + add) for name, shape in shapes.items()}
 
-def test_a_base_is_no_constant_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    side, classes = 512, 10  # 1 MB, of which a program's text would take twice as much
     model = fp.Model(
-        lambda key: {
-            "base": jax.random.normal(key, (WIDTH, side)),
-            "middle": jax.random.normal(key, (side, side)),
-            "head": jnp.zeros((side, classes)),
-        },
+        lambda _: jax.tree.map(jnp.asarray, start(0.0)),
         lambda params, x: jnp.tanh(x @ params["base"]) @ params["middle"] @ params["head"],
     )
-    start, lengths = model.init(jax.random.key(0)), {}
-    original = programs.ProgramSpec.trace
+    lengths, original = {}, programs.ProgramSpec.trace
 
     def noted(request: programs.ProgramSpec) -> Any:
         traced = original(request)
@@ -336,29 +321,30 @@ def test_a_base_is_no_constant_of_programs(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(programs.ProgramSpec, "trace", noted)
     programs.PROGRAMS.clear()
-    frozen = fp.freeze(model, start, ["base", "middle"])
-    evaluation = fp.Evaluation(fine_tune=1)
-    first = train(frozen, fp.fedprox(mu=0.1), evaluation=evaluation)
-    assert lengths.keys() == {"rounds", "evaluation", "inexactness", "part", "own models"}
-    assert max(lengths.values()) < side * side
+    losses = []
     # another base of the same shapes has the same programs
-    lengths.clear()
-    other = fp.freeze(model, jax.tree.map(lambda a: a + 0.1, start), ["base", "middle"])
-    second = train(other, fp.fedprox(mu=0.1), evaluation=evaluation)
-    assert not lengths
-    assert first[0].final.train_loss != second[0].final.train_loss
+    for add in (0.0, 0.1):
+        frozen = fp.freeze(model, start(add), ["base", "middle"])
+        (run,) = runs(model=frozen, evaluation=evaluation, rounds=2)
+        losses.append(run.final.train_loss)
+        assert lengths.keys() == (set() if add else names)
+        assert all(length < side * side for length in lengths.values())
+        lengths.clear()
+    assert losses[0] != losses[1]
 
 
-def test_a_run_with_a_base_is_resumed(tmp_path: Path) -> None:
-    checkpoints = fp.Checkpoints(tmp_path, every=1, resume=True)
-    (whole,) = train(ADAPTED, fp.scaffold(), rounds=3)
-    train(ADAPTED, fp.scaffold(), rounds=1, checkpoints=checkpoints)
-    (resumed,) = train(ADAPTED, fp.scaffold(), rounds=3, checkpoints=checkpoints)
-    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
+def test_a_run_with_a_base_is_resumed(adapted_run: fp.Run, tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "compression": fp.Compression("full"),
+        "checkpoints": fp.Checkpoints(tmp_path, every=1, resume=True),
+    }
+    runs(model=ADAPTED, rounds=2, **given)
+    (resumed,) = runs(model=ADAPTED, **given)
+    jax.tree.map(np.testing.assert_array_equal, adapted_run.params, resumed.params)
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*.state"))
     assert np.asarray(resumed.params["body.kernel.A"]).tobytes() in stored
-    assert np.asarray(START["body"]["kernel"]).tobytes() not in stored
-    moved = jax.tree.map(lambda a: a + 1, START)
-    other = fp.lora(MODEL, moved, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
+    assert NESTED_START["body"]["kernel"].tobytes() not in stored
+    moved = jax.tree.map(lambda a: a + 1, NESTED_START)
+    other = fp.lora(NESTED, moved, rank=2, alpha=3.0, targets=["body"], trained=["head.bias"])
     with pytest.raises(fp.InputError, match=r"model\.base"):
-        train(other, fp.scaffold(), rounds=3, checkpoints=checkpoints)
+        runs(model=other, **given)

@@ -1,89 +1,64 @@
 """Mixed precision beside casts by hand, and what stays in float32."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
 from fedprox.model import weighted_loss
 from tests.deployment.federations import table_of
+from tests.objectives import FEATURES, MODEL
+from tests.settings import FEDERATION, runs
 
-FEDERATION = fp.datasets.synthetic(clients=3)
-
-
-class Net(nnx.Module):
-    """Two layers with dropout between, whose representation is known."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first, self.dropout = nnx.Linear(60, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-        self.last = nnx.Linear(8, 10, rngs=rngs)
-
-    def representation(self, x: jax.Array) -> jax.Array:
-        return nnx.relu(self.first(x))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.last(self.dropout(self.representation(x)))
+START = MODEL.init(jax.random.key(0))
+ROWS: Any = FEDERATION.train.x, FEDERATION.train.y
 
 
-def trained(model: fp.Model, **options: Any) -> Any:
-    (run,) = fp.simulate(
-        FEDERATION,
-        model,
-        fp.fedprox(mu=0.1),
-        solver=fp.Solver(0.05, 10, epochs=1),
-        cohort=fp.Cohort(2),
-        rounds=2,
-        progress=False,
-        **options,
-    )
-    return run
+def slopes(model: fp.Model, params: Any) -> Any:
+    """The loss and its gradient over all rows, computed in one program."""
+    x, y = ROWS
+    function = jax.value_and_grad(lambda w: weighted_loss(model, w, x, y, jnp.ones(len(y))))
+    return jax.device_get(jax.jit(function)(params))
 
 
 def test_a_model_computes_as_with_casts_by_hand() -> None:
-    def init(key: jax.Array) -> Any:
-        return {"w": jax.random.normal(key, (60, 10)) / 10, "b": jnp.zeros(10)}
-
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        return x @ params["w"] + params["b"]
-
     def by_hand(params: Any, x: jax.Array) -> jax.Array:
-        w, b = (params[name].astype(jnp.bfloat16) for name in ("w", "b"))
-        return (x.astype(jnp.bfloat16) @ w + b).astype(jnp.float32)
+        w = {name: leaf.astype(jnp.bfloat16) for name, leaf in params.items()}
+        return MODEL.apply(w, x.astype(jnp.bfloat16)).astype(jnp.float32)
 
-    run, other = (
-        trained(fp.mixed_precision(fp.Model(init, apply))),
-        trained(fp.Model(init, by_hand)),
+    found, wanted, exact = (
+        slopes(model, START)
+        for model in (fp.mixed_precision(MODEL), fp.Model(MODEL.init, by_hand), MODEL)
     )
-    jax.tree.map(np.testing.assert_array_equal, run.params, other.params)
-    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(np.float32)}
-    exact = trained(fp.Model(init, apply))
-    assert run.final.train_loss != exact.final.train_loss
-    assert run.final.train_loss == pytest.approx(exact.final.train_loss, rel=0.02)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    assert found[0] != exact[0]
+    assert found[0] == pytest.approx(exact[0], rel=0.02)
 
 
 def test_all_products_are_of_bfloat16() -> None:
-    model = fp.mixed_precision(fp.Model.from_nnx(Net))
-    params, x = model.init(jax.random.key(0)), jnp.ones((4, 60))
+    def noisy(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        return MODEL.apply(params, x * jax.random.bernoulli(key, 0.5, x.shape))
 
-    def loss(params: Any) -> Any:
-        assert model.train is not None
-        return model.train(params, x, jax.random.key(1)).sum()
-
-    steps = str(jax.make_jaxpr(jax.grad(loss))(params)).splitlines()
-    products = [line for line in steps if "dot_general" in line]
-    assert len(products) == 5
-    assert all("bf16[" in line.split("=")[0] for line in products)
-    assert {leaf.dtype for leaf in jax.tree.leaves(jax.grad(loss)(params))} == {
-        np.dtype(np.float32)
-    }
+    model = fp.mixed_precision(replace(MODEL, train=noisy))
+    x, key = jnp.ones((4, FEATURES)), jax.random.key(1)
+    assert model.train is not None
     assert model.representation is not None
-    assert model.representation(params, x).dtype == jnp.float32
+    train = model.train
+    made = jax.make_jaxpr(jax.grad(lambda params: train(params, x, key).sum()))(START)
+    found = list(products(made.jaxpr))
+    assert len(found) == 2 * 5
+    assert set(found) == {jnp.dtype(jnp.bfloat16)}
+    assert {each.dtype for each in made.out_avals} == {jnp.dtype(jnp.float32)}
+    made = jax.make_jaxpr(model.representation)(START, x)
+    assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
+    assert made.out_avals[0].dtype == jnp.float32
 
 
 def test_steps_too_small_for_bfloat16_add_up() -> None:
@@ -93,25 +68,22 @@ def test_steps_too_small_for_bfloat16_add_up() -> None:
         lambda params, x: jnp.broadcast_to(params["w"], (len(x), 1)),
         lambda outputs, _: outputs[:, 0],
     )
-    (run,) = fp.simulate(
-        FEDERATION,
-        fp.mixed_precision(model),
-        fp.fedavg(),
-        solver=fp.Solver(2**-12, 10, steps=8),
-        cohort=fp.Cohort(3),
-        rounds=1,
-        progress=False,
-    )
+    (run,) = runs(model=fp.mixed_precision(model), solver=fp.Solver(2**-12, 3, steps=8), rounds=1)
     assert float(run.params["w"][0]) == pytest.approx(1 - 2**-9, abs=1e-4)
 
 
 def test_frozen_values_are_rounded_too() -> None:
-    whole = fp.models.mlp(FEDERATION, hidden=[8])
-    params, x = whole.init(jax.random.key(0)), jnp.asarray(FEDERATION.train.x[:5])
-    model = fp.lora(fp.mixed_precision(whole), params, rank=2)
-    first = model.init(jax.random.key(1))
-    np.testing.assert_array_equal(model.apply(first, x), fp.mixed_precision(whole).apply(params, x))
-    assert np.abs(model.apply(first, x) - whole.apply(params, x)).max() > 0
+    model = fp.lora(fp.mixed_precision(MODEL), START, rank=2)
+    found, wanted, exact = (
+        np.asarray(jax.jit(each.apply)(params, ROWS[0]))
+        for each, params in (
+            (model, model.init(jax.random.key(1))),
+            (fp.mixed_precision(MODEL), START),
+            (MODEL, START),
+        )
+    )
+    np.testing.assert_array_equal(found, wanted)
+    assert np.abs(found - exact).max() > 0
 
 
 def test_a_file_says_it() -> None:
@@ -119,9 +91,9 @@ def test_a_file_says_it() -> None:
     table["model"]["mixed_precision"] = True
     resolved = resolve(parse("test", table))
     assert resolved.table["model"]["mixed_precision"] is True
-    params, x = resolved.model.init(jax.random.key(0)), jnp.ones((1, 60)) / 3
-    exact = fp.models.mlp(resolved.federation, hidden=[4])
-    assert (resolved.model.apply(params, x) != exact.apply(params, x)).any()
+    x = resolved.federation.train.x[:2]
+    made = jax.make_jaxpr(resolved.model.apply)(resolved.model.shapes, x)
+    assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
     table["model"]["mixed_precision"] = 3
     with pytest.raises(fp.InputError, match=r"model\.mixed_precision = 3; it must be true or"):
         resolve(parse("test", table))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.engine.planning.round_work import RoundWork, works
 from fedprox.errors import InputError
+from fedprox.parts.clock import Pace
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
 from fedprox.streams import Purpose, generator
@@ -55,25 +56,26 @@ def work_of(
     return [next(found) for _ in range(rounds)]
 
 
+def pace_of(population: fp.Population, clients: int, seed: int = 0) -> Pace:
+    """How fast clients of one row each are."""
+    return population.pace(seed, fp.fedavg(), np.ones(clients, np.int64), BYTES, BYTES)
+
+
 def test_a_clients_device_is_a_function_of_seed_and_client() -> None:
     one = fp.Population(fp.LogNormal(2.0, 0.5), fp.LogNormal(10.0, 0.5), 4.0, latency=0.25)
-    few, many, other = (
-        one.pace(seed, fp.fedavg(), np.ones(count, np.int64), 100, 100)
-        for seed, count in ((0, 3), (0, 4000), (1, 4000))
-    )
+    few, many, other = pace_of(one, 3), pace_of(one, 4000), pace_of(one, 4000, seed=1)
     np.testing.assert_array_equal(few.step, many.step[:3])
     np.testing.assert_array_equal(few.way, many.way[:3])
     assert not np.array_equal(other.step, many.step)
     assert np.log(many.step).mean() == pytest.approx(np.log(2), abs=0.03)
     assert np.log(many.step).std() == pytest.approx(0.5, abs=0.03)
-    down = many.way - 0.5 - 100 / 4.0
-    assert np.log(100 / down).mean() == pytest.approx(np.log(10), abs=0.03)
+    down = many.way - 0.5 - BYTES / 4.0
+    assert np.log(BYTES / down).mean() == pytest.approx(np.log(10), abs=0.03)
     assert abs(np.corrcoef(np.log(down), np.log(many.step))[0, 1]) < 0.05
 
 
 def test_clients_draw_devices_with_replacement() -> None:
-    population = fp.Population([1.0, 2.0, 4.0], download=[1.0, 0.5, 0.25], draw=True)
-    pace = population.pace(0, fp.fedavg(), np.ones(3000, np.int64), 1, 1)
+    pace = pace_of(fp.Population([1.0, 2.0, 4.0], download=[8.0, 4.0, 2.0], draw=True), 3000)
     np.testing.assert_array_equal(pace.step, pace.way)  # both are of one device
     shares = [np.mean(pace.step == seconds) for seconds in (1.0, 2.0, 4.0)]
     np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
@@ -142,85 +144,34 @@ def test_gradients_that_are_late_do_not_count() -> None:
 # ------------------------------------------------------------------------------- the deadline
 
 
-def test_a_deadline_turns_speeds_into_steps() -> None:
-    # 8 steps would be whole; these have time for 8, 5, 1 and none
-    population = fp.Population([0.001, 1.2, 6.0, 7.0, 1.0, 1.0], latency=0.1)
-    (work,) = work_of(
-        fp.fedprox(mu=0.0),
-        1,
-        population,
-        cohort=fp.Cohort(CLIENTS),
-        solver=fp.Solver(0.1, batch_size=10, steps=8),
-        systems=fp.Systems(deadline=6.2),
-    )
-    steps = dict(zip(work.jobs.client.tolist(), work.jobs.steps.tolist(), strict=True))
-    assert steps == {0: 8, 1: 5, 2: 1, 4: 6, 5: 6}
-    assert (work.stragglers, work.dropped, work.time) == (5, 1, 6.2)
-
-
 def test_a_deadline_of_whole_steps_is_whole_steps() -> None:
     # 0.3 / 0.1 and 0.6 / 0.2 fall just below 3 as floating-point numbers
     for deadline, seconds in ((0.3, 0.1), (0.6, 0.2)):
-        pace = fp.Population(seconds).pace(0, fp.fedavg(), np.ones(1, np.int64), BYTES, BYTES)
+        pace = pace_of(fp.Population(seconds), 1)
         assert pace.in_time(np.arange(1), deadline).tolist() == [3]
 
 
 def test_speeds_may_be_extreme() -> None:
-    pace = fp.Population([1.0, 1e-300, 0.0]).pace(
-        0, fp.fedavg(), np.ones(3, np.int64), BYTES, BYTES
-    )
+    pace = pace_of(fp.Population([1.0, 1e-300, 0.0]), 3)
     assert (pace.in_time(np.arange(3), 1e308) > 1e300).all()
-    late = fp.Population([1.0, 0.0], latency=1.0).pace(
-        0, fp.fedavg(), np.ones(2, np.int64), BYTES, BYTES
-    )
+    late = pace_of(fp.Population([1.0, 0.0], latency=1.0), 2)
     assert late.in_time(np.arange(2), 1.5).tolist() == [0, 0]
-
-
-def test_partial_work_is_kept_or_dropped() -> None:
-    # F_k(w) = (w - b_k)^2 / 2; two steps with rate 1 reach b_k, one does too
-    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    data = quadratic_federation([np.eye(1)] * 3, b)
-    solver = fp.Solver(1.0, batch_size="all", steps=2)
-    kept, dropped = (
-        one_run(
-            data,
-            quadratic_model(np.zeros(1)),
-            method,
-            solver,
-            systems=fp.Systems(deadline=1.0),
-            population=fp.Population([0.1, 0.6, 2.0]),
-        )
-        for method in (fp.fedprox(mu=0.0), fp.fedavg())
-    )
-    np.testing.assert_allclose(kept.params, [5.5])
-    np.testing.assert_allclose(dropped.params, [1.0])
-    assert (kept.final.stragglers, kept.final.dropped, kept.final.time) == (2, 1, 1.0)
-    assert (dropped.final.stragglers, dropped.final.dropped, dropped.final.time) == (2, 2, 1.0)
 
 
 def test_records_tell_the_time_and_targets_are_read_by_it() -> None:
     data = quadratic_federation([np.eye(1)] * 3, [np.ones(1)] * 3)
-    run = one_run(
-        data,
-        quadratic_model(np.zeros(1)),
-        fp.fedavg(),
-        fp.Solver(0.5, batch_size="all", steps=1),
-        population=fp.Population(3.0),
-        rounds=4,
-    )
+    same = data, quadratic_model(np.zeros(1)), fp.fedavg(), fp.Solver(0.5, "all", steps=1)
+    run, without = (one_run(*same, population=p, rounds=4) for p in (fp.Population(3.0), None))
     assert [record.time for record in run.history] == [0.0, 3.0, 6.0, 9.0, 12.0]
     target = fp.Target("train_loss", (run.history[1].train_loss + run.history[2].train_loss) / 2)
     assert run.rounds_to(target) == pytest.approx(1.5)
     assert run.time_to(target) == pytest.approx(4.5)
     assert run.time_to(fp.Target("train_loss", 1e-9)) is None
-    without = one_run(
-        data, quadratic_model(np.zeros(1)), fp.fedavg(), fp.Solver(0.5, "all", steps=1)
-    )
-    assert [record.time for record in without.history] == [None, None]
+    assert [record.time for record in without.history] == [None] * 5
     assert without.time_to(target) is None
     # a clock changes nothing but the time
-    timed = replace(without.final, measures={**without.final.measures, "time": 3.0})
-    assert str(timed.as_dict()) == str(run.history[1].as_dict())
+    timed = replace(without.final, measures={**without.final.measures, "time": 12.0})
+    assert str(timed.as_dict()) == str(run.final.as_dict())
 
 
 # -------------------------------------------------------- over-selection, losses, availability
@@ -253,11 +204,12 @@ def test_rounds_are_those_of_an_event_by_event_simulation(
     )
     events = Events(seconds, intervals if hours else None, dropout, deadline, drop, [0.0])
     for t, work in enumerate(found):
-        counts, late = events.round(t, over)
+        counts, count, partial = events.round(t, over)
         steps = dict(zip(work.jobs.client.tolist(), work.jobs.steps.tolist(), strict=True))
         assert steps == counts
         assert work.time == pytest.approx(events.now, abs=1e-9)
-        assert work.stragglers == late
+        lost = count - len(counts)
+        assert (work.clients, work.dropped, work.stragglers) == (count, lost, lost + partial)
         weights = np.array([SIZES[k] for k in work.jobs.client], float)
         np.testing.assert_allclose(work.jobs.weight, weights / max(weights.sum(), 1))
 
@@ -318,8 +270,8 @@ class Events(NamedTuple):
             return done, gone, "useless, lost" if useless else "lost"
         return done, takes, "useless" if useless else "message"
 
-    def round(self, t: int, over: float) -> tuple[dict[int, int], int]:
-        """The steps of the clients that count in a round, and how many could not finish."""
+    def round(self, t: int, over: float) -> tuple[dict[int, int], int, int]:
+        """The steps of a round's clients that count, how many began, and how many did a part."""
         on = self.wait()
         count = min(math.ceil(3 * over), len(on))
         chosen = [on[i] for i in generator(0, Purpose.COHORT, t).choice(len(on), count, False)]
@@ -335,32 +287,19 @@ class Events(NamedTuple):
                 end = self.deadline if waits else min(end, self.deadline)
         self.clock[0] += end
         partial = sum(done < 2 * -(-SIZES[k] // 10) for k, done in counts.items())
-        return counts, count - len(counts) + partial
+        return counts, count, partial
 
 
 def test_a_day_has_its_hours() -> None:
-    pace = fp.Population(available=fp.DayNight(hours=8.0, begins=22.0, zones=24)).pace(
-        0, fp.fedavg(), np.ones(2400, np.int64), BYTES, BYTES
-    )
+    zones = fp.DayNight(hours=8.0, begins=22.0, zones=24)
+    pace = pace_of(fp.Population(available=zones), 2400)
     everyone = np.arange(2400)
     shares = [(pace.hours.left(3600.0 * h, everyone) > 0).mean() for h in range(48)]
     np.testing.assert_allclose(shares, 8 / 24, atol=0.04)
-    alone = fp.Population(available=fp.DayNight(8.0, 22.0, zones=1)).pace(
-        0, fp.fedavg(), np.ones(1, np.int64), BYTES, BYTES
-    )
+    alone = pace_of(fp.Population(available=replace(zones, zones=1)), 1)
     on = [alone.hours.left(3600.0 * h, np.arange(1))[0] / 3600 for h in range(24)]
     assert on == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, *[0.0] * 16, 8.0, 7.0]
     assert alone.hours.wait(3600.0 * 10) == 12 * 3600.0
-
-
-def test_fast_clients_count_more_often_with_over_selection() -> None:
-    population = fp.Population([0.1, 0.2, 0.3, 0.4, 0.5, 5.0])
-    solver = fp.Solver(0.1, batch_size=10, steps=1)
-    cohort = fp.Cohort(3, over_selection=2.0)
-    found = work_of(fp.fedavg(), 3, population, cohort=cohort, solver=solver)
-    assert all(set(work.jobs.client) == {0, 1, 2} for work in found)
-    assert [work.time for work in found] == pytest.approx([0.3, 0.6, 0.9])
-    assert {(work.clients, work.stragglers, work.dropped) for work in found} == {(6, 3, 3)}
 
 
 # ------------------------------------------------------------------------------------- files
@@ -456,33 +395,11 @@ def test_a_population_that_cannot_be_is_refused(options: dict[str, Any], message
     assert message in str(error.value)
 
 
-PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0)
-
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    (
-        {"systems": fp.Systems(deadline=1.0)},
-        "no population in a simulation does not go with systems.deadline = 1.0",
-    ),
-    (
-        {"cohort": fp.Cohort(2, over_selection=1.5)},
-        "no population does not go with cohort.over_selection = 1.5",
-    ),
     ({"population": fp.Population([1.0] * 2)}, "2 numbers; the federation has 3 clients"),
     (
         {"population": fp.Population(available=fp.Intervals([4], [0.0], [1.0], 2.0))},
         "an interval of device 4; the federation has 3 clients",
-    ),
-    (
-        {"population": fp.Population(available=fp.DayNight()), "privacy": PRIVATE},
-        "since every client must always be as likely to be drawn",
-    ),
-    (
-        {
-            "population": fp.Population(1.0),
-            "cohort": fp.Cohort(1, over_selection=2.0),
-            "privacy": PRIVATE,
-        },
-        "since fast clients would take part more often; it must be 1",
     ),
     (
         {"population": fp.Population(9.0), "systems": fp.Systems(deadline=1.0)},
