@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -41,6 +41,10 @@ def test_a_window_is_what_padding_and_slicing_cut(images: Any, places: Any, flip
         np.testing.assert_array_equal(window, padded[top + 3 :, left + 3 :][:7, :7])
 
 
+FLAT = np.eye(75, dtype=np.uint8)[:2].reshape(2, 5, 5, 3) * 3
+"""Images whose deviation is 0.34, a little above the least."""
+
+
 @jax.jit
 def both(x: jax.Array, factor: jax.Array) -> Any:
     """Contrast, and whitening."""
@@ -48,6 +52,7 @@ def both(x: jax.Array, factor: jax.Array) -> Any:
 
 
 @settings(max_examples=25)
+@example(images=FLAT, factor=1.0)
 @given(images=arrays(np.uint8, (2, 5, 5, 3)), factor=st.floats(0.2, 1.8))
 def test_contrast_and_whitening_by_their_definitions(images: Any, factor: float) -> None:
     x = images.astype(np.float64)
@@ -77,9 +82,8 @@ def offsets(key: jax.Array, count: int) -> Any:
     return row - 12, column - 12, flip, found, number
 
 
-@pytest.mark.slow
 def test_feddyn_mirrors_half_and_moves_half_with_zeros_outside() -> None:
-    count = 8000
+    count = 4000
     top, left, flip, found, number = offsets(jax.random.key(0), count)
     assert flip.mean() == pytest.approx(0.5, abs=0.02)
     for k in range(0, count, 50):
