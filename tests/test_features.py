@@ -273,9 +273,13 @@ def test_sequences_count_positions_that_have_a_label() -> None:
     start = evaluate(model, weights, federation)
     np.testing.assert_allclose(start.train_loss, np.log(3), rtol=1e-6)
     assert start.test_accuracy == pytest.approx(1 / 6)  # argmax of equal outputs is class 0
-    weights[2, 1] = 9.0
-    measured = evaluate(model, weights, federation).by_client["test_accuracy"]
-    assert measured.tolist() == pytest.approx([1 / 3, 1.0])
+    weights[0, 0], weights[2, 1] = 5.0, 9.0
+    measured = evaluate(model, weights, federation)
+    assert measured.by_client["test_accuracy"].tolist() == pytest.approx([1 / 3, 1.0])
+    # the mean of the rows' means, over two positions with a label, over one, and over all three
+    first, last = np.log(1 + 2 * np.exp([-5.0, -9.0]))
+    expected = (first + 2.5 + np.log(3) + last) / 3
+    np.testing.assert_allclose(measured.train_loss, expected, rtol=1e-5)
     padded = replace(federation, train=Rows(x, np.where(labels < 0, -1, labels), rows.offsets))
     assert padded.train.labels.sum() == 6
     pairs = [(x[:2], labels[:2]), (x[2:], labels[2:])]

@@ -31,6 +31,8 @@ def test_synthetic_has_the_papers_shape_and_the_authors_sizes(many: Federation) 
     assert whole.min() >= 50
     # the median of LogNormal(4, 2) is exp(4)
     assert np.median(whole) == pytest.approx(50 + np.exp(4), rel=0.15)
+    # and a standard deviation above it exp(6)
+    assert np.quantile(whole, 0.841) == pytest.approx(50 + np.exp(6), rel=0.3)
     np.testing.assert_allclose(many.train.sizes / whole, 0.8, atol=0.02)
 
 
