@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import StepPatch
 from rich.console import Console
@@ -92,6 +93,13 @@ def source(name: str, *folders: str, content: bytes = CONTENT) -> Source:
 def enter(patch: pytest.MonkeyPatch, *files: Source) -> None:
     """Put a data set called `made` into the catalogue."""
     patch.setitem(CATALOGUE, "made", DataSet(datasets.synthetic, (), files))
+
+
+@pytest.fixture
+def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are empty, which saves most of the time of a test that reads what is said."""
+    for name in ("data_figure", "population_figure"):
+        monkeypatch.setattr(f"fedprox.cli.{name}", lambda *_: Figure(figsize=(1, 1)))
 
 
 def one_line(capsys: Any) -> str:
@@ -350,6 +358,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("_empty")
 def test_folders_that_cannot_be_written_are_one_line(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +402,7 @@ def test_describe_prints_both_and_draws(tmp_path: Path, capsys: Any) -> None:
     assert drawn.count("path") > 50
 
 
+@pytest.mark.usefixtures("_empty")
 def test_describe_draws_the_devices_of_an_experiment(tmp_path: Path, capsys: Any) -> None:
     file, out = tmp_path / "e.toml", tmp_path / "out"
     file.write_text(
@@ -422,12 +432,14 @@ def test_describe_draws_the_devices_of_an_experiment(tmp_path: Path, capsys: Any
     }
 
 
+@pytest.mark.usefixtures("_empty")
 def test_a_run_directory_keeps_its_own_figure(tmp_path: Path) -> None:
     (tmp_path / "figure.png").write_bytes(b"of the run")
     assert status("data", "describe", "synthetic", "--out", tmp_path) == 0
     assert (tmp_path / "figure.png").read_bytes() == b"of the run"
 
 
+@pytest.mark.slow
 def test_mnist_stands_beside_the_papers_table(data_dir: Path, tmp_path: Path, capsys: Any) -> None:
     flags = ("--data-dir", data_dir, "--out", tmp_path)
     assert status("data", "describe", "mnist", *flags) == 0
@@ -442,6 +454,7 @@ def test_mnist_stands_beside_the_papers_table(data_dir: Path, tmp_path: Path, ca
     assert "McMahan et al. 2017, section 3 train 100 60,000 600 0 2 -" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "low", "high"),
     [
@@ -471,6 +484,7 @@ def made(labels: list[list[int]], test: list[list[int]], classes: int) -> Federa
 parts = st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1), st.lists(st.integers(0, 4))))
 
 
+@settings(max_examples=30)
 @given(parts.filter(len))
 def test_statistics_are_those_of_a_plain_loop(drawn: list[tuple[list[int], list[int]]]) -> None:
     train, test = [a for a, _ in drawn], [b for _, b in drawn]

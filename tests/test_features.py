@@ -17,6 +17,7 @@ from fedprox import (
     Rows,
     Run,
     Solver,
+    evaluate,
     feddane,
     fedprox,
     simulate,
@@ -92,7 +93,10 @@ def test_kept_features_train_like_the_array_they_stand_for(kind: str) -> None:
     np.testing.assert_array_equal(np.asarray(kept[np.array([4, 0])]), array[[4, 0]])
     ours, plain = federation_of(kept), federation_of(array)
     model = linear(ours.features)
-    a, b = (train(each, model, evaluation=Evaluation()) for each in (ours, plain))
+    a, b = (
+        train(each, model, evaluation=Evaluation(gradients=kind == "vectors"))
+        for each in (ours, plain)
+    )
     np.testing.assert_array_equal(a.params, b.params)
     for record, other in zip(a.history, b.history, strict=True):
         assert str(record) == str(other)
@@ -265,13 +269,17 @@ def test_sequences_count_positions_that_have_a_label() -> None:
         return w[x]  # (B, 3, classes)
 
     model = Model(lambda _: jnp.zeros((3, 3)), apply)
-    start = train(federation, model, cohort=Cohort(2)).history[0]
+    weights = np.zeros((3, 3), np.float32)
+    start = evaluate(model, weights, federation)
     np.testing.assert_allclose(start.train_loss, np.log(3), rtol=1e-6)
     assert start.test_accuracy == pytest.approx(1 / 6)  # argmax of equal outputs is class 0
-    weights = jnp.zeros((3, 3)).at[2, 1].set(9.0)
-    assert client_measures(federation, model, weights)["test_accuracy"].tolist() == pytest.approx(
-        [1 / 3, 1.0]
-    )
+    weights[0, 0], weights[2, 1] = 5.0, 9.0
+    measured = evaluate(model, weights, federation)
+    assert measured.by_client["test_accuracy"].tolist() == pytest.approx([1 / 3, 1.0])
+    # the mean of the rows' means, over two positions with a label, over one, and over all three
+    first, last = np.log(1 + 2 * np.exp([-5.0, -9.0]))
+    expected = (first + 2.5 + np.log(3) + last) / 3
+    np.testing.assert_allclose(measured.train_loss, expected, rtol=1e-5)
     padded = replace(federation, train=Rows(x, np.where(labels < 0, -1, labels), rows.offsets))
     assert padded.train.labels.sum() == 6
     pairs = [(x[:2], labels[:2]), (x[2:], labels[2:])]

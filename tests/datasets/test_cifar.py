@@ -211,9 +211,9 @@ def test_the_real_cifar_10(real: Path) -> None:
     assert federation.test.sizes.tolist() == [100] * 100
     assert np.bincount(federation.train.y).tolist() == [5000] * 10
     # FedDyn's means and deviations are this set's
-    seen = np.asarray(federation.train.x[:10_000])
-    np.testing.assert_allclose(seen.mean(axis=(0, 1, 2)), 0, atol=0.02)
-    np.testing.assert_allclose(seen.std(axis=(0, 1, 2)), 1, atol=0.02)
+    seen = np.asarray(federation.train.x[:3_000])
+    np.testing.assert_allclose(seen.mean(axis=(0, 1, 2)), 0, atol=0.04)
+    np.testing.assert_allclose(seen.std(axis=(0, 1, 2)), 1, atol=0.04)
     # pictures are smooth both ways, which they would not be with rows or planes mixed up
     for axis in (1, 2):
         assert np.abs(np.diff(seen[:500], axis=axis)).mean() < 0.35

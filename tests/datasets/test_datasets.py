@@ -21,8 +21,8 @@ from fedprox.files.packed import read_idx
 
 @pytest.fixture(scope="module")
 def many() -> Federation:
-    """Eight hundred clients, whose means deviate by 3."""
-    return datasets.synthetic(0.0, 3.0, clients=800)
+    """Two hundred clients, whose means deviate by 3."""
+    return datasets.synthetic(0.0, 3.0, clients=200)
 
 
 def test_synthetic_has_the_papers_shape_and_the_authors_sizes(many: Federation) -> None:
@@ -30,18 +30,20 @@ def test_synthetic_has_the_papers_shape_and_the_authors_sizes(many: Federation) 
     assert many.train.x.shape[1:] == (60,)
     assert whole.min() >= 50
     # the median of LogNormal(4, 2) is exp(4)
-    assert np.median(whole) == pytest.approx(50 + np.exp(4), rel=0.1)
+    assert np.median(whole) == pytest.approx(50 + np.exp(4), rel=0.15)
+    # and a standard deviation above it exp(6)
+    assert np.quantile(whole, 0.841) == pytest.approx(50 + np.exp(6), rel=0.3)
     np.testing.assert_allclose(many.train.sizes / whole, 0.8, atol=0.02)
 
 
 def test_beta_is_the_standard_deviation_of_the_clients_means(many: Federation) -> None:
     means = np.array([many.train.client(k)[0].mean() for k in range(len(many))])
     # mean of 60 features: N(B_k, 1/60) + sampling noise, B_k ~ N(0, 3^2)
-    assert means.std() == pytest.approx(3.0, rel=0.05)
+    assert means.std() == pytest.approx(3.0, rel=0.1)
 
 
 @given(alpha=st.floats(0, 50), seed=st.integers(0, 99))
-@settings(max_examples=10)
+@settings(max_examples=3)
 def test_no_label_depends_on_the_mean_of_a_clients_parameters(alpha: float, seed: int) -> None:
     plain, moved = (datasets.synthetic(a, 1.0, seed=seed).train for a in (0.0, alpha))
     np.testing.assert_array_equal(moved.x, plain.x)
@@ -71,7 +73,7 @@ def test_iid_clients_share_features_and_labelling_and_others_do_not() -> None:
 def test_the_drafts_iid_set_moves_the_features_of_all_clients_by_one_normal_vector() -> None:
     """The draft of Li et al. 2020, appendix C.1: each element of v is drawn from N(0, 1)."""
     means = []
-    for seed in range(5):
+    for seed in range(2):
         plain = datasets.synthetic(iid=True, seed=seed).train
         moved = datasets.synthetic(iid=True, random_mean=True, seed=seed).train
         np.testing.assert_array_equal(moved.sizes, plain.sizes)
@@ -79,7 +81,7 @@ def test_the_drafts_iid_set_moves_the_features_of_all_clients_by_one_normal_vect
         np.testing.assert_allclose(apart, np.broadcast_to(apart[0], apart.shape), atol=1e-5)
         assert not np.array_equal(moved.y, plain.y)
         means.append(apart[0])
-    drawn = np.concatenate(means)  # 300 numbers
+    drawn = np.concatenate(means)  # 120 numbers
     assert abs(drawn.mean()) < 0.2
     assert 0.85 < drawn.std() < 1.15
     assert len(np.unique(drawn)) == drawn.size
@@ -133,6 +135,7 @@ def test_feddyns_synthetic_refuses_sizes_that_no_computer_counts() -> None:
         datasets.synthetic_feddyn("type3", gamma=60)
 
 
+@settings(max_examples=25)
 @given(rows=st.integers(1, 500), clients=st.integers(1, 50), seed=st.integers(0, 99))
 def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: int) -> None:
     if clients > rows:
@@ -144,6 +147,7 @@ def test_iid_deals_out_every_row_once_and_evenly(rows: int, clients: int, seed: 
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@settings(max_examples=25)
 @given(clients=st.integers(1, 20), seed=st.integers(0, 99))
 def test_shards_deal_out_every_row_once_with_few_labels_each(clients: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), 40))
@@ -154,6 +158,7 @@ def test_shards_deal_out_every_row_once_with_few_labels_each(clients: int, seed:
     assert most <= 2 * (-(-400 // (2 * clients) // 40) + 1)
 
 
+@settings(max_examples=25)
 @given(clients=st.integers(1, 20), seed=st.integers(0, 99))
 def test_shards_of_spread_sizes_are_cut_alike_in_both_sets(clients: int, seed: int) -> None:
     labels, others = (np.repeat(np.arange(10), rows) for rows in (400, 40))
@@ -170,6 +175,7 @@ def test_shards_of_spread_sizes_are_cut_alike_in_both_sets(clients: int, seed: i
     assert clients == 1 or np.ptp(sizes) > 1
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 99))
 def test_two_class_power_law_uses_no_row_twice_and_two_classes_each(seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(4), 300))
@@ -189,6 +195,7 @@ def test_two_class_power_law_says_what_it_needs() -> None:
         partition.two_class_power_law(labels, clients=40, seed=0)
 
 
+@pytest.mark.slow
 def test_mnist_power_law_has_the_papers_statistics(data_dir: Path) -> None:
     federation = datasets.mnist(data_dir=data_dir)
     whole = federation.train.sizes + federation.test.sizes
@@ -204,6 +211,7 @@ def test_mnist_power_law_has_the_papers_statistics(data_dir: Path) -> None:
     np.testing.assert_allclose(np.median(pixels.std(axis=0)[varied]), 1, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["iid", "shards"])
 def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
     kind: Any, data_dir: Path
@@ -221,6 +229,7 @@ def test_mnist_of_mcmahan_has_600_images_each_and_the_official_test_set(
         assert max(labels) <= 4
 
 
+@pytest.mark.slow
 def test_unbalanced_shards_of_mnist_are_of_few_digits_and_spread_sizes(data_dir: Path) -> None:
     federation = datasets.mnist("shards", size_spread=1.0, data_dir=data_dir)
     sizes = federation.train.sizes
@@ -235,6 +244,7 @@ def test_unbalanced_shards_of_mnist_are_of_few_digits_and_spread_sizes(data_dir:
     assert np.mean(shared) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_mnist_of_acar_has_their_sizes_mixes_and_the_official_test_set(
     spread: float, data_dir: Path
@@ -253,6 +263,7 @@ def test_mnist_of_acar_has_their_sizes_mixes_and_the_official_test_set(
     np.testing.assert_allclose(tests, counts * tests.sum(axis=0) / counts.sum(axis=0), atol=1)
 
 
+@pytest.mark.slow
 def test_mnist_by_writer(data_dir: Path) -> None:
     if not (data_dir / "mnist" / "qmnist-train-labels-idx2-int.gz").is_file():
         pytest.skip("no QMNIST labels: put them in mnist/ of FEDPROX_DATA")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flax.serialization import msgpack_serialize
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import InputError, datasets
@@ -28,6 +28,7 @@ def _own_cache(tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPROX_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@settings(max_examples=25)
 @given(
     each=st.integers(60, 4000),
     clients=st.integers(1, 60),
@@ -93,6 +94,7 @@ def emnist(data_dir: Path) -> Path:
     return data_dir
 
 
+@pytest.mark.slow
 def test_letters_have_the_papers_clients_and_classes(emnist: Path) -> None:
     federation = datasets.femnist(data_dir=emnist)
     whole = federation.train.sizes + federation.test.sizes
@@ -107,6 +109,7 @@ def test_letters_have_the_papers_clients_and_classes(emnist: Path) -> None:
     assert pixels.min() == 0
 
 
+@pytest.mark.slow
 def test_letters_26_have_twenty_classes_and_heavier_tails(emnist: Path) -> None:
     federation = datasets.femnist("letters-26", data_dir=emnist)
     whole = federation.train.sizes + federation.test.sizes
@@ -117,6 +120,7 @@ def test_letters_26_have_twenty_classes_and_heavier_tails(emnist: Path) -> None:
     assert max(most) == 20
 
 
+@pytest.mark.slow
 def test_writers_keep_their_rows_and_their_files_split(emnist: Path) -> None:
     federation = datasets.femnist("writers", data_dir=emnist)
     assert (len(federation), federation.classes) == (300, 62)  # the draft: 900
@@ -126,6 +130,7 @@ def test_writers_keep_their_rows_and_their_files_split(emnist: Path) -> None:
     assert np.asarray(federation.train.x).max() == 1
 
 
+@pytest.mark.slow
 def test_some_writers_are_chosen_at_random_and_keep_their_rows(emnist: Path) -> None:
     whole = datasets.femnist("writers", data_dir=emnist)
     some, again, others = (
@@ -285,6 +290,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
             datasets.femnist("writers", data_dir=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_emnist_l_of_the_file_without_a_split(partition: Any, emnist: Path) -> None:
     if not (emnist / "emnist" / "emnist_letters_a_to_j.npz").is_file():

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Examples, InputError, datasets
@@ -21,6 +21,7 @@ def numbers(partition: str, clients: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
+@settings(max_examples=12)
 @given(clients=st.integers(2, 8), seed=st.integers(0, 99))
 def test_no_row_goes_to_two_clients_and_none_is_lost_or_loses_its_label(
     partition: Any, clients: int, seed: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import InputError
@@ -115,13 +115,13 @@ def test_dirichlet_by_client_has_the_papers_label_skew(
 
 @pytest.mark.slow
 def test_where_rows_are_plenty_a_clients_mix_is_a_dirichlet_draw() -> None:
-    labels = np.random.default_rng(0).integers(0, 4, 80_000)
+    labels = np.random.default_rng(0).integers(0, 4, 16_000)
     parts = partition.dirichlet_by_client(labels, clients=40, concentration=1e6, seed=0)
-    assert np.abs(shares(labels, parts)[:, :4] - 0.25).max() < 0.05
+    assert np.abs(shares(labels, parts)[:, :4] - 0.25).max() < 0.1
     # a share of Dirichlet(a, ..., a) over C classes has variance (C - 1) / (C^2 (C a + 1))
     found = []
-    for seed in range(20):
-        # the first tenth of the picks, before any class runs out
+    for seed in range(12):
+        # the first half of the picks, before any class runs out
         first = partition.dirichlet_by_client(labels, clients=40, concentration=0.6, seed=seed)
         counts = np.array([np.bincount(labels[part[:200]], minlength=4) for part in first])
         found.append((counts / 200).var())
@@ -149,16 +149,17 @@ def redraw(rng: np.random.Generator, rows: int, concentration: float) -> int:
 
 def test_dirichlet_by_client_is_the_authors_drawing_again() -> None:
     rng = np.random.default_rng(0)
-    theirs = np.bincount([redraw(rng, 4, 1.5) for _ in range(8000)], minlength=5) / 8000
+    theirs = np.bincount([redraw(rng, 4, 1.5) for _ in range(2500)], minlength=5) / 2500
     labels = np.repeat([0, 1], 4)
     ours = np.zeros(5)
-    for seed in range(8000):
+    for seed in range(2500):
         part = partition.dirichlet_by_client(labels, clients=2, concentration=1.5, seed=seed)[0]
-        ours[(labels[part] == 0).sum()] += 1 / 8000
-    # a frequency of 8000 draws has a standard error of at most 0.0056
+        ours[(labels[part] == 0).sum()] += 1 / 2500
+    # a frequency of 2500 draws has a standard error of at most 0.01
     np.testing.assert_allclose(ours, theirs, atol=0.03)
 
 
+@settings(max_examples=30)
 @given(
     labels=labelled(),
     clients=st.integers(1, 8),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Federation, InputError, datasets
@@ -62,6 +62,7 @@ def text_of(windows: Any, row: int) -> str:
 # Shakespeare by role
 
 
+@pytest.mark.slow
 def test_all_roles_have_leafs_windows(plays: Path) -> None:
     federation = datasets.shakespeare(clients=1130, data_dir=plays)
     sizes = whole(federation)
@@ -75,6 +76,7 @@ def test_all_roles_have_leafs_windows(plays: Path) -> None:
     assert federation.features.shape == (80,)
 
 
+@pytest.mark.slow
 def test_143_roles_are_a_draw_like_the_papers(plays: Path) -> None:
     draws = [datasets.shakespeare(seed=seed, data_dir=plays) for seed in range(8)]
     means = [whole(federation).mean() for federation in draws]
@@ -89,6 +91,7 @@ def test_143_roles_are_a_draw_like_the_papers(plays: Path) -> None:
     assert shares == pytest.approx(0.8, abs=0.001)
 
 
+@pytest.mark.slow
 def test_a_window_is_followed_by_its_label(plays: Path) -> None:
     federation = datasets.shakespeare(clients=1130, split="time", data_dir=plays)
     hamlet = federation.names.index("THE_TRAGEDY_OF_HAMLET_PRINCE_OF_DENMARK_HAM")
@@ -103,6 +106,7 @@ def test_a_window_is_followed_by_its_label(plays: Path) -> None:
     assert x.text.nbytes < 4.4e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["random", "time"])
 def test_a_random_split_overlaps_and_one_by_time_does_not(split: Any, plays: Path) -> None:
     federation = datasets.shakespeare(split=split, data_dir=plays)
@@ -115,6 +119,7 @@ def test_a_random_split_overlaps_and_one_by_time_does_not(split: Any, plays: Pat
             assert apart == (split == "time")
 
 
+@pytest.mark.slow
 def test_feddyns_roles_have_2000_consecutive_windows(plays: Path) -> None:
     federation = datasets.shakespeare("roles-2000", data_dir=plays)
     assert (len(federation), set(federation.train.sizes)) == (100, {2000})
@@ -126,6 +131,7 @@ def test_feddyns_roles_have_2000_consecutive_windows(plays: Path) -> None:
         assert train[-1] + 80 < test[0]
 
 
+@pytest.mark.slow
 def test_feddyns_iid_clients_share_no_window(plays: Path) -> None:
     federation = datasets.shakespeare("iid-2000", data_dir=plays)
     starts = np.concatenate([federation.train.x.starts, federation.test.x.starts])
@@ -133,6 +139,7 @@ def test_feddyns_iid_clients_share_no_window(plays: Path) -> None:
     assert (np.abs(np.diff(federation.train.x.starts)) > 1).mean() > 0.99
 
 
+@pytest.mark.slow
 def test_lines_have_the_papers_characters(plays: Path) -> None:
     federation = datasets.shakespeare("lines", data_dir=plays)
     assert (len(federation), federation.classes) == (1145, 258)  # the paper: 1,146
@@ -146,6 +153,7 @@ def test_lines_have_the_papers_characters(plays: Path) -> None:
     assert federation.test.sizes.min() >= 1
 
 
+@pytest.mark.slow
 def test_lines_are_spelled_out(plays: Path) -> None:
     federation = datasets.shakespeare("lines", data_dir=plays)
     hamlet = federation.names.index("THE_TRAGEDY_OF_HAMLET_PRINCE_OF_DENMARK_HAM")
@@ -158,6 +166,7 @@ def test_lines_are_spelled_out(plays: Path) -> None:
     assert (y[len(line) + 1 :] == -1).all()
 
 
+@pytest.mark.slow
 def test_lines_iid_are_the_same_lines_dealt_evenly(plays: Path) -> None:
     by_role, iid = (datasets.shakespeare(p, data_dir=plays) for p in ("lines", "lines-iid"))
     assert len(iid) == len(by_role)
@@ -290,6 +299,7 @@ LINE = st.one_of(
 )
 
 
+@settings(max_examples=25)
 @given(lines=st.lists(LINE, max_size=30))
 def test_any_text_has_roles_or_none(lines: list[str]) -> None:
     roles = read_roles(lines)
@@ -298,6 +308,7 @@ def test_any_text_has_roles_or_none(lines: list[str]) -> None:
     assert sum(map(len, roles.values())) <= len(lines)
 
 
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 30), max_size=6),
     width=st.integers(1, 12),
@@ -317,6 +328,7 @@ def test_unrolled_rows_hold_every_pair_once_and_in_order(lengths: list[int], wid
 # Sentiment140
 
 
+@pytest.mark.slow
 def test_leafs_tweets_by_user(tweets: Path) -> None:
     everyone = datasets.sent140(least=1, clients=2875, data_dir=tweets)
     assert (len(everyone), whole(everyone).sum()) == (2875, 16_025)
@@ -337,12 +349,14 @@ def test_leafs_tweets_by_user(tweets: Path) -> None:
         datasets.sent140(least=31, data_dir=tweets)
 
 
+@pytest.mark.slow
 def test_frequent_words_have_low_ids(tweets: Path) -> None:
     federation = datasets.sent140(least=5, clients=1473, data_dir=tweets)
     counts = np.bincount(federation.train.x[federation.train.x > 0], minlength=10_000)[1:]
     assert (np.diff(counts) <= 0).all()
 
 
+@pytest.mark.slow
 def test_capitals_are_unknown_to_glove_if_kept(tweets: Path, tmp_path: Path) -> None:
     words = tmp_path / "vectors.txt"
     words.write_text("".join(f"{w} {i} 1\n" for i, w in enumerate(["i", "the", "to", "!"], 1)))
@@ -553,6 +567,7 @@ def test_damaged_vectors_are_named(content: str, message: str, tmp_path: Path) -
 # Posts
 
 
+@pytest.mark.slow
 def test_posts_of_real_authors(messages: Path) -> None:
     federation = datasets.posts("ubuntu-irc/messages.tsv.gz", data_dir=messages)
     assert federation.classes == 10_000

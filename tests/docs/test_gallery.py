@@ -1,7 +1,6 @@
 """The examples of the gallery run, each with a figure, and are short."""
 
 import ast
-import runpy
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -9,10 +8,11 @@ import pytest
 
 from fedprox.report.notebook_figure import NotebookFigure
 from fedprox_docs.gallery import ORDER
+from tests.docs.notebooks import run
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
-QUICK = ("client_drift", "partition_skew")
+QUICK = ("partition_skew",)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ QUICK = ("client_drift", "partition_skew")
 def test_an_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plt.switch_backend("agg")
-    names = runpy.run_path(str(path), run_name="__main__")
+    names = run(path)
     drawn = len(plt.get_fignums())
     drawn += sum(isinstance(value, NotebookFigure) for value in names.values())
     plt.close("all")

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
 EXPERIMENT = """
 rounds = 2
 validation_share = 0.2
-evaluation = {by_client = true, fine_tune = 2, client_records = true}
+evaluation = {gradients = false, by_client = true, fine_tune = 2, client_records = true}
 data = {name = "synthetic", clients = 4}
 cohort = {clients_per_round = 2}
 faults = {policy = "drop"}

@@ -1,6 +1,5 @@
 """The threat model names a test for each claim, and these tests exist."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -15,9 +14,8 @@ def test_every_test_that_the_page_names_exists() -> None:
     named = NAMED.findall(PAGE.read_text(encoding="utf-8"))
     assert len(named) > 20
     for path, function in named:
-        parsed = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
-        functions = {node.name for node in parsed.body if isinstance(node, ast.FunctionDef)}
-        assert function in functions, f"{path}::{function}"
+        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        assert f"\ndef {function}(" in text, f"{path}::{function}"
 
 
 def test_every_claim_of_a_table_names_a_test() -> None:

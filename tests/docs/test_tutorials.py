@@ -7,18 +7,12 @@ import pytest
 from tests.docs.notebooks import TUTORIALS, cells, run
 
 NOTEBOOKS = sorted(path for path in TUTORIALS.glob("*.md") if path.stem != "index")
-QUICK = ("own-method",)
 NEEDS = {"pre-trained": "tokenizers"}
 """Optional extras without which a tutorial is skipped."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
-        for path in NOTEBOOKS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem], reason="an optional extra")

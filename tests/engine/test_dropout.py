@@ -1,6 +1,7 @@
 """Models whose outputs are random in training: what the draws are like, and what they depend on."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 
 import fedprox as fp
 from fedprox.engine.compiled import layout
+from fedprox.model.model import outputs_of
 from fedprox.report.records import metrics_line
 from fedprox.streams import Purpose, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
@@ -30,6 +32,7 @@ class Net(nnx.Module):
         return self.head(self.again(self.dropout(jnp.tanh(self.body(x)))))
 
 
+@cache
 def net(rate: float) -> fp.Model:
     return fp.Model.from_nnx(lambda rngs: Net(rate, rngs))
 
@@ -50,6 +53,7 @@ def same(one: fp.Run, other: fp.Run) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
+@cache
 def shifted(start: float) -> fp.Model:
     """Loss (w + u - b)^2 / 2 of one draw u of a mini-batch in training, and without u else."""
     plain = quadratic_model(np.array([start]))
@@ -106,44 +110,49 @@ def test_augmentation_has_another_key_and_keeps_its_own() -> None:
     np.testing.assert_allclose(run.params, [expected], rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_dropout_of_nothing_changes_nothing() -> None:
-    still = train(replace(net(0.0), train=None))
-    found, dropped = train(net(0.0)), train(net(0.5))
-    for run in (found, dropped):
-        # the same beginning, and no draw in what is measured there
-        assert run.history[0].train_loss == still.history[0].train_loss
-    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(still.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    assert not same(dropped, still)
+def test_dropout_changes_training_alone_and_none_of_it_nothing() -> None:
+    none, half = net(0.0), net(0.5)
+    # a part of it is frozen, which keeps the dropout
+    frozen = fp.freeze(half, jax.jit(half.init)(jax.random.key(0)), ["body"])
+
+    @jax.jit
+    def outputs(x: jax.Array, key: jax.Array) -> Any:
+        params, rest = half.init(jax.random.key(0)), frozen.init(jax.random.key(0))
+        trained = [outputs_of(each, params, x, key) for each in (none, half)]
+        in_part = outputs_of(frozen, rest, x, key)
+        return none.apply(params, x), half.apply(params, x), *trained, in_part
+
+    x = np.asarray(FEDERATION.train.x[:4])
+    plain, applied, trained, dropped, in_part = outputs(x, jax.random.key(1))
+    np.testing.assert_array_equal(applied, plain)
+    np.testing.assert_allclose(trained, plain, rtol=1e-6)
+    assert (np.asarray(dropped) != plain).any()
+    np.testing.assert_allclose(in_part, dropped, rtol=1e-5)
 
 
 def test_a_layer_that_drops_half_keeps_its_mean_and_evaluation_is_deterministic() -> None:
     model = fp.Model.from_nnx(lambda rngs: nnx.Dropout(0.5, rngs=rngs), correct=None)
     assert model.train is not None
-    x = jnp.ones((2000, 3))
-    first, second = (model.train({}, x, jax.random.key(k)) for k in range(2))
+    x = np.ones((2000, 3), np.float32)
+    two = fp.Model.from_nnx(
+        lambda rngs: nnx.Sequential(nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
+    )
+    assert two.train is not None
+    train = model.train, model.train, two.train
+    first, second, both = jax.jit(
+        lambda x: [each({}, x, jax.random.key(k)) for k, each in enumerate(train)]
+    )(x)
     assert set(np.unique(first)) == {0.0, 2.0}
     assert float(first.mean()) == pytest.approx(1, abs=0.05)
     assert not np.array_equal(first, second)
     # two layers draw independently
-    both = np.asarray(net_of_two(x, jax.random.key(0)))
-    assert (both > 0).mean() == pytest.approx(0.25, abs=0.03)
+    assert (np.asarray(both) > 0).mean() == pytest.approx(0.25, abs=0.03)
 
 
-def net_of_two(x: jax.Array, key: jax.Array) -> jax.Array:
-    model = fp.Model.from_nnx(
-        lambda rngs: nnx.Sequential(nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
-    )
-    assert model.train is not None
-    return model.train({}, x, key)
-
-
-@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_runs_repeat_and_do_not_depend_on_calls(gradients: bool) -> None:
+def test_runs_repeat_and_do_not_depend_on_calls() -> None:
     model = net(0.5)
     run, often = (
-        train(model, evaluation=fp.Evaluation(every, gradients=gradients)) for every in (3, 1)
+        train(model, evaluation=fp.Evaluation(every, gradients=False)) for every in (3, 1)
     )
     assert same(run, often)
     assert metrics_line(run.final) == metrics_line(often.final)
@@ -163,12 +172,6 @@ def test_runs_do_not_depend_on_lanes_and_devices(monkeypatch: pytest.MonkeyPatch
     # what is measured is what `apply` gives
     found = fp.evaluate(model, run.params, FEDERATION)
     assert found.train_loss == pytest.approx(run.final.train_loss, rel=1e-5)
-
-
-def test_frozen_parts_and_dropout_go_together() -> None:
-    model = net(0.5)
-    part = fp.freeze(model, model.init(jax.random.key(0)), ["body"])
-    assert not same(train(part), train(replace(part, train=None)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fedprox as fp
 from fedprox import cli
 from fedprox.algorithms.server import RULES
-from fedprox.experiment import CATALOGUES, Experiment, Key, keys, keys_of, parse
+from fedprox.experiment import CATALOGUES, Experiment, keys, keys_of, parse
 from fedprox.experiment.listing import as_toml, plain
 from fedprox.experiment.schema import table_of
 from fedprox.experiment.sections import HEADERS, NAMED
@@ -31,13 +31,13 @@ def test_each_key_is_listed_once_under_its_section() -> None:
     assert set(places) == expected
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
-def test_a_row_says_everything(row: Key) -> None:
-    assert row.description.endswith(".")
-    assert row.description.isprintable()
-    assert row.type
-    if row.default not in ("", "required"):
-        parse_toml(f"key = {row.default}")
+def test_a_row_says_everything() -> None:
+    for row in ROWS:
+        assert row.description.endswith("."), row
+        assert row.description.isprintable(), row
+        assert row.type, row
+        if row.default not in ("", "required"):
+            parse_toml(f"key = {row.default}")
 
 
 def test_rows_hold_types_and_defaults() -> None:

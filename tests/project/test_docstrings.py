@@ -59,41 +59,23 @@ def test_the_template_is_checked_on_all_names() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_docstring_begins_with_one_line(name: str) -> None:
-    summary, *rest = inspect.cleandoc(PUBLIC[name].__doc__ or "").splitlines()
-    assert re.fullmatch(r"[A-Z].*\.", summary)
-    assert not rest or not rest[0]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_sections_are_in_order(name: str) -> None:
-    known = [section for section in sections(PUBLIC[name]) if section]
-    assert known == [section for section in SECTIONS if section in known]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_each_parameter_is_documented_in_its_place(name: str) -> None:
+def test_a_docstring_follows_the_template(name: str) -> None:
     value = PUBLIC[name]
+    summary, *rest = inspect.cleandoc(value.__doc__ or "").splitlines()
+    assert re.fullmatch(r"[A-Z].*\.", summary), "it begins with one line"
+    assert not rest or not rest[0], "it begins with one line"
     parts = sections(value)
-    parameters = list(inspect.signature(value).parameters)
+    known = [section for section in parts if section]
+    assert known == [section for section in SECTIONS if section in known], "the order of sections"
+    signature = inspect.signature(value)
     text = parts.get("Args", "") + (parts.get("Attributes", "") if inspect.isclass(value) else "")
-    assert documented(text)[: len(parameters)] == parameters
-
-
-@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if inspect.isfunction(value)])
-def test_a_function_says_what_it_returns(name: str) -> None:
-    returns = inspect.signature(PUBLIC[name]).return_annotation
-    assert (returns is None) != ("Returns" in sections(PUBLIC[name]))
-
-
-@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if value not in RETURNED])
-def test_there_is_an_example(name: str) -> None:
-    assert ">>> " in sections(PUBLIC[name]).get("Example", "")
-
-
-@pytest.mark.parametrize("name", [n for n, value in PUBLIC.items() if value in CITED])
-def test_methods_data_sets_and_models_link_to_their_source(name: str) -> None:
-    assert re.search(r"`[^`]+<https://[^>]+>`_", sections(PUBLIC[name]).get("References", ""))
+    assert documented(text)[: len(signature.parameters)] == list(signature.parameters)
+    if inspect.isfunction(value):
+        assert (signature.return_annotation is None) != ("Returns" in parts)
+    if value not in RETURNED:
+        assert ">>> " in parts.get("Example", "")
+    if value in CITED:
+        assert re.search(r"`[^`]+<https://[^>]+>`_", parts.get("References", "")), "its source"
 
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "api"

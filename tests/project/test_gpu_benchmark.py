@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +21,6 @@ from benchmarks.gpu_parts.checks import (
     CHEAP,
     CHECKS,
     FOR_CPUS,
-    METHODS,
     REHEARSED,
     TESTS,
     difference,
@@ -33,7 +31,7 @@ from benchmarks.gpu_parts.part import FIGURES, Part, append, part_from_json
 from benchmarks.gpu_parts.summary import markdown, write_summary
 from benchmarks.models import ROWS, cells, measure, row_named
 from experiments import ITEMS
-from fedprox import Evaluation, Federation, Solver, simulate
+from fedprox import Evaluation, Federation, Solver
 from fedprox.engine.planning.jobs import pack
 
 
@@ -264,15 +262,15 @@ def test_a_model_in_bfloat16_computes_nearly_the_same() -> None:
     federation = row.federation(1)
     model = row.model(federation)
     low = in_bfloat16(model)
-    params = model.init(jax.random.key(0))
-    x = jnp.asarray(federation.train.x[:5])
-    exact, near = model.apply(params, x), low.apply(params, x)
-    assert near.dtype == jnp.float32
+    params = jax.jit(model.init)(jax.random.key(0))
+    x = np.asarray(federation.train.x[:5])
+    exact, near = jax.jit(lambda *given: [each.apply(*given) for each in (model, low)])(params, x)
+    assert near.dtype == np.float32
     assert 1e-5 < difference(near, exact) < 0.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*CHEAP, *(f"NumPy oracle: {m}" for m in METHODS)}))
+@pytest.mark.parametrize("name", CHEAP)
 def test_the_checks_hold_here(name: str) -> None:
     assert CHECKS[name]().get("difference", 0.0) < 1e-5
 
@@ -281,10 +279,8 @@ def test_a_check_fails_if_lanes_give_another_model(monkeypatch: pytest.MonkeyPat
     shifts = iter(range(100))
 
     def disturbed(*args: Any, **options: Any) -> Any:
-        (run,) = simulate(*args, **options)
-        shift = next(shifts)
-        run.params = jax.tree.map(lambda a: a + shift, run.params)
-        return [run]
+        del args, options
+        return [SimpleNamespace(params=np.ones(3) + next(shifts))]
 
     monkeypatch.setattr("fedprox.simulate", disturbed)
     with pytest.raises(AssertionError, match="several lanes and of one differ"):
@@ -309,6 +305,7 @@ def test_the_tests_that_are_run_or_left_out_exist() -> None:
         assert f"def {function}(" in (environment.ROOT / file).read_text()
 
 
+@pytest.mark.slow
 def test_steps_are_timed_beside_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loop:
         """What `benchmarks.torch_models` has, without torch."""

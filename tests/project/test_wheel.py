@@ -28,7 +28,8 @@ def python(environment: Path, *arguments: str | Path, cwd: Path) -> str:
 def installed(folder: Path, *packages: str | Path) -> Path:
     """A new environment with some packages."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python(folder, "-m", "pip", "install", "--quiet", "--retries", "1", *packages, cwd=folder)
+    options = ("--quiet", "--no-compile", "--retries", "1")  # few of its modules are imported
+    python(folder, "-m", "pip", "install", *options, *packages, cwd=folder)
     return folder
 
 

@@ -421,9 +421,9 @@ def save(
         >>> import fedprox as fp
         >>> federation = fp.datasets.synthetic(clients=4)
         >>> model = fp.models.logistic(federation)
-        >>> solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=3)
+        >>> solver = fp.Solver(learning_rate=0.1, batch_size=10, epochs=1)
         >>> runs = fp.simulate(
-        ...     federation, model, fp.fedavg(), solver=solver, cohort=fp.Cohort(2), rounds=1
+        ...     federation, model, fp.fedavg(), solver=solver, cohort=fp.Cohort(2), rounds=2
         ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fp.save(runs, folder, federation=federation, model=model)

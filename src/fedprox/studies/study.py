@@ -89,7 +89,8 @@ def study(
         ...     solver=fp.Solver(learning_rate=[0.01, 0.1], batch_size=10, epochs=2),
         ...     cohort=fp.Cohort(clients_per_round=2),
         ...     rounds=2,
-        ...     seeds=[0, 1, 2],
+        ...     evaluation=fp.Evaluation(gradients=False),
+        ...     seeds=[0, 1],
         ...     progress=False,
         ... )
         >>> found.table().columns
