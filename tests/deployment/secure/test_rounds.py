@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +14,13 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedprox.deployment import node as node_module
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.policy import Policy, SecurePolicy
+from fedprox.deployment.policy import Policy
 from fedprox.deployment.secure_sum import OperatorSum
 from fedprox.deployment.wire import (
     Answer,
@@ -35,83 +33,37 @@ from fedprox.deployment.wire import (
 )
 from fedprox.errors import InputError
 from fedprox.parts.part import mean_of
-from fedprox.parts.privacy.accounting import epsilon_together
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together
 from fedprox.results.run import Run
 from tests.deployment.federations import (
-    EVERYTHING,
     FEDPROX,
     STATEFUL,
     Site,
     apart,
     deployed,
-    nodes_of,
     table_of,
     unreliable,
     vector,
 )
-from tests.deployment.secure.sums import identities
+from tests.deployment.secure.conftest import (
+    NODES,
+    ONE_ROUND,
+    PLAIN,
+    SECURE,
+    SIZES,
+    TABLE,
+    Fresh,
+    answers,
+    operator_lines,
+)
+from tests.variants import mostly_slow
 
-NODES = 5
-SECURE = {"secure": {"threshold": 3, "bound": 10.0}}
-SIZES: dict[str, Any] = {
-    "client_rows": 20,  # of every client, so that nodes share compiled programs
-    "data": {"clients": NODES},
-    "cohort": {"clients_per_round": NODES},
-}
-PLAIN = table_of(FEDPROX, **SIZES, rounds=2, evaluation={"every": 1})
-TABLE = PLAIN | {"deployment": SECURE}
-ONE_ROUND = TABLE | {"rounds": 1}
-
-Fresh = Callable[..., list[Site]]
-
-
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
-    """Five sites without a past, with a policy of secure sums unless told otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_module, "METHODS_KEPT", 100)
-        first = nodes_of(PLAIN, tmp_path_factory.mktemp("first"), NODES)
-        known = identities([node.name for node in first])
-
-        def sites(folder: Path, *, secure: bool = True, threshold: int = 3) -> list[Site]:
-            policy = (
-                EVERYTHING.model_copy(
-                    update={"secure": SecurePolicy(threshold=threshold, peers={})}
-                )
-                if secure
-                else EVERYTHING
-            )
-            made = []
-            for old in first:
-                own = known[old.name] if secure else None
-                new = Node(old.name, old.federation, folder / old.name, policy, own)
-                new._methods, new._data = old._methods, old._data
-                made.append(Site(new))
-            return made
-
-        yield sites
+METHODS = {"fedprox": FEDPROX, **{each["name"]: each for each in STATEFUL}}
 
 
-def answers(sites: Sequence[Site]) -> list[Callable[[Parcel], Parcel]]:
-    """What the sites answer."""
-    return [site.answer for site in sites]
-
-
-def operator_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the operator has logged."""
-    return [record.getMessage() for record in caplog.records if record.name == OPERATOR]
-
-
-OPERATOR = "fedprox.deployment.remote"
-
-METHODS: list[dict[str, Any]] = [FEDPROX, *STATEFUL]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
-def test_it_is_the_run_without_it_but_for_rounding(
-    method: dict[str, Any], fresh: Fresh, tmp_path: Path
-) -> None:
-    table = table_of(method, **SIZES, rounds=2, evaluation={"every": 1})
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedprox", "feddane"))
+def test_it_is_the_run_without_it_but_for_rounding(name: str, fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"method": [METHODS[name]]}
     (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
     (secure,) = deployed(
         table | {"deployment": SECURE}, answers(fresh(tmp_path / "secure")), patience=60.0
@@ -122,8 +74,11 @@ def test_it_is_the_run_without_it_but_for_rounding(
     assert secure.final.total_steps == plain.final.total_steps
 
 
-def test_sweep_points_and_64_bits(fresh: Fresh, tmp_path: Path) -> None:
-    table = table_of({"name": "fedprox", "mu": [0.0, 1.0]}, **SIZES, rounds=2)
+@pytest.mark.parametrize(
+    "mu", [0.5, pytest.param([0.0, 1.0], marks=pytest.mark.slow)], ids=["one", "points"]
+)
+def test_sweep_points_and_64_bits(mu: Any, fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"method": [{"name": "fedprox", "mu": mu}]}
     plain = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
     bits = {"secure": {"threshold": 3, "bound": 1e6, "bits": 64}}
     secure = deployed(table | {"deployment": bits}, answers(fresh(tmp_path / "secure")))
@@ -233,16 +188,30 @@ def gone(site: Site, kind: str, of: str = "train") -> Callable[[Parcel], Parcel]
 STAGES = ["advertise", "share", "train", "confirm", "reveal"]
 
 
+@pytest.fixture(scope="module")
+def start(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A round without any node, after which the model is the initial one."""
+    sites = fresh(tmp_path_factory.mktemp("start"))
+    (run,) = deployed(ONE_ROUND, [gone(site, "advertise") for site in sites])
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A round with all nodes."""
+    (run,) = deployed(ONE_ROUND, answers(fresh(tmp_path_factory.mktemp("whole"))))
+    return run
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_nodes_that_drop_out_lose_their_own_updates_alone(
-    stage: str, watched: Watched, fresh: Fresh, tmp_path: Path
+    stage: str, start: Run, watched: Watched, fresh: Fresh, tmp_path: Path
 ) -> None:
     sites = fresh(tmp_path)
     nodes = [gone(site, stage) if i in (1, 3) else site.answer for i, site in enumerate(sites)]
     (run,) = deployed(ONE_ROUND, nodes)
     (total,) = watched.totals
     # the model follows from the plain sum of whole numbers, to the last bit
-    (start,) = deployed(ONE_ROUND, [gone(site, "advertise") for site in fresh(tmp_path / "start")])
     fixed = FixedPoint(SECURE["secure"]["bound"], 32, NODES)
     summed, _ = fixed.values(
         sum(watched.whole[1:], watched.whole[0]), jax.tree.map(lambda a: a[None], run.params)
@@ -257,7 +226,7 @@ def test_nodes_that_drop_out_lose_their_own_updates_alone(
     assert len(watched.whole) == came
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", mostly_slow(STAGES, "share", "reveal"))
 def test_below_the_threshold_a_round_is_given_up_in_one_line(
     stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -440,28 +409,33 @@ def larger_bound(head: dict[str, Any]) -> None:
     head["setup"]["secure"]["bound"] = 1e6
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (another_model, "train: another request than the nodes of the sum have signed"),
-        (another_run, "train: another request than the nodes of the sum have signed"),
-        (larger_bound, "train: another request than the nodes of the sum have signed"),
-        (other_steps, "a client without work, whose part of a sum is known"),
-        (other_weight, "train: other work than the node has signed"),
-        (without_masks, "train: messages are summed in secret only"),
-        (not_secure, "a run without deployment.secure; the node's messages are summed in secret o"),
-        (fewer_nodes, "deployment.secure: 2 nodes; a secure sum is over 3 to 100"),
-    ],
-)
+UNSIGNED: list[tuple[Change, str]] = [
+    (another_model, "train: another request than the nodes of the sum have signed"),
+    (another_run, "train: another request than the nodes of the sum have signed"),
+    (larger_bound, "train: another request than the nodes of the sum have signed"),
+    (other_steps, "a client without work, whose part of a sum is known"),
+    (other_weight, "train: other work than the node has signed"),
+    (without_masks, "train: messages are summed in secret only"),
+    (not_secure, "a run without deployment.secure; the node's messages are summed in secret o"),
+    (fewer_nodes, "deployment.secure: 2 nodes; a secure sum is over 3 to 100"),
+]
+
+
 def test_a_node_answers_only_what_it_has_signed(
-    change: Change, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """An operator asks it for something else in each round."""
+    rounds = len(UNSIGNED)
+
+    def other(head: dict[str, Any]) -> None:
+        UNSIGNED[head["round"]][0](head)
+
     sites = fresh(tmp_path)
-    nodes = [asking(sites[0], "train", change), *answers(sites[1:])]
+    nodes = [asking(sites[0], "train", other), *answers(sites[1:])]
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, nodes)
-    (logged,) = operator_lines(caplog)
-    assert f"round 1: node 'node-0': it refuses: {line}" in logged
+        (run,) = deployed(TABLE | {"rounds": rounds, "evaluation": {"every": rounds}}, nodes)
+    for t, (logged, (_, line)) in enumerate(zip(operator_lines(caplog), UNSIGNED, strict=True), 1):
+        assert f"round {t}: node 'node-0': it refuses: {line}" in logged
     assert run.final.dropped == 1
 
 
@@ -573,12 +547,14 @@ def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
     assert names == {"masked", "counted", "steps", "counts", "faulty"}
 
 
-@pytest.mark.parametrize("stage", ["advertise", "share", "evaluate", "confirm", "reveal"])
+@pytest.mark.parametrize(
+    "stage",
+    mostly_slow(["advertise", "share", "evaluate", "confirm", "reveal"], "share", "confirm"),
+)
 def test_without_a_node_nothing_is_measured_and_the_run_goes_on(
-    stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: str, whole: Run, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (whole,) = deployed(ONE_ROUND, answers(fresh(tmp_path / "whole")))
-    sites = fresh(tmp_path / "less")
+    sites = fresh(tmp_path)
     nodes = [*answers(sites[:4]), gone(sites[4], stage, "evaluate")]
     with caplog.at_level(logging.WARNING):
         (run,) = deployed(ONE_ROUND, nodes)
@@ -649,9 +625,14 @@ def measures_with_another_seed(head: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [measures_less, measures_later, measures_in_another_run, measures_with_another_seed]
+    ("change", "joins"),
+    [
+        (measures_less, True),
+        (measures_later, False),
+        (measures_in_another_run, True),
+        (measures_with_another_seed, False),
+    ],
 )
-@pytest.mark.parametrize("joins", [True, False])
 def test_no_two_sums_of_measures_differ_by_a_node(
     change: Change, joins: bool, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -741,37 +722,36 @@ def trusting(sites: list[Site], honest: int = 3) -> list[Site]:
     return sites
 
 
+QUIET = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
+
+
 def test_noise_of_the_nodes_hides_clients_from_the_operator(
     watched: Watched, fresh: Fresh, tmp_path: Path
 ) -> None:
-    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
-    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
+    (plain,) = deployed(QUIET, answers(fresh(tmp_path / "plain", secure=False)))
     table = HIDDEN | {"deployment": SHARED}
     (run,) = deployed(table, answers(trusting(fresh(tmp_path / "secure"))))
     added = (vector(run.params) - vector(plain.params)).astype(np.float64)
     # all five have added the part of one of three
     expected = 1.01 * PRIVATE["clip"] / NODES * np.sqrt(NODES / 3)
     assert abs(added.std() / expected - 1) < 5 / np.sqrt(2 * added.size)
-    assert run.final.epsilon == pytest.approx(
-        deployed(HIDDEN, answers(fresh(tmp_path / "trusted", secure=False)))[0].final.epsilon
-    )
+    everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+    assert run.final.epsilon == pytest.approx(epsilon_of(everybody, 1))
     # nor is what a node sends its message but for masks
     assert len(watched.whole) == NODES
     fixed = FixedPoint(1.0, 32, NODES)
-    for message, whole in zip(watched.messages, watched.whole, strict=True):
-        noiseless = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(message)])
-        assert abs(np.corrcoef(noiseless, whole[:-1].view(fixed.signed))[0, 1]) < 0.9
+    for message, words in zip(watched.messages, watched.whole, strict=True):
+        assert abs(np.corrcoef(vector(message), words[:-1].view(fixed.signed))[0, 1]) < 0.9
 
 
+@pytest.mark.slow  # what is special is proven with noise, and without privacy
 def test_private_sums_without_noise_are_those_of_a_trusted_operator(
     fresh: Fresh, tmp_path: Path
 ) -> None:
-    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
-    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
-    (run,) = deployed(
-        quiet | {"deployment": {"secure": {"threshold": 3}}}, answers(fresh(tmp_path / "secure"))
-    )
-    assert np.abs(vector(run.params) - vector(plain.params)).max() < 1e-6
+    (plain,) = deployed(QUIET, answers(fresh(tmp_path / "plain", secure=False)))
+    secure = {"deployment": {"secure": {"threshold": 3}}}
+    (quiet,) = deployed(QUIET | secure, answers(fresh(tmp_path / "quiet")))
+    assert np.abs(vector(quiet.params) - vector(plain.params)).max() < 1e-6
 
 
 def test_a_private_round_without_a_sum_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
@@ -820,6 +800,7 @@ def test_honest_is_for_privacy(fresh: Fresh, tmp_path: Path) -> None:
     assert line == "deployment.secure.honest = 2; it is for [privacy]: leave it out"
 
 
+@pytest.mark.slow  # the pair compiles rounds of its own
 def test_with_privacy_of_rows_the_sum_is_as_without(fresh: Fresh, tmp_path: Path) -> None:
     rows = {"unit": "example", "clip": 1.0, "noise_multiplier": 0.0, "delta": 1e-3}
     whole = {"solver": PLAIN["solver"] | {"batch_size": "all"}}  # of which none is left to chance
