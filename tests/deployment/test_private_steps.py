@@ -113,7 +113,8 @@ def test_so_it_is_with_compression_and_devices(
 def whole(**privacy: Any) -> dict[str, Any]:
     """One step on all rows, of which none is left to chance."""
     solver = {"batch_size": "all", "epochs": 1}
-    return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy)
+    evaluation = {"every": 1, "gradients": False}
+    return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy, evaluation=evaluation)
 
 
 def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:

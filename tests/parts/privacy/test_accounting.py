@@ -336,7 +336,6 @@ def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
     [
         (2.0, "bernoulli", "rdp"),
         pytest.param(1.0, "bernoulli", "pld", marks=pytest.mark.slow),
-        pytest.param(8.0, "bernoulli", "pld", marks=pytest.mark.slow),
         pytest.param(0.5, "uniform", "rdp", marks=pytest.mark.slow),
     ],
 )

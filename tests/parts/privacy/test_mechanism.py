@@ -93,7 +93,7 @@ def test_no_client_moves_the_model_by_more_than_its_bound(name: str) -> None:
     assert absent.final.faulty == (2 if name == "feddane" else 1)
     moved = [
         float(np.linalg.norm(np.asarray(run_with(b).params) - np.asarray(absent.params)))
-        for b in (1e3, -1e17, 1e30)
+        for b in (0.0, -1e17, 1e30)
     ]
     factor = {"feddyn": 2.0, "feddane": 1.01}.get(name, 1.0)  # FedDyn's h moves the model too
     assert max(moved) <= factor * CLIP / len(B) * (1 + 1e-4)
@@ -137,7 +137,7 @@ def test_all_arrays_of_a_message_are_clipped_together() -> None:
     solution = Solution(Subproblem(jnp.zeros(2)), w, jnp.int32(10))
     given = {"learning_rate": 0.1, "participation": 0.5, "server_learning_rate": 1.0}
     hparams = {name: jnp.float32(value) for name, value in given.items()}
-    (sent, _), own = method.client.message(state, hparams, context, solution)
+    (sent, _), own = jax.jit(method.client.message)(state, hparams, context, solution)
     step, change = sent
     np.testing.assert_allclose(np.linalg.norm(np.concatenate([step, change])), CLIP, rtol=1e-6)
     np.testing.assert_allclose(change, -step, rtol=1e-6)  # both are scaled by the same factor
@@ -277,7 +277,7 @@ def test_sweep_points_have_the_same_noise_whatever_they_are_computed_with(
     np.testing.assert_array_equal(noise_of(fp.fedprox(mu=0.0))[0], points[0])
     for batched in (True, False):
         monkeypatch.setattr(layout, "batch_points", lambda _, batched=batched: batched)
-        for one, two in zip(noise_of(fp.fedprox(mu=[0.0, 1.0])), points[::2], strict=True):
+        for one, two in zip(noise_of(fp.fedprox(mu=[0.0, 1.0])), points[:2], strict=True):
             np.testing.assert_array_equal(one, two)
 
 
