@@ -29,7 +29,6 @@ from tests.deployment.federations import Site, deployed, simulated, table_of
 from tests.deployment.test_private import answers, interrupted, models, require_noise
 from tests.deployment.test_same_results import METHODS, check
 from tests.deployment.test_spending import edited, recorded
-from tests.variants import mostly_slow
 
 CLIP, Z, DELTA = 0.5, 1.0, 1e-3
 STEPS: dict[str, Any] = {
@@ -85,7 +84,8 @@ def compared(table: dict[str, Any], nodes: list[Site], monkeypatch: pytest.Monke
     assert [r.epsilon for r in ours.history] == [r.epsilon for r in theirs.history]
 
 
-@pytest.mark.parametrize("name", mostly_slow(SAME, "fedavg"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME)
 def test_with_the_entropy_of_the_seed_it_is_the_private_simulation(
     name: str, nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +324,7 @@ def test_noise_for_an_epsilon_is_that_of_the_simulation(nodes: list[Site]) -> No
     assert ours.final.epsilon == theirs.final.epsilon
 
 
+@pytest.mark.slow  # a run by a clock compiles a round of its own
 def test_by_a_clock_the_planned_steps_count(nodes: list[Site]) -> None:
     table = steps_table(cohort=ALL, systems={"deadline": 1000.0})
     (run,) = deployed(table, answers(nodes), patience=600.0)

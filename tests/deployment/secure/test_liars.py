@@ -265,6 +265,86 @@ def require_done(run: Run, rounds: int) -> None:
     assert run.params["dense"]["bias"].any()  # 0 in the initial model
 
 
+def shifted(place: int, by: float, step: float) -> Lie:
+    """A lie that shifts one number of the sum, whatever the masks are."""
+
+    def shift(words: Any) -> Any:
+        words = words.copy()
+        words[place] += np.array(round(by / step), f"int{8 * words.itemsize}").view(words.dtype)
+        return words
+
+    return array("masked", shift)
+
+
+SUMMED = [f"test/{name}['{of}']" for name in ("accuracy", "loss") for of in ("rows", "sum")]
+PLACES = {name: i for i, name in enumerate(["loss", *SUMMED, "unmeasured"])} | {"weight": 10}
+"""Places of the measures in a sum, whose names are sorted; four are of validation rows."""
+
+IMPOSSIBLE = [
+    ("loss", -10, "its training losses are"),
+    ("loss", 3e10, "it has numbers of 3e+10, and they are at most 2.1477e+10"),
+    ("weight", 1, "it measures weights"),
+    ("weight", -2, "it measures weights"),
+    ("unmeasured", 6, "it did not measure [6] clients; it has 5"),
+    ("unmeasured", -1, "it did not measure [-1] clients; it has 5"),
+    ("unmeasured", 3e9, "it has numbers of 3e+09, and they are at most 2.14748e+09"),
+    (SUMMED[0], 1, "test labels"),
+    (SUMMED[0], -500, "test labels"),
+    (SUMMED[1], 500, "correct test labels"),
+    (SUMMED[1], -500, "correct test labels"),
+    (SUMMED[2], 1, "test rows"),
+    (SUMMED[2], -500, "test rows"),
+    (SUMMED[3], -5000, "its test losses are"),
+]
+
+
+UNTRAINED = TABLE | {"cohort": {"clients_per_round": THRESHOLD - 1}}
+"""Rounds whose sums are given up before they begin."""
+
+
+def test_a_measure_is_what_it_can_be(run_with: Deployed, caplog: pytest.LogCaptureFixture) -> None:
+    step = FixedPoint(MEASURES_BOUND, 64, NODES).step
+    lies = [shifted(PLACES[name], by, step) for name, by, _ in IMPOSSIBLE]
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, "evaluate", lies, table=UNTRAINED | {"rounds": len(lies)})
+    assert not any(record.measured for record in run.history)
+    _, *lines = [line for line in operator_lines(caplog) if "evaluation after" in line]
+    for said, (_, _, line) in zip(lines, IMPOSSIBLE, strict=True):
+        assert "the sum cannot be: " in said
+        assert line in said
+        assert said.endswith("under masks it cannot be told which: not measured")
+
+
+@EVERYWHERE
+def test_a_secret_that_is_not_the_advertised_one_costs_a_round(
+    liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is needed, and so checked, when the nodes' messages have been confirmed."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        if head["advert"]["work"]["measures"] is None:
+            advertised("seed")(head, arrays, node)
+
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, "advertise", lie)
+    assert [record.dropped for record in run.history] == [0, NODES, 1]
+    assert run.params["dense"]["bias"].any()
+    why = f"node 'node-{liar}': its shares are not of the secret that it has advertised"
+    lines = [line.removeprefix("fedprox mu=0.5, seed 0: ") for line in operator_lines(caplog)]
+    left = [
+        "4 of 5 nodes are left, and measures are summed over all: not measured",
+        f"{why}; left out of secure sums from now on",
+    ]
+    assert lines == [
+        f"round 1: {why}: without this round's updates",
+        f"evaluation after round 1: {left[0]}",
+        left[1],
+        f"round 2: {left[1]}; without its 1 client",
+        f"evaluation after round 2: {left[0]}",
+        left[1],
+    ]
+
+
 CONDEMNED = re.compile(
     "advertise: (signed seed|another's key)|share: (shares|commitments|three shares)|"
     "accept: [34] of no use"
@@ -316,36 +396,6 @@ def test_the_others_go_on_whatever_fields_an_answer_has(
 
 
 @EVERYWHERE
-def test_a_secret_that_is_not_the_advertised_one_costs_a_round(
-    liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is needed, and so checked, when the nodes' messages have been confirmed."""
-
-    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
-        if head["advert"]["work"]["measures"] is None:
-            advertised("seed")(head, arrays, node)
-
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(liar, "advertise", lie)
-    assert [record.dropped for record in run.history] == [0, NODES, 1]
-    assert run.params["dense"]["bias"].any()
-    why = f"node 'node-{liar}': its shares are not of the secret that it has advertised"
-    lines = [line.removeprefix("fedprox mu=0.5, seed 0: ") for line in operator_lines(caplog)]
-    left = [
-        "4 of 5 nodes are left, and measures are summed over all: not measured",
-        f"{why}; left out of secure sums from now on",
-    ]
-    assert lines == [
-        f"round 1: {why}: without this round's updates",
-        f"evaluation after round 1: {left[0]}",
-        left[1],
-        f"round 2: {left[1]}; without its 1 client",
-        f"evaluation after round 2: {left[0]}",
-        left[1],
-    ]
-
-
-@EVERYWHERE
 @pytest.mark.parametrize("lie", UNKNOWN)
 def test_what_nobody_can_see_costs_its_sums_alone(
     lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
@@ -383,56 +433,6 @@ def test_without_known_keys_a_wrong_signature_costs_its_sums_alone(
     honest = [line for line in refusals if "node 'node-2': " not in line]
     assert len(honest) >= NODES - 1
     assert all("not signed by the key of node 'node-2'" in line for line in honest)
-
-
-def shifted(place: int, by: float, step: float) -> Lie:
-    """A lie that shifts one number of the sum, whatever the masks are."""
-
-    def shift(words: Any) -> Any:
-        words = words.copy()
-        words[place] += np.array(round(by / step), f"int{8 * words.itemsize}").view(words.dtype)
-        return words
-
-    return array("masked", shift)
-
-
-SUMMED = [f"test/{name}['{of}']" for name in ("accuracy", "loss") for of in ("rows", "sum")]
-PLACES = {name: i for i, name in enumerate(["loss", *SUMMED, "unmeasured"])} | {"weight": 10}
-"""Places of the measures in a sum, whose names are sorted; four are of validation rows."""
-
-IMPOSSIBLE = [
-    ("loss", -10, "its training losses are"),
-    ("loss", 3e10, "it has numbers of 3e+10, and they are at most 2.1477e+10"),
-    ("weight", 1, "it measures weights"),
-    ("weight", -2, "it measures weights"),
-    ("unmeasured", 6, "it did not measure [6] clients; it has 5"),
-    ("unmeasured", -1, "it did not measure [-1] clients; it has 5"),
-    ("unmeasured", 3e9, "it has numbers of 3e+09, and they are at most 2.14748e+09"),
-    (SUMMED[0], 1, "test labels"),
-    (SUMMED[0], -500, "test labels"),
-    (SUMMED[1], 500, "correct test labels"),
-    (SUMMED[1], -500, "correct test labels"),
-    (SUMMED[2], 1, "test rows"),
-    (SUMMED[2], -500, "test rows"),
-    (SUMMED[3], -5000, "its test losses are"),
-]
-
-
-UNTRAINED = TABLE | {"cohort": {"clients_per_round": THRESHOLD - 1}}
-"""Rounds whose sums are given up before they begin."""
-
-
-def test_a_measure_is_what_it_can_be(run_with: Deployed, caplog: pytest.LogCaptureFixture) -> None:
-    step = FixedPoint(MEASURES_BOUND, 64, NODES).step
-    lies = [shifted(PLACES[name], by, step) for name, by, _ in IMPOSSIBLE]
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(2, "evaluate", lies, table=UNTRAINED | {"rounds": len(lies)})
-    assert not any(record.measured for record in run.history)
-    _, *lines = [line for line in operator_lines(caplog) if "evaluation after" in line]
-    for said, (_, _, line) in zip(lines, IMPOSSIBLE, strict=True):
-        assert "the sum cannot be: " in said
-        assert line in said
-        assert said.endswith("under masks it cannot be told which: not measured")
 
 
 FEDNOVA = {**TABLE, "method": [{"name": "fednova"}]}
