@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.coordinator import Ledger, read_ledger
+from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.remote import NORMALS_AT_ONCE, system_normals
@@ -19,19 +21,18 @@ from fedprox.loop.checkpoint import Checkpoints
 from fedprox.parts.privacy.accounting import Mechanism, epsilon_of
 from fedprox.protocol.cohort import Cohort
 from fedprox.results.run import Run
+from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
     Killed,
     Site,
     changed,
     deployed,
-    nodes_of,
     simulated,
     table_of,
     unreliable,
     vector,
 )
 from tests.deployment.test_same_results import METHODS, check
-from tests.variants import mostly_slow
 
 EVERYBODY = {"clients_per_round": 4, "sampling": "bernoulli"}
 CLIP, Z, DELTA = 0.05, 2.0, 1e-3
@@ -50,46 +51,55 @@ def private_table(method: dict[str, Any] | None = None, **sections: Any) -> dict
 REFUSED = ("fednova", "fedexp", "qffl", "mime")
 """Methods that privacy does not fit."""
 
-DIFFERENT = ("fedavg", "feddane", "scaffold", "fedopt", "ditto")
-"""Methods that send a model, in two exchanges, with state of clients, of the server, own models."""
+DIFFERENT = ("feddane", "scaffold", "ditto")
+"""Methods with two exchanges, with state of clients, and with own models."""
 
 
-@pytest.mark.parametrize("name", mostly_slow(DIFFERENT, "feddane", "scaffold"))
+@pytest.fixture
+def nodes(fresh: Fresh, tmp_path: Path) -> list[Site]:
+    """Two nodes without client state."""
+    return fresh(tmp_path)
+
+
+def answers(nodes: list[Site]) -> list[Callable[[Parcel], Parcel]]:
+    """What the nodes answer."""
+    return [node.answer for node in nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_without_noise_it_is_the_private_simulation(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda _: 0)  # stragglers of the seed
     quiet = {"noise_multiplier": 0.0}
     table = private_table(METHODS[name], privacy=quiet, systems={"stragglers": 0.5})
-    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+    ours = deployed(table, answers(nodes))
     check(simulated(table), ours)
     assert ours[0].final.epsilon == math.inf
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_methods_that_privacy_does_not_fit_are_refused(name: str, tmp_path: Path) -> None:
+def test_methods_that_privacy_does_not_fit_are_refused(name: str, nodes: list[Site]) -> None:
     table = private_table(METHODS[name])
     with pytest.raises(
         InputError, match=f'{name}: .*, so privacy.unit = "client" does not fit; run it without'
     ):
-        deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+        deployed(table, answers(nodes))
 
 
-def test_the_norm_adapts_as_in_the_private_simulation(tmp_path: Path, nodes: list[Site]) -> None:
+def test_the_norm_adapts_as_in_the_private_simulation(nodes: list[Site]) -> None:
     adaptive = {"quantile": 0.8, "rate": 0.5}
     table = private_table(privacy={"noise_multiplier": 0.0, "adaptive_clip": adaptive})
-    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
+    ours = deployed(table, answers(nodes))
     check(simulated(table), ours)
-    fixed = private_table(privacy={"noise_multiplier": 0.0})
-    (run,) = deployed(fixed, [node.answer for node in nodes])
-    assert (vector(run.params) != vector(ours[0].params)).any()
 
 
 def test_a_node_whose_bits_cannot_be_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nodes: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     table = private_table(rounds=1, privacy={"noise_multiplier": 0.0, "adaptive_clip": {}})
-    one, two = nodes_of(table, tmp_path)
+    one, two = nodes
 
     def driven(head: Any, arrays: Any) -> None:
         del head
@@ -105,19 +115,6 @@ def test_a_node_whose_bits_cannot_be_is_left_out(
     assert run.final.round == 1
 
 
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
-    """Two nodes that have compiled FedAvg."""
-    folder = tmp_path_factory.mktemp("nodes")
-    return [Site(each) for each in nodes_of(private_table(), folder)]
-
-
-@pytest.fixture
-def nodes(sites: list[Site], tmp_path: Path) -> list[Site]:
-    """The same nodes without client state."""
-    return [site.moved(tmp_path) for site in sites]
-
-
 def models(run: Run) -> np.ndarray:
     """All numbers of a run's model."""
     return vector(run.params).astype(np.float64)
@@ -131,13 +128,8 @@ def require_noise(difference: np.ndarray, deviation: float) -> None:
 
 def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:
     table = private_table(rounds=1)
-    answers = [node.answer for node in nodes]
-    (quiet,) = deployed(private_table(rounds=1, privacy={"noise_multiplier": 0.0}), answers)
-    first, second = (deployed(table, answers, ledger=Ledger())[0] for _ in range(2))
-    deviation = Z * CLIP / 4
-    for run in (first, second):
-        require_noise(models(run) - models(quiet), deviation)
-    require_noise(models(first) - models(second), math.sqrt(2) * deviation)
+    first, second = (deployed(table, answers(nodes), ledger=Ledger())[0] for _ in range(2))
+    require_noise(models(first) - models(second), math.sqrt(2) * Z * CLIP / 4)
 
 
 def test_noise_is_added_in_rounds_without_answers(nodes: list[Site]) -> None:
@@ -146,26 +138,15 @@ def test_noise_is_added_in_rounds_without_answers(nodes: list[Site]) -> None:
         return "lost request" if head["kind"] == "train" else ""
 
     network = unreliable(nodes, lost)
-    quiet, noisy = (
-        deployed(private_table(rounds=2, privacy={"noise_multiplier": z}), network, patience=0.1)[0]
-        for z in (0.0, Z)
-    )
-    assert noisy.final.empty_rounds == 2
-    require_noise(models(noisy) - models(quiet), math.sqrt(2) * Z * CLIP / 4)
+    table = private_table(rounds=2)
+    one, two = (deployed(table, network, patience=0.1, ledger=Ledger())[0] for _ in range(2))
+    assert one.final.empty_rounds == 2
+    # two rounds of each
+    require_noise(models(one) - models(two), 2 * Z * CLIP / 4)
 
 
-def test_the_seed_does_not_tell_who_takes_part(nodes: list[Site]) -> None:
-    cohort = {"clients_per_round": 2, "sampling": "bernoulli"}
-    table = private_table(rounds=12, cohort=cohort, evaluation={"every": 1, "gradients": False})
-    (run,) = deployed(table, [node.answer for node in nodes])
-    sizes = [record.clients for record in run.history[1:]]
-    drawn = [Cohort(2, "bernoulli").draw(0, t, np.arange(5), poisson=True) for t in range(12)]
-    assert sizes != [len(cohort.clients) for cohort in drawn]  # but for 1e-7
-    assert all(record.network == {} for record in run.history)  # nor do the records
-
-
-def test_nodes_are_not_told_how_many_came(nodes: list[Site]) -> None:
-    """With two nodes, one would learn of the other's clients."""
+def test_neither_the_seed_nor_requests_tell_who_takes_part(nodes: list[Site]) -> None:
+    """With two nodes, one that is told how many came would learn of the other's clients."""
     told, cohort = set(), {"clients_per_round": 2, "sampling": "bernoulli"}
 
     def listen(node: int, number: int, head: dict[str, Any]) -> Any:
@@ -174,7 +155,12 @@ def test_nodes_are_not_told_how_many_came(nodes: list[Site]) -> None:
             told.add((head["participation"], *head["work"]["weight"]))
         return ""
 
-    deployed(private_table(rounds=12, cohort=cohort), unreliable(nodes, listen))
+    table = private_table(rounds=12, cohort=cohort, evaluation={"every": 1, "gradients": False})
+    (run,) = deployed(table, unreliable(nodes, listen))
+    sizes = [record.clients for record in run.history[1:]]
+    drawn = [Cohort(2, "bernoulli").draw(0, t, np.arange(5), poisson=True) for t in range(12)]
+    assert sizes != [len(cohort.clients) for cohort in drawn]  # but for 1e-7
+    assert all(record.network == {} for record in run.history)  # nor do the records
     assert {shares[0] for shares in told} == {0.5}  # q = 2 / 4
     assert {weight for shares in told for weight in shares[1:]} == {0.5}  # 1 / 2
 
@@ -197,8 +183,7 @@ def interrupted(table: dict[str, Any], nodes: list[Site], folder: Path) -> tuple
         deployed(table, unreliable(nodes, kill), checkpoints(resume=False), ledger=Ledger(folder))
     ledger = read_ledger(folder)
     assert (ledger.released, ledger.repeated) == (3, [])
-    answers = [node.answer for node in nodes]
-    (run,) = deployed(table, answers, checkpoints(resume=True), ledger=ledger)
+    (run,) = deployed(table, answers(nodes), checkpoints(resume=True), ledger=ledger)
     return run, read_ledger(folder)
 
 
@@ -251,30 +236,27 @@ def test_a_node_refuses_a_weaker_run(
 ) -> None:
     nodes[1].node.policy = Policy(privacy=weakest)
     with pytest.raises(InputError, match=f"fedavg: node 'node-1': it refuses: {line}"):
-        deployed(table, [n.answer for n in nodes], ledger=Ledger(run="run1", released=released))
+        deployed(table, answers(nodes), ledger=Ledger(run="run1", released=released))
 
 
 def test_a_node_accepts_a_run_that_is_as_strong_as_it_asks(nodes: list[Site]) -> None:
     for node in nodes:
         node.node.policy = Policy(privacy=PrivacyPolicy(epsilon=2.64, delta=1e-3))
-    (run,) = deployed(private_table(), [node.answer for node in nodes])
+    (run,) = deployed(private_table(), answers(nodes))
     assert run.final.epsilon is not None
     assert 2.6 < run.final.epsilon < 2.64
 
 
 @pytest.mark.parametrize("kind", ["train", "gradients"])
 def test_a_node_that_does_not_clip_is_left_out(
-    kind: str, tmp_path: Path, nodes: list[Site], caplog: pytest.LogCaptureFixture
+    kind: str, nodes: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     def enlarge(head: dict[str, Any], arrays: dict[str, Any]) -> None:
         del head
         for name in [name for name in arrays if name.startswith("message")]:
             arrays[name] = arrays[name] * np.float32(1.5)
 
-    table = private_table(rounds=1)
-    if kind == "gradients":
-        table = private_table(METHODS["feddane"], rounds=1)
-        nodes = [Site(node) for node in nodes_of(table, tmp_path)]
+    table = private_table(METHODS["feddane" if kind == "gradients" else "fedavg"], rounds=1)
     one, two = nodes
     with caplog.at_level(logging.WARNING):
         deployed(table, [one.answer, changed(two.answer, kind, enlarge)])
@@ -298,8 +280,11 @@ def test_measures_of_few_clients_are_not_reported(nodes: list[Site]) -> None:
     assert first_record(Policy(fewest_clients=3)) == nothing
 
 
-def test_held_out_measures_of_few_clients_are_not_reported(tmp_path: Path) -> None:
-    whole = nodes_of(private_table(), tmp_path)[0].federation
+@pytest.mark.slow  # a node with rows of its own compiles programs of its own
+def test_held_out_measures_of_few_clients_are_not_reported(
+    nodes: list[Site], tmp_path: Path
+) -> None:
+    whole = nodes[0].node.federation
     test = dataclasses.replace(whole.test, offsets=np.array([0, 0, len(whole.test)]))
     federation = dataclasses.replace(whole, test=test)  # one of two clients has test rows
     policy = Policy(fewest_clients=2)

@@ -24,25 +24,25 @@ from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
 from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together, rounded_up
 from fedprox.protocol.method import noise_words, sweep_points
-from tests.deployment.federations import (
-    Site,
-    deployed,
-    nodes_of,
-    simulated,
-    table_of,
-)
-from tests.deployment.test_private import interrupted, models, require_noise
+from tests.deployment.conftest import Fresh
+from tests.deployment.federations import Site, deployed, simulated, table_of
+from tests.deployment.test_private import answers, interrupted, models, require_noise
 from tests.deployment.test_same_results import METHODS, check
 from tests.deployment.test_spending import edited, recorded
-from tests.variants import mostly_slow
 
 CLIP, Z, DELTA = 0.5, 1.0, 1e-3
-STEPS = {"unit": "example", "clip": CLIP, "noise_multiplier": Z, "delta": DELTA}
+STEPS: dict[str, Any] = {
+    "unit": "example",
+    "clip": CLIP,
+    "noise_multiplier": Z,
+    "delta": DELTA,
+    "accountant": "rdp",
+}
 SIZES = {"0": 42, "1": 50, "2": 51, "3": 41}
 """Training rows of the clients, of which each node has two."""
 
-SAME = ("fedavg", "fedprox", "feddyn", "scaffold", "fedopt", "feddc")
-"""Methods with state of clients, of the server, and objectives of their own."""
+SAME = ("fedavg", "scaffold", "fedopt")
+"""Methods without state, with state of clients, and of the server."""
 
 
 def steps_table(method: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
@@ -55,21 +55,15 @@ def steps_table(method: dict[str, Any] | None = None, **sections: Any) -> dict[s
 ALL = {"clients_per_round": 4}
 
 
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> list[Site]:
-    """Two nodes."""
-    return [Site(each) for each in nodes_of(steps_table(), tmp_path_factory.mktemp("nodes"))]
-
-
 @pytest.fixture
-def nodes(sites: list[Site], tmp_path: Path) -> list[Site]:
-    """The same nodes, which have spent nothing."""
-    return [site.moved(tmp_path) for site in sites]
+def nodes(fresh: Fresh, tmp_path: Path) -> list[Site]:
+    """Two nodes, which have spent nothing."""
+    return fresh(tmp_path)
 
 
 def mechanism(rows: int, batch: int = 10) -> Mechanism:
     """What a step of a client releases."""
-    return Mechanism(rows, min(batch, rows), "bernoulli", None, Z, 1, DELTA, "pld")
+    return Mechanism(rows, min(batch, rows), "bernoulli", None, Z, 1, DELTA, "rdp")
 
 
 def taken(node: Site) -> dict[str, int]:
@@ -77,30 +71,32 @@ def taken(node: Site) -> dict[str, int]:
     return {name: sum(count for _, count in steps) for name, steps in node.node.spent.steps.items()}
 
 
-def compared(table: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def compared(table: dict[str, Any], nodes: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
     """Assert that nodes with the entropy of the seed are the private simulation."""
     resolved = resolve(parse("test", table))
     (method,) = resolved.methods
     solver = method.solver(resolved.solver)
     words = [noise_words(method, solver, point) for point in sweep_points(method, solver)]
     monkeypatch.setattr(module, "own_entropy", lambda _: (0, np.stack(words)))
-    (ours,) = deployed(table, [node.answer for node in nodes_of(table, folder)])
+    (ours,) = deployed(table, answers(nodes))
     (theirs,) = simulated(table)
     check([theirs], [ours])
     assert [r.epsilon for r in ours.history] == [r.epsilon for r in theirs.history]
 
 
-@pytest.mark.parametrize("name", mostly_slow(SAME, "fedavg", "scaffold"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME)
 def test_with_the_entropy_of_the_seed_it_is_the_private_simulation(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = steps_table(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL)
-    compared(table, tmp_path, monkeypatch)
+    compared(table, nodes, monkeypatch)
 
 
 DEVICES = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
 
 
+@pytest.mark.slow  # pairs that compile rounds of their own
 @pytest.mark.parametrize(
     "sections",
     [
@@ -109,39 +105,36 @@ DEVICES = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
     ],
 )
 def test_so_it_is_with_compression_and_devices(
-    sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sections: dict[str, Any], nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared(steps_table(cohort=ALL, **sections), tmp_path, monkeypatch)
+    compared(steps_table(cohort=ALL, **sections), nodes, monkeypatch)
 
 
-def whole(z: float) -> dict[str, Any]:
+def whole(**privacy: Any) -> dict[str, Any]:
     """One step on all rows, of which none is left to chance."""
-    solver, privacy = {"batch_size": "all", "epochs": 1}, {"noise_multiplier": z}
-    return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy)
+    solver = {"batch_size": "all", "epochs": 1}
+    evaluation = {"every": 1, "gradients": False}
+    return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy, evaluation=evaluation)
 
 
 def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:
-    answers = [node.answer for node in nodes]
-    quiet, first, second = (deployed(whole(z), answers, ledger=Ledger())[0] for z in (0.0, Z, Z))
+    first, second = (deployed(whole(), answers(nodes), ledger=Ledger())[0] for _ in range(2))
     # each of four clients has noise of z C / n_k in its gradient, and a weight of n_k / n
     deviation = 0.05 * Z * CLIP * math.sqrt(4) / sum(SIZES.values())
-    for run in (first, second):
-        require_noise(models(run) - models(quiet), deviation)
     require_noise(models(first) - models(second), math.sqrt(2) * deviation)
 
 
 def test_the_rows_are_never_the_same(nodes: list[Site]) -> None:
     table = steps_table(rounds=1, cohort=ALL, privacy={"noise_multiplier": 0.0})
-    answers = [node.answer for node in nodes]
-    first, second = (deployed(table, answers, ledger=Ledger())[0] for _ in range(2))
+    first, second = (deployed(table, answers(nodes), ledger=Ledger())[0] for _ in range(2))
     assert (models(first) != models(second)).any()
 
 
 @pytest.fixture(scope="module")
-def training(sites: list[Site], tmp_path_factory: pytest.TempPathFactory) -> Parcel:
+def training(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Parcel:
     """A request to train two clients, with its arrays."""
     folder = tmp_path_factory.mktemp("recorded")
-    return recorded(steps_table(cohort=ALL), [site.moved(folder) for site in sites])["train"]
+    return recorded(steps_table(cohort=ALL), fresh(folder))["train"]
 
 
 def test_a_request_that_is_computed_again_is_paid_again(
@@ -171,11 +164,11 @@ WORST = epsilon_of(mechanism(41), 30)
 
 
 def test_a_node_accepts_what_its_policy_allows_once(nodes: list[Site]) -> None:
-    table, answers = steps_table(cohort=ALL), [node.answer for node in nodes]
+    table = steps_table(cohort=ALL)
     most = WORST * (1 + 1e-9)
     for node in nodes:
         node.node.policy = limited(most)
-    (run,) = deployed(table, answers)
+    (run,) = deployed(table, answers(nodes))
     assert run.final.epsilon == pytest.approx(WORST)
     assert [taken(node) for node in nodes] == [{"0": 30, "1": 30}, {"2": 36, "3": 30}]
     twice = rounded_up(epsilon_together(((mechanism(42), 60),), DELTA))
@@ -185,16 +178,18 @@ def test_a_node_accepts_what_its_policy_allows_once(nodes: list[Site]) -> None:
         f"{most:g} is allowed"
     )
     with pytest.raises(InputError, match=re.escape(line)):
-        deployed(table, answers, ledger=Ledger())
+        deployed(table, answers(nodes), ledger=Ledger())
 
 
 def test_a_run_is_resumed_within_its_limit(nodes: list[Site]) -> None:
     """What it has spent is a part of what it has planned."""
-    table, answers = steps_table(cohort=ALL), [node.answer for node in nodes]
-    deployed(table | {"rounds": 2}, answers)
+    table = steps_table(cohort=ALL)
+    deployed(table | {"rounds": 2}, answers(nodes))
     for node in nodes:
         node.node.policy = limited(epsilon_of(mechanism(41), 50) * (1 + 1e-9))
-    deployed(table, answers, ledger=Ledger(run="run1"))  # which begins again: 20 and 30 steps
+    deployed(
+        table, answers(nodes), ledger=Ledger(run="run1")
+    )  # which begins again: 20 and 30 steps
 
 
 @pytest.mark.parametrize(
@@ -203,12 +198,12 @@ def test_a_run_is_resumed_within_its_limit(nodes: list[Site]) -> None:
         (
             limited(WORST * 0.999),
             steps_table(cohort=ALL),
-            r"privacy: epsilon = 6.\d+ with delta = 0.001 for each row of client '3', ",
+            r"privacy: epsilon = 7.\d+ with delta = 0.001 for each row of client '3', ",
         ),
         (
             limited(WORST, 1e-4),
             steps_table(cohort=ALL),
-            r"privacy: epsilon = 7.\d+ with delta = 0.0001 for each row of client '2', ",
+            r"privacy: epsilon = 8.\d+ with delta = 0.0001 for each row of client '2', ",
         ),
         (
             limited(4.0),
@@ -237,7 +232,7 @@ def test_a_node_refuses_a_weaker_run(
 ) -> None:
     nodes[1].node.policy = policy
     with pytest.raises(InputError, match=f"fedavg: node 'node-1': it refuses: {line}"):
-        deployed(table, [node.answer for node in nodes])
+        deployed(table, answers(nodes))
 
 
 def test_whatever_was_planned_no_step_exceeds_the_limit(
@@ -303,26 +298,36 @@ def test_rounds_that_are_repeated_are_counted_again(nodes: list[Site], tmp_path:
     assert {t: spent[t] for t in expected} == pytest.approx(expected)
 
 
-def test_noise_for_an_epsilon_is_that_of_the_simulation(nodes: list[Site]) -> None:
-    table = steps_table()
+def calibrated_table() -> dict[str, Any]:
+    """An experiment that gives an epsilon in place of noise."""
+    table = whole(epsilon=3.0)
     del table["privacy"]["noise_multiplier"]
-    table["privacy"]["epsilon"] = 3.0
-    (ours,), (theirs,) = deployed(table, [node.answer for node in nodes]), simulated(table)
-    assert ours.noise_multiplier == theirs.noise_multiplier
-    assert ours.final.epsilon == theirs.final.epsilon
-    assert 2.9 < (ours.final.epsilon or 0.0) <= 3.0
-    # the nodes have counted the same
+    return table
+
+
+def test_noise_for_an_epsilon_is_enough_for_what_nodes_have_counted(nodes: list[Site]) -> None:
+    (run,) = deployed(calibrated_table(), answers(nodes))
+    assert 2.9 < (run.final.epsilon or 0.0) <= 3.0
     costs = [
         epsilon_together(tuple(steps), DELTA)
         for node in nodes
         for steps in node.node.spent.steps.values()
     ]
-    assert max(costs) == pytest.approx(ours.final.epsilon)
+    assert max(costs) == pytest.approx(run.final.epsilon)
 
 
+@pytest.mark.slow
+def test_noise_for_an_epsilon_is_that_of_the_simulation(nodes: list[Site]) -> None:
+    table = calibrated_table()
+    (ours,), (theirs,) = deployed(table, answers(nodes)), simulated(table)
+    assert ours.noise_multiplier == theirs.noise_multiplier
+    assert ours.final.epsilon == theirs.final.epsilon
+
+
+@pytest.mark.slow  # a run by a clock compiles a round of its own
 def test_by_a_clock_the_planned_steps_count(nodes: list[Site]) -> None:
     table = steps_table(cohort=ALL, systems={"deadline": 1000.0})
-    (run,) = deployed(table, [node.answer for node in nodes], patience=600.0)
+    (run,) = deployed(table, answers(nodes), patience=600.0)
     assert run.final.epsilon == pytest.approx(WORST)
     assert run.final.total_steps == 3 * 42
 
@@ -344,7 +349,7 @@ def test_without_a_barrier_it_is_refused(nodes: list[Site]) -> None:
     with pytest.raises(
         InputError, match=r"asynchronous does not go with a deployment with privacy.unit"
     ):
-        deployed(table, [node.answer for node in nodes])
+        deployed(table, answers(nodes))
 
 
 @given(

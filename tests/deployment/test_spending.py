@@ -12,7 +12,7 @@ import pytest
 
 from fedprox.deployment import node as node_module
 from fedprox.deployment.coordinator import Ledger
-from fedprox.deployment.kept import EXACTLY, NodeSpent, read_kept, write_kept
+from fedprox.deployment.kept import EXACTLY, RUNS, NodeSpent, read_kept, write_kept
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
@@ -33,7 +33,7 @@ from fedprox.errors import InputError
 from fedprox.parts.privacy import AdaptiveClip, accounting
 from fedprox.parts.privacy.accounting import Mechanism, composed_with, epsilon_together
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import EVERYTHING, Site, deployed, nodes_of, table_of
+from tests.deployment.federations import EVERYTHING, Site, deployed, table_of
 from tests.deployment.test_private import DELTA, private_table
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
@@ -218,10 +218,9 @@ def test_a_damaged_file_ends_the_node_in_one_line(fresh: Fresh, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
-    """Two nodes that have compiled FedAvg, and requests of a private run."""
-    folder = tmp_path_factory.mktemp("private")
-    sites = [Site(each) for each in nodes_of(private_table(), folder)]
+def private(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
+    """Two nodes, and requests of a private run."""
+    sites = fresh(tmp_path_factory.mktemp("private"))
     return sites, recorded(private_table(rounds=1), sites)
 
 
@@ -274,10 +273,10 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
         return after
 
     costs, sizes, spent, exact = [], [], NodeSpent(), [(everybody, 0)]
-    for run in range(320):
+    for run in range(RUNS + EXACTLY):
         spent = answered(spent, run, 0)
         exact.append((everybody._replace(noise_multiplier=20.0 + run), 1))
-        if run in (150, 319):
+        if run in (RUNS + 1, RUNS + EXACTLY - 1):
             computed.clear()
             spent = answered(spent, run, 1)
             exact.append((exact[-1][0], 1))

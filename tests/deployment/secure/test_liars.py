@@ -1,10 +1,9 @@
 """One of five nodes lies, in any field of any stage: the others go on, and it alone is named."""
 
-import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,23 @@ pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedprox.deployment import node as node_module
 from fedprox.deployment.crypto import encoded
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.policy import SecurePolicy
 from fedprox.deployment.wire import Advert, Answer, pack_arrays, unpack_arrays
 from fedprox.results.run import Run
-from tests.deployment.federations import (
-    EVERYTHING,
-    FEDPROX,
-    deployed,
-    in_memory,
-    nodes_of,
-    table_of,
+from tests.deployment.federations import deployed, in_memory
+from tests.deployment.secure.conftest import (
+    NODES,
+    OPERATOR,
+    TABLE,
+    THRESHOLD,
+    Fresh,
+    answers,
+    operator_lines,
 )
-from tests.deployment.secure.sums import identities
-
-NODES, THRESHOLD, ROUNDS = 5, 3, 2
-TABLE = table_of(
-    FEDPROX,
-    client_rows=20,  # of every client, so that nodes share compiled programs
-    data={"clients": NODES},
-    cohort={"clients_per_round": NODES},
-    rounds=ROUNDS,
-    evaluation={"every": 2},
-    deployment={"secure": {"threshold": THRESHOLD, "bound": 10.0}},
-)
-OPERATOR = "fedprox.deployment.remote"
+from tests.variants import mostly_slow
 
 Lie = Callable[[dict[str, Any], dict[str, Any], Node], None]
 """Changes the head and the arrays of an answer of a node."""
@@ -51,40 +38,29 @@ Lie = Callable[[dict[str, Any], dict[str, Any], Node], None]
 Deployed = Callable[..., Run]
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    """Five nodes whose programs others share."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_module, "METHODS_KEPT", 100)
-        plain = {key: each for key, each in TABLE.items() if key != "deployment"}
-        yield nodes_of(plain, tmp_path_factory.mktemp("first"), NODES)
-
-
 @pytest.fixture
-def run_with(first: list[Node], tmp_path: Path) -> Deployed:
-    """(index of the liar, stage, lie) -> the run in which it tells this lie in each sum."""
-    known = identities([node.name for node in first])
+def run_with(fresh: Fresh, tmp_path: Path) -> Deployed:
+    """(index of the liar, stage, lies) -> the run in which it tells lie t in the sums of round t.
+
+    The first measures, before round 1, are those of the first lie too. Lies begin anew if there are
+    more rounds. Each is told, unless the liar is left out.
+    """
 
     def run(
         liar: int,
         stage: str,
-        lie: Lie,
+        lies: Lie | Sequence[Lie],
         *,
         knows_keys: bool = True,
         table: dict[str, Any] = TABLE,
     ) -> Run:
-        nodes = []
-        for old in first:
-            secure = SecurePolicy(threshold=THRESHOLD, peers={})
-            policy, own = EVERYTHING.model_copy(update={"secure": secure}), known[old.name]
-            node = Node(old.name, old.federation, tmp_path / old.name, policy, own)
-            node._methods, node._data = old._methods, old._data
-            nodes.append(node)
-        answers: list[Callable[[Parcel], Parcel]] = [node.answer for node in nodes]
-        answers[liar] = lying(nodes[liar], stage, lie)
-        network = in_memory(answers)
+        sites = fresh(tmp_path)
+        nodes = answers(sites)
+        lies = [lies] if callable(lies) else lies
+        nodes[liar] = lying(sites[liar].node, stage, lies)
+        network = in_memory(nodes)
         if knows_keys:
-            keys = [encoded(known[node.name].key.public_key()) for node in nodes]
+            keys = [encoded(site.node.sums.identity.key.public_key()) for site in sites]  # type: ignore[union-attr]
             network = Network(network.nodes, network.send, network.receive, key_of=keys.__getitem__)
         (run,) = deployed(table, network, patience=0.2)
         return run
@@ -92,16 +68,17 @@ def run_with(first: list[Node], tmp_path: Path) -> Deployed:
     return run
 
 
-def lying(node: Node, stage: str, lie: Lie) -> Callable[[Parcel], Parcel]:
+def lying(node: Node, stage: str, lies: Sequence[Lie]) -> Callable[[Parcel], Parcel]:
     """What a node answers that lies in one stage."""
 
     def answer(parcel: Parcel) -> Parcel:
         answered = node.answer(parcel)
-        head = json.loads(answered.head)
-        if json.loads(parcel.head)["kind"] != stage or head["refused"] or head["lacks"]:
+        asked, head = json.loads(parcel.head), json.loads(answered.head)
+        if asked["kind"] != stage or head["refused"] or head["lacks"]:
             return answered
         arrays = unpack_arrays(answered.body)
-        lie(head, arrays, node)
+        done = asked["round"] - (asked["secret"]["of"] == "evaluate")
+        lies[max(0, done) % len(lies)](head, arrays, node)
         return Parcel(json.dumps(head).encode(), pack_arrays(arrays))
 
     return answer
@@ -128,16 +105,6 @@ def at(name: str) -> Lie:
         value = head[name]
         entries = isinstance(value, dict) and value
         head[name] = {key: other(each) for key, each in value.items()} if entries else other(value)
-
-    return lie
-
-
-def foreign(fields: Sequence[str]) -> Lie:
-    """A lie about one field after the other that other stages have."""
-    turns = itertools.cycle(fields)
-
-    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
-        at(next(turns))(head, arrays, node)
 
     return lie
 
@@ -279,11 +246,6 @@ UNKNOWN: dict[str, tuple[str, Lie]] = {
 """Lies that cannot be seen under masks."""
 
 
-def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the operator has logged."""
-    return [record.getMessage() for record in caplog.records if record.name == OPERATOR]
-
-
 def require_named(lines: Sequence[str], liar: str) -> None:
     """A line that names nodes names the liar, and no other unless one of two lies."""
     for line in lines:
@@ -291,110 +253,16 @@ def require_named(lines: Sequence[str], liar: str) -> None:
         assert named <= {liar} or (liar in named and "disagree" in line), line
 
 
-EVERYWHERE = pytest.mark.parametrize("liar", [0, 2, 4], ids=["first", "middle", "last"])
+EVERYWHERE = pytest.mark.parametrize("liar", mostly_slow([0, 2, 4], 2))
+"""The first node, one in the middle, and the last."""
 
 
-def require_done(run: Run) -> None:
+def require_done(run: Run, rounds: int) -> None:
     """The run has trained to its end, without the liar at most."""
-    assert [record.round for record in run.history] == [0, ROUNDS]
+    assert all(record.dropped <= 1 for record in run.history)
     assert run.diverged_at is None
-    assert run.final.dropped <= 1
+    assert run.final.round == rounds
     assert run.params["dense"]["bias"].any()  # 0 in the initial model
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("lie", LIES)
-def test_the_others_go_on(
-    lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(liar, *LIES[lie])
-    lines = lines_of(caplog)
-    require_named(lines, f"node-{liar}")
-    require_done(run)
-    assert run.final.measured == bool(MEASURED.match(lie))
-    given_up = [line for line in lines if "not measured" in line]
-    assert bool(given_up) == (not run.final.measured)
-    assert not any("without this round's updates" in line for line in lines)
-    assert lines
-
-
-@pytest.mark.parametrize("stage", OWN)
-@pytest.mark.parametrize("half", [0, 1])
-def test_the_others_go_on_whatever_fields_an_answer_has(
-    half: int, stage: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = [f for f in Answer.model_fields if f not in (*OWN[stage], "id", "refused", "lacks")]
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(2, stage, foreign(left[half::2]))
-    require_named(lines_of(caplog), "node-2")
-    require_done(run)
-    if stage in ("train", "confirm", "reveal"):
-        assert run.final.measured
-
-
-@EVERYWHERE
-def test_a_secret_that_is_not_the_advertised_one_costs_a_round(
-    liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is needed, and so checked, when the nodes' messages have been confirmed."""
-
-    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
-        if head["advert"]["work"]["measures"] is None:
-            advertised("seed")(head, arrays, node)
-
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(liar, "advertise", lie)
-    require_done(run)
-    why = f"node 'node-{liar}': its shares are not of the secret that it has advertised"
-    lines = [line.removeprefix("fedprox mu=0.5, seed 0: ") for line in lines_of(caplog)]
-    assert lines == [
-        f"round 1: {why}: without this round's updates",
-        f"round 2: {why}; left out of secure sums from now on; without its 1 client",
-        "evaluation after round 2: 4 of 5 nodes are left, and measures are summed over all: not "
-        "measured",
-        f"{why}; left out of secure sums from now on",
-    ]
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("lie", UNKNOWN)
-def test_what_nobody_can_see_costs_its_sums_alone(
-    lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(liar, *UNKNOWN[lie])
-    assert [record.round for record in run.history] == [0, ROUNDS]
-    lines = lines_of(caplog)
-    assert not any("node-" in line for line in lines)
-    costs = [line for line in lines if "a node lies, and under masks it cannot be told" in line]
-    assert costs == lines
-    spoilt = [line.partition("seed 0: ")[2].partition(":")[0] for line in lines]
-    rounds = ["round 1", "round 2"]
-    measures = ["evaluation after round 0", f"evaluation after round {ROUNDS}"]
-    assert (
-        spoilt
-        == {
-            "random updates": rounds,
-            "random measures": measures,
-            "other masks": [measures[0], *rounds, measures[1]],
-        }[lie]
-    )
-    assert run.final.measured == (lie == "random updates")
-    assert run.params["dense"]["bias"].any() == (lie == "random measures")
-
-
-@pytest.mark.parametrize("lie", ["advertise: signature", "confirm: signature"])
-def test_without_known_keys_a_wrong_signature_costs_its_sums_alone(
-    lie: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(2, *LIES[lie], knows_keys=False)
-    assert [record.round for record in run.history] == [0, ROUNDS]
-    refusals = [line for line in lines_of(caplog) if "it refuses" in line]
-    honest = [line for line in refusals if "node 'node-2': " not in line]
-    assert len(honest) >= NODES - 1
-    assert all("not signed by the key of node 'node-2'" in line for line in honest)
 
 
 def shifted(place: int, by: float, step: float) -> Lie:
@@ -430,52 +298,176 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "by", "line"), IMPOSSIBLE)
-def test_a_measure_is_what_it_can_be(
-    name: str, by: float, line: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
-) -> None:
+UNTRAINED = TABLE | {"cohort": {"clients_per_round": THRESHOLD - 1}}
+"""Rounds whose sums are given up before they begin."""
+
+
+def test_a_measure_is_what_it_can_be(run_with: Deployed, caplog: pytest.LogCaptureFixture) -> None:
     step = FixedPoint(MEASURES_BOUND, 64, NODES).step
+    lies = [shifted(PLACES[name], by, step) for name, by, _ in IMPOSSIBLE]
     with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(2, "evaluate", shifted(PLACES[name], by, step))
-    assert [record.measured for record in run.history] == [False, False]
-    assert [record.dropped for record in run.history] == [0, 0]
-    lines = lines_of(caplog)
-    assert len(lines) == 2
-    for each in lines:
-        assert "the sum cannot be: " in each
-        assert line in each
-        assert each.endswith("under masks it cannot be told which: not measured")
+        run = run_with(2, "evaluate", lies, table=UNTRAINED | {"rounds": len(lies)})
+    assert not any(record.measured for record in run.history)
+    _, *lines = [line for line in operator_lines(caplog) if "evaluation after" in line]
+    for said, (_, _, line) in zip(lines, IMPOSSIBLE, strict=True):
+        assert "the sum cannot be: " in said
+        assert line in said
+        assert said.endswith("under masks it cannot be told which: not measured")
+
+
+@EVERYWHERE
+def test_a_secret_that_is_not_the_advertised_one_costs_a_round(
+    liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is needed, and so checked, when the nodes' messages have been confirmed."""
+
+    def lie(head: dict[str, Any], arrays: dict[str, Any], node: Node) -> None:
+        if head["advert"]["work"]["measures"] is None:
+            advertised("seed")(head, arrays, node)
+
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, "advertise", lie)
+    assert [record.dropped for record in run.history] == [0, NODES, 1]
+    assert run.params["dense"]["bias"].any()
+    why = f"node 'node-{liar}': its shares are not of the secret that it has advertised"
+    lines = [line.removeprefix("fedprox mu=0.5, seed 0: ") for line in operator_lines(caplog)]
+    left = [
+        "4 of 5 nodes are left, and measures are summed over all: not measured",
+        f"{why}; left out of secure sums from now on",
+    ]
+    assert lines == [
+        f"round 1: {why}: without this round's updates",
+        f"evaluation after round 1: {left[0]}",
+        left[1],
+        f"round 2: {left[1]}; without its 1 client",
+        f"evaluation after round 2: {left[0]}",
+        left[1],
+    ]
+
+
+CONDEMNED = re.compile(
+    "advertise: (signed seed|another's key)|share: (shares|commitments|three shares)|"
+    "accept: [34] of no use"
+)
+"""The lies after which a node is left out of later sums, so that it tells no other."""
+
+TOLD = {stage: [n for n in LIES if LIES[n][0] == stage and not CONDEMNED.match(n)] for stage in OWN}
+TOLD |= {name: [name, name] for name in LIES if CONDEMNED.match(name)}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("told", TOLD)
+def test_the_others_go_on(
+    told: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = TOLD[told]
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(
+            liar,
+            LIES[names[0]][0],
+            [LIES[name][1] for name in names],
+            table=TABLE | {"rounds": len(names)},
+        )
+    lines = operator_lines(caplog)
+    require_named(lines, f"node-{liar}")
+    require_done(run, len(names))
+    for t, (name, record) in enumerate(zip(names, run.history[1:], strict=True), 1):
+        own = [line for line in lines if f"round {t}: " in line]
+        assert own, name
+        assert record.measured == bool(MEASURED.match(name)), name
+        given_up = [line for line in own if "not measured" in line]
+        assert bool(given_up) == (not record.measured), name
+    assert not any("without this round's updates" in line for line in lines)
+    assert ("left out of secure sums from now on" in "".join(lines)) == (told not in OWN)
+
+
+@pytest.mark.parametrize("stage", mostly_slow(OWN, "share"))
+def test_the_others_go_on_whatever_fields_an_answer_has(
+    stage: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [f for f in Answer.model_fields if f not in (*OWN[stage], "id", "refused", "lacks")]
+    often = {"rounds": len(left), "evaluation": {"every": 1 if stage == "evaluate" else len(left)}}
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, stage, [at(field) for field in left], table=TABLE | often)
+    require_named(operator_lines(caplog), "node-2")
+    require_done(run, len(left))
+    if stage in ("train", "confirm", "reveal"):
+        assert run.final.measured
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("lie", UNKNOWN)
+def test_what_nobody_can_see_costs_its_sums_alone(
+    lie: str, liar: int, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(liar, *UNKNOWN[lie])
+    assert [record.round for record in run.history] == [0, 1, 2]
+    lines = operator_lines(caplog)
+    assert not any("node-" in line for line in lines)
+    costs = [line for line in lines if "a node lies, and under masks it cannot be told" in line]
+    assert costs == lines
+    spoilt = [line.partition("seed 0: ")[2].partition(":")[0] for line in lines]
+    rounds = ["round 1", "round 2"]
+    measures = [f"evaluation after round {t}" for t in range(3)]
+    assert (
+        spoilt
+        == {
+            "random updates": rounds,
+            "random measures": measures,
+            "other masks": [measures[0], rounds[0], measures[1], rounds[1], measures[2]],
+        }[lie]
+    )
+    assert run.final.measured == (lie == "random updates")
+    assert run.params["dense"]["bias"].any() == (lie == "random measures")
+
+
+@pytest.mark.parametrize("lie", ["advertise: signature", "confirm: signature"])
+def test_without_known_keys_a_wrong_signature_costs_its_sums_alone(
+    lie: str, run_with: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, *LIES[lie], knows_keys=False)
+    assert [record.round for record in run.history] == [0, 1, 2]
+    refusals = [line for line in operator_lines(caplog) if "it refuses" in line]
+    honest = [line for line in refusals if "node 'node-2': " not in line]
+    assert len(honest) >= NODES - 1
+    assert all("not signed by the key of node 'node-2'" in line for line in honest)
 
 
 FEDNOVA = {**TABLE, "method": [{"name": "fednova"}]}
+LARGE = "it has numbers of 1"
+CLIPPED = "clipped numbers, and at most 3,050 may be"
 
 
 @pytest.mark.parametrize(
-    ("table", "place", "by", "line"),
+    ("table", "lies"),
     [
-        (TABLE, 3, 11.0, "it has numbers of 1"),
-        (TABLE, 3, -11.0, "it has numbers of 1"),
-        (TABLE, -1, -7 * 10 / 2**28, "it has -7 clipped numbers, and at most 3,050 may be"),
-        (TABLE, -1, 5000 * 10 / 2**28, "it has 5,000 clipped numbers, and at most 3,050 may be"),
-        (FEDNOVA, -2, -6.0, "its message is none that its clients can send"),
+        (
+            TABLE,
+            [
+                (3, 11.0, LARGE),
+                (3, -11.0, LARGE),
+                (-1, -7 * 10 / 2**28, f"it has -7 {CLIPPED}"),
+                (-1, 5000 * 10 / 2**28, f"it has 5,000 {CLIPPED}"),
+            ],
+        ),
+        (FEDNOVA, [(-2, -6.0, "its message is none that its clients can send")]),
     ],
-    ids=["large", "small", "clipped below 0", "clipped above", "length"],
+    ids=["numbers", "lengths"],
 )
 def test_an_update_is_what_it_can_be(
     table: dict[str, Any],
-    place: int,
-    by: float,
-    line: str,
+    lies: list[tuple[int, float, str]],
     run_with: Deployed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     step = FixedPoint(10.0, 32, NODES).step
+    told = [shifted(place, by, step) for place, by, _ in lies]
     with caplog.at_level(logging.WARNING, OPERATOR):
-        run = run_with(2, "train", shifted(place, by, step), table=table)
-    assert run.final.dropped == NODES
+        run = run_with(2, "train", told, table=table | {"rounds": len(lies)})
+    assert all(record.dropped == NODES for record in run.history[1:])
     assert not run.params["dense"]["bias"].any()
-    lines = lines_of(caplog)
-    assert len(lines) == ROUNDS
-    for each in lines:
-        assert f"the sum cannot be: {line}" in each
-        assert each.endswith("cannot be told which: without this round's updates")
+    for said, (_, _, line) in zip(operator_lines(caplog), lies, strict=True):
+        assert f"the sum cannot be: {line}" in said
+        assert said.endswith("cannot be told which: without this round's updates")

@@ -1,8 +1,10 @@
 """Rounds whose messages are summed in secret, in deployments in memory."""
 
+import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +16,13 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedprox.deployment import node as node_module
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.policy import Policy, SecurePolicy
+from fedprox.deployment.policy import Policy
 from fedprox.deployment.secure_sum import OperatorSum
 from fedprox.deployment.wire import (
     Answer,
@@ -35,83 +35,58 @@ from fedprox.deployment.wire import (
 )
 from fedprox.errors import InputError
 from fedprox.parts.part import mean_of
-from fedprox.parts.privacy.accounting import epsilon_together
+from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together
 from fedprox.results.run import Run
 from tests.deployment.federations import (
-    EVERYTHING,
     FEDPROX,
     STATEFUL,
     Site,
     apart,
     deployed,
-    nodes_of,
     table_of,
     unreliable,
     vector,
 )
-from tests.deployment.secure.sums import identities
+from tests.deployment.secure.conftest import (
+    NODES,
+    ONE_ROUND,
+    PLAIN,
+    SECURE,
+    SIZES,
+    TABLE,
+    Fresh,
+    answers,
+    operator_lines,
+)
+from tests.variants import mostly_slow
 
-NODES = 5
-SECURE = {"secure": {"threshold": 3, "bound": 10.0}}
-SIZES: dict[str, Any] = {
-    "client_rows": 20,  # of every client, so that nodes share compiled programs
-    "data": {"clients": NODES},
-    "cohort": {"clients_per_round": NODES},
-}
-PLAIN = table_of(FEDPROX, **SIZES, rounds=2, evaluation={"every": 1})
-TABLE = PLAIN | {"deployment": SECURE}
-ONE_ROUND = TABLE | {"rounds": 1}
-
-Fresh = Callable[..., list[Site]]
-
-
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
-    """Five sites without a past, with a policy of secure sums unless told otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_module, "METHODS_KEPT", 100)
-        first = nodes_of(PLAIN, tmp_path_factory.mktemp("first"), NODES)
-        known = identities([node.name for node in first])
-
-        def sites(folder: Path, *, secure: bool = True, threshold: int = 3) -> list[Site]:
-            policy = (
-                EVERYTHING.model_copy(
-                    update={"secure": SecurePolicy(threshold=threshold, peers={})}
-                )
-                if secure
-                else EVERYTHING
-            )
-            made = []
-            for old in first:
-                own = known[old.name] if secure else None
-                new = Node(old.name, old.federation, folder / old.name, policy, own)
-                new._methods, new._data = old._methods, old._data
-                made.append(Site(new))
-            return made
-
-        yield sites
+Operated = Callable[..., tuple[Run, list[str]]]
 
 
-def answers(sites: Sequence[Site]) -> list[Callable[[Parcel], Parcel]]:
-    """What the sites answer."""
-    return [site.answer for site in sites]
+@pytest.fixture
+def sites(fresh: Fresh, tmp_path: Path) -> list[Site]:
+    """Five sites without a past."""
+    return fresh(tmp_path)
 
 
-def operator_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the operator has logged."""
-    return [record.getMessage() for record in caplog.records if record.name == OPERATOR]
+@pytest.fixture
+def operated(caplog: pytest.LogCaptureFixture) -> Operated:
+    """A deployment's run, and what the operator has logged."""
+
+    def operated(table: dict[str, Any], nodes: Any, **options: Any) -> tuple[Run, list[str]]:
+        with caplog.at_level(logging.WARNING):
+            (run,) = deployed(table, nodes, **options)
+        return run, operator_lines(caplog)
+
+    return operated
 
 
-OPERATOR = "fedprox.deployment.remote"
-
-METHODS: list[dict[str, Any]] = [FEDPROX, *STATEFUL]
+METHODS = {"fedprox": FEDPROX, **{each["name"]: each for each in STATEFUL}}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
-def test_it_is_the_run_without_it_but_for_rounding(
-    method: dict[str, Any], fresh: Fresh, tmp_path: Path
-) -> None:
-    table = table_of(method, **SIZES, rounds=2, evaluation={"every": 1})
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedprox", "feddane"))
+def test_it_is_the_run_without_it_but_for_rounding(name: str, fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"method": [METHODS[name]]}
     (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
     (secure,) = deployed(
         table | {"deployment": SECURE}, answers(fresh(tmp_path / "secure")), patience=60.0
@@ -122,8 +97,11 @@ def test_it_is_the_run_without_it_but_for_rounding(
     assert secure.final.total_steps == plain.final.total_steps
 
 
-def test_sweep_points_and_64_bits(fresh: Fresh, tmp_path: Path) -> None:
-    table = table_of({"name": "fedprox", "mu": [0.0, 1.0]}, **SIZES, rounds=2)
+@pytest.mark.parametrize(
+    "mu", [0.5, pytest.param([0.0, 1.0], marks=pytest.mark.slow)], ids=["one", "points"]
+)
+def test_sweep_points_and_64_bits(mu: Any, fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"method": [{"name": "fedprox", "mu": mu}]}
     plain = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
     bits = {"secure": {"threshold": 3, "bound": 1e6, "bits": 64}}
     secure = deployed(table | {"deployment": bits}, answers(fresh(tmp_path / "secure")))
@@ -131,24 +109,30 @@ def test_sweep_points_and_64_bits(fresh: Fresh, tmp_path: Path) -> None:
         assert apart(one.params, two.params) < 1e-6
 
 
-def test_bytes_are_those_of_all_stages(fresh: Fresh, tmp_path: Path) -> None:
-    counted = [0, 0]
+Heard = list[tuple[Parcel, Parcel]]
 
-    def counting(site: Site) -> Callable[[Parcel], Parcel]:
-        def answer(parcel: Parcel) -> Parcel:
-            answered = site.answer(parcel)
-            if json.loads(parcel.head)["kind"] not in ("describe", "prepare"):
-                counted[0] += len(parcel.head) + len(parcel.body)
-                counted[1] += len(answered.head) + len(answered.body)
-            return answered
 
-        return answer
+def heard(site: Site, seen: Heard) -> Callable[[Parcel], Parcel]:
+    """What the site answers, which is kept with what it was asked."""
 
-    (run,) = deployed(TABLE, [counting(site) for site in fresh(tmp_path)])
-    assert [
-        sum(record.bytes_down or 0 for record in run.history),
-        sum(record.bytes_up or 0 for record in run.history),
-    ] == counted
+    def answer(parcel: Parcel) -> Parcel:
+        seen.append((parcel, site.answer(parcel)))
+        return seen[-1][1]
+
+    return answer
+
+
+def test_bytes_are_those_of_all_stages(sites: list[Site]) -> None:
+    seen: Heard = []
+    (run,) = deployed(TABLE, [heard(site, seen) for site in sites])
+    stages = [
+        pair for pair in seen if json.loads(pair[0].head)["kind"] not in ("describe", "prepare")
+    ]
+    down, up = (
+        sum(len(each.head + each.body) for each in way) for way in zip(*stages, strict=True)
+    )
+    assert sum(record.bytes_down or 0 for record in run.history) == down
+    assert sum(record.bytes_up or 0 for record in run.history) == up
 
 
 class Watched:
@@ -186,24 +170,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_the_operator_has_the_sum_bit_for_bit_and_no_message(
-    watched: Watched, fresh: Fresh, tmp_path: Path
+    watched: Watched, sites: list[Site]
 ) -> None:
-    seen: list[bytes] = []
-
-    def recorded(site: Site) -> Callable[[Parcel], Parcel]:
-        def answer(parcel: Parcel) -> Parcel:
-            answered = site.answer(parcel)
-            seen.extend([parcel.head, parcel.body, answered.head, answered.body])
-            return answered
-
-        return answer
-
-    deployed(TABLE, [recorded(site) for site in fresh(tmp_path)])
+    seen: Heard = []
+    deployed(TABLE, [heard(site, seen) for site in sites])
     assert len(watched.totals) == 2
     for i, total in enumerate(watched.totals):
         whole = watched.whole[NODES * i : NODES * (i + 1)]
         assert (total == sum(whole[1:], whole[0])).all()
-    received = b"".join(seen)
+    received = b"".join(each.head + each.body for pair in seen for each in pair)
     assert len(watched.messages) == 2 * NODES
     for message, quantized in zip(watched.messages, watched.whole, strict=True):
         for leaf in jax.tree.leaves(message):
@@ -213,7 +188,7 @@ def test_the_operator_has_the_sum_bit_for_bit_and_no_message(
         assert quantized.tobytes()[:64] not in received
         assert quantized.tobytes()[-64:] not in received
     # the same search finds what does travel
-    sent = [unpack_answer(Parcel(head)) for head in seen if b'"advert":{' in head]
+    sent = [unpack_answer(answer) for _, answer in seen if b'"advert":{' in answer.head]
     assert any(answer.advert and answer.advert.masking.encode() in received for answer in sent)
 
 
@@ -233,16 +208,29 @@ def gone(site: Site, kind: str, of: str = "train") -> Callable[[Parcel], Parcel]
 STAGES = ["advertise", "share", "train", "confirm", "reveal"]
 
 
+@pytest.fixture(scope="module")
+def start(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A round without any node, after which the model is the initial one."""
+    sites = fresh(tmp_path_factory.mktemp("start"))
+    (run,) = deployed(ONE_ROUND, [gone(site, "advertise") for site in sites])
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A round with all nodes."""
+    (run,) = deployed(ONE_ROUND, answers(fresh(tmp_path_factory.mktemp("whole"))))
+    return run
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_nodes_that_drop_out_lose_their_own_updates_alone(
-    stage: str, watched: Watched, fresh: Fresh, tmp_path: Path
+    stage: str, start: Run, watched: Watched, sites: list[Site]
 ) -> None:
-    sites = fresh(tmp_path)
     nodes = [gone(site, stage) if i in (1, 3) else site.answer for i, site in enumerate(sites)]
     (run,) = deployed(ONE_ROUND, nodes)
     (total,) = watched.totals
     # the model follows from the plain sum of whole numbers, to the last bit
-    (start,) = deployed(ONE_ROUND, [gone(site, "advertise") for site in fresh(tmp_path / "start")])
     fixed = FixedPoint(SECURE["secure"]["bound"], 32, NODES)
     summed, _ = fixed.values(
         sum(watched.whole[1:], watched.whole[0]), jax.tree.map(lambda a: a[None], run.params)
@@ -257,17 +245,14 @@ def test_nodes_that_drop_out_lose_their_own_updates_alone(
     assert len(watched.whole) == came
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", mostly_slow(STAGES, "share", "reveal"))
 def test_below_the_threshold_a_round_is_given_up_in_one_line(
-    stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: str, sites: list[Site], operated: Operated
 ) -> None:
-    sites = fresh(tmp_path)
     nodes = [
         gone(site, stage) if i != 1 and i != 3 else site.answer for i, site in enumerate(sites)
     ]
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, nodes)
-    lines = operator_lines(caplog)
+    run, lines = operated(ONE_ROUND, nodes)
     given_up = [line for line in lines if "without this round's updates" in line]
     (line,) = given_up
     assert line.startswith(
@@ -278,19 +263,17 @@ def test_below_the_threshold_a_round_is_given_up_in_one_line(
 
 
 def test_a_restarted_node_drops_out_of_its_sum(
-    watched: Watched, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    watched: Watched, sites: list[Site], operated: Operated
 ) -> None:
-    sites = fresh(tmp_path)
 
     def fault(node: int, number: int, head: dict[str, Any]) -> Any:
         del number
         confirms = head["kind"] == "confirm" and head["secret"]["of"] == "train"
         return "restart" if node == 2 and confirms else ""
 
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE, unreliable(sites, fault))
+    run, lines = operated(TABLE, unreliable(sites, fault))
     assert run.final.dropped == 0
-    (line, _) = operator_lines(caplog)
+    (line, _) = lines
     assert line.endswith(
         "round 1: node 'node-2': confirm: it refuses: a sum that is over, or from before the node "
         "was restarted"
@@ -301,7 +284,7 @@ def test_a_restarted_node_drops_out_of_its_sum(
 
 
 def test_repeated_and_lost_messages_change_nothing(
-    watched: Watched, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, sites: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedprox.deployment.conversation.REPEAT", 0.1)
 
@@ -309,29 +292,24 @@ def test_repeated_and_lost_messages_change_nothing(
         del head
         return ["", "lost answer", "twice", "", "lost request", "late"][(3 * node + number) % 6]
 
-    (run,) = deployed(TABLE, unreliable(fresh(tmp_path), fault), patience=60.0)
+    (run,) = deployed(TABLE, unreliable(sites, fault), patience=60.0)
     assert run.final.dropped == 0
     assert len(watched.whole) == 2 * NODES
     assert len(watched.totals) == 2
 
 
-def test_a_round_is_revealed_once(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sites = fresh(tmp_path)
+def test_a_round_is_revealed_once(sites: list[Site], operated: Operated) -> None:
     (first,) = deployed(ONE_ROUND, answers(sites))
     for site in sites:
         site.restart()
-    with caplog.at_level(logging.WARNING):
-        (again,) = deployed(TABLE, answers(sites))
-    lines = operator_lines(caplog)
+    again, lines = operated(TABLE, answers(sites))
     once = "it refuses: round 1: this node has helped to reveal its sum, and does so once; without"
     assert sum(once in line for line in lines) == NODES
     assert [record.dropped for record in again.history[1:]] == [NODES, 0]
     assert first.params["dense"]["bias"].any()
 
 
-def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_round_is_revealed_once_whatever_later_requests_say(sites: list[Site]) -> None:
     def disguised(kinds: Sequence[str]) -> Callable[[dict[str, Any]], None]:
         def change(head: dict[str, Any]) -> None:
             if head["kind"] in kinds and head["secret"]["of"] == "train":
@@ -339,7 +317,6 @@ def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_
 
         return change
 
-    sites = fresh(tmp_path)
     nodes = answers(sites)
     for kind in ("share", "confirm", "reveal"):
         nodes = [
@@ -356,9 +333,8 @@ def test_a_round_is_revealed_once_whatever_later_requests_say(fresh: Fresh, tmp_
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_node_that_leaves_out_what_is_summed_drops_out(
-    kind: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, sites: list[Site], operated: Operated
 ) -> None:
-    sites = fresh(tmp_path)
 
     def without(parcel: Parcel) -> Parcel:
         answered = sites[1].answer(parcel)
@@ -369,9 +345,7 @@ def test_a_node_that_leaves_out_what_is_summed_drops_out(
         return parcel_of(unpack_answer(answered), arrays)
 
     nodes = [without if i == 1 else site.answer for i, site in enumerate(sites)]
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, nodes)
-    lines = operator_lines(caplog)
+    run, lines = operated(ONE_ROUND, nodes)
     assert lines
     refused = "node 'node-1': its answer is refused: the array 'masked' is missing"
     assert all(refused in line or "measures are summed over all" in line for line in lines)
@@ -379,13 +353,12 @@ def test_a_node_that_leaves_out_what_is_summed_drops_out(
 
 
 def test_clipped_numbers_are_counted(
-    watched: Watched, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    watched: Watched, sites: list[Site], operated: Operated
 ) -> None:
     table = ONE_ROUND | {"deployment": {"secure": {"threshold": 3, "bound": 1e-3}}}
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, answers(fresh(tmp_path)))
+    run, lines = operated(table, answers(sites))
     counted = sum(int(whole[-1]) for whole in watched.whole)
-    (line,) = operator_lines(caplog)
+    (line,) = lines
     assert line.endswith(
         f"round 1: {counted:,} numbers beyond deployment.secure.bound = 0.001 were clipped"
     )
@@ -407,115 +380,96 @@ def asking(site: Any, kind: str, change: Change) -> Callable[[Parcel], Parcel]:
     return answer
 
 
+def put(**values: Any) -> Change:
+    """A change of some values of a head; `work__steps` is a value of `work`."""
+
+    def change(head: dict[str, Any]) -> None:
+        for name, value in values.items():
+            *path, last = name.split("__")
+            functools.reduce(operator.getitem, path, head)[last] = value
+
+    return change
+
+
 def another_model(head: dict[str, Any]) -> None:
     head["arrays"] = head["arrays"][::-1]
 
 
-def other_steps(head: dict[str, Any]) -> None:
-    head["work"]["steps"] = [0]
-
-
-def other_weight(head: dict[str, Any]) -> None:
-    head["work"]["weight"] = [0.9]
-
-
-def without_masks(head: dict[str, Any]) -> None:
-    head["secret"] = None
-
-
-def not_secure(head: dict[str, Any]) -> None:
-    head["setup"]["secure"], head["secret"] = None, None
-
-
 def fewer_nodes(head: dict[str, Any]) -> None:
-    head["setup"]["secure"]["threshold"] = 3
-    head["setup"]["secure"]["nodes"] = head["setup"]["secure"]["nodes"][:2]
+    del head["setup"]["secure"]["nodes"][2:]
 
 
-def another_run(head: dict[str, Any]) -> None:
-    head["setup"]["run"] = "run2"
-
-
-def larger_bound(head: dict[str, Any]) -> None:
-    head["setup"]["secure"]["bound"] = 1e6
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (another_model, "train: another request than the nodes of the sum have signed"),
-        (another_run, "train: another request than the nodes of the sum have signed"),
-        (larger_bound, "train: another request than the nodes of the sum have signed"),
-        (other_steps, "a client without work, whose part of a sum is known"),
-        (other_weight, "train: other work than the node has signed"),
-        (without_masks, "train: messages are summed in secret only"),
-        (not_secure, "a run without deployment.secure; the node's messages are summed in secret o"),
-        (fewer_nodes, "deployment.secure: 2 nodes; a secure sum is over 3 to 100"),
-    ],
-)
-def test_a_node_answers_only_what_it_has_signed(
-    change: Change, line: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sites = fresh(tmp_path)
-    nodes = [asking(sites[0], "train", change), *answers(sites[1:])]
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, nodes)
-    (logged,) = operator_lines(caplog)
-    assert f"round 1: node 'node-0': it refuses: {line}" in logged
-    assert run.final.dropped == 1
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
+UNSIGNED: list[tuple[Change, str]] = [
+    (another_model, "train: another request than the nodes of the sum have signed"),
+    (put(setup__run="run2"), "train: another request than the nodes of the sum have signed"),
+    (put(setup__secure__bound=1e6), "train: another request than the nodes of the sum have signed"),
+    (put(work__steps=[0]), "a client without work, whose part of a sum is known"),
+    (put(work__weight=[0.9]), "train: other work than the node has signed"),
+    (put(secret=None), "train: messages are summed in secret only"),
     (
-        {"secure": {"threshold": 2, "bound": 1.0}},
-        "threshold = 2; with 5 nodes it must be from 3 to",
+        put(setup__secure=None, secret=None),
+        "a run without deployment.secure; the node's messages are summed in secret o",
     ),
-    (
-        {"secure": {"threshold": 6, "bound": 1.0}},
-        "threshold = 6; with 5 nodes it must be from 3 to",
-    ),
-    ({"secure": {"threshold": 3, "bound": 0.0}}, "bound = 0.0; it must be"),
-    ({"secure": {"threshold": 3, "bound": 1.0, "bits": 16}}, "bits = 16; it must be one of 32, 64"),
+    (fewer_nodes, "deployment.secure: 2 nodes; a secure sum is over 3 to 100"),
 ]
 
 
-@pytest.mark.parametrize(("section", "line"), REFUSED)
-def test_settings_out_of_range(
-    section: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError) as caught:
-        deployed(TABLE | {"deployment": section}, answers(fresh(tmp_path)))
-    assert str(caught.value).startswith("deployment.secure." + line)
+def test_a_node_answers_only_what_it_has_signed(sites: list[Site], operated: Operated) -> None:
+    """An operator asks it for something else in each round."""
+    rounds = len(UNSIGNED)
+
+    def other(head: dict[str, Any]) -> None:
+        UNSIGNED[head["round"]][0](head)
+
+    nodes = [asking(sites[0], "train", other), *answers(sites[1:])]
+    run, lines = operated(TABLE | {"rounds": rounds, "evaluation": {"every": rounds}}, nodes)
+    for t, (logged, (_, line)) in enumerate(zip(lines, UNSIGNED, strict=True), 1):
+        assert f"round {t}: node 'node-0': it refuses: {line}" in logged
+    assert run.final.dropped == 1
 
 
-def test_what_does_not_fit_is_refused(fresh: Fresh, tmp_path: Path) -> None:
-    table = TABLE | {
-        "faults": {"norm": 5.0},
-        "evaluation": {"gradients": True},
-        "aggregation": {"rule": "median"},
-        "cohort": {"clients_per_round": 3, "sampling": "proportional"},
-    }
-    with pytest.raises(InputError) as caught:
-        deployed(table, answers(fresh(tmp_path)))
-    assert str(caught.value) == (
+def secure(**settings: Any) -> dict[str, Any]:
+    """The section of a deployment."""
+    return {"deployment": {"secure": {"threshold": 3, "bound": 1.0} | settings}}
+
+
+FITS_NOT: dict[str, Any] = {
+    "faults": {"norm": 5.0},
+    "evaluation": {"gradients": True},
+    "aggregation": {"rule": "median"},
+    "cohort": {"clients_per_round": 3, "sampling": "proportional"},
+}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (secure(threshold=2), "deployment.secure.threshold = 2; with 5 nodes it must be from 3 to"),
+    (secure(threshold=6), "deployment.secure.threshold = 6; with 5 nodes it must be from 3 to"),
+    (secure(bound=0.0), "deployment.secure.bound = 0.0; it must be"),
+    (secure(bits=16), "deployment.secure.bits = 16; it must be one of 32, 64"),
+    (secure(honest=2), "deployment.secure.honest = 2; it is for [privacy]: leave it out"),
+    (
+        FITS_NOT,
         "faults.norm = 5.0 does not go with deployment.secure, since the operator sees no node's "
-        "message alone; it must be inf"
-    )
+        "message alone; it must be inf",
+    ),
+]
 
 
-def test_two_nodes_are_refused(fresh: Fresh, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "line"), REFUSED)
+def test_settings_that_do_not_fit(change: dict[str, Any], line: str, sites: list[Site]) -> None:
+    assert refusal(lambda: deployed(TABLE | change, answers(sites))).startswith(line)
+
+
+def test_two_nodes_are_refused(sites: list[Site]) -> None:
     with pytest.raises(InputError, match="2 nodes; a secure sum is over 3 to 100"):
-        deployed(TABLE, answers(fresh(tmp_path))[:2])
+        deployed(TABLE, answers(sites)[:2])
 
 
 def test_a_round_with_clients_of_too_few_nodes_is_given_up(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sites: list[Site], operated: Operated
 ) -> None:
     table = ONE_ROUND | {"cohort": {"clients_per_round": 2}}
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, answers(fresh(tmp_path)))
+    run, lines = operated(table, answers(sites))
     assert run.final.dropped == 2
-    (line,) = operator_lines(caplog)
+    (line,) = lines
     assert "round 1: 2 of 5 nodes are left, and a secure sum needs 3: without this round" in line
 
 
@@ -536,8 +490,7 @@ def test_policies(fresh: Fresh, tmp_path: Path) -> None:
     assert line.endswith("it refuses: deployment.secure.threshold = 3; at least 4 is allowed")
 
 
-def test_a_node_that_is_not_known_is_not_summed_with(fresh: Fresh, tmp_path: Path) -> None:
-    sites = fresh(tmp_path)
+def test_a_node_that_is_not_known_is_not_summed_with(sites: list[Site]) -> None:
     sums = sites[0].node.sums
     assert sums is not None
     peers = {name: key for name, key in sums.identity.peers.items() if name != "node-3"}
@@ -546,43 +499,34 @@ def test_a_node_that_is_not_known_is_not_summed_with(fresh: Fresh, tmp_path: Pat
     assert line.endswith("node 'node-0': it refuses: nodes node-3: not in policy.secure.peers")
 
 
-def test_a_node_with_secure_sums_reports_no_gradients(fresh: Fresh, tmp_path: Path) -> None:
-    assert fresh(tmp_path)[0].node.reports == ["loss", "accuracy", "metrics"]
+def test_a_node_with_secure_sums_reports_no_gradients(sites: list[Site]) -> None:
+    assert sites[0].node.reports == ["loss", "accuracy", "metrics"]
 
 
 def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
     table = PLAIN | {"rounds": 1}
     (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
-    seen: list[bytes] = []
-
-    def recorded(site: Site) -> Callable[[Parcel], Parcel]:
-        def answer(parcel: Parcel) -> Parcel:
-            answered = site.answer(parcel)
-            seen.append(answered.body)
-            return answered
-
-        return answer
-
-    sites = [recorded(site) for site in fresh(tmp_path / "secure")]
+    seen: Heard = []
+    sites = [heard(site, seen) for site in fresh(tmp_path / "secure")]
     (secure,) = deployed(table | {"deployment": SECURE}, sites)
     for one, two in zip(plain.history, secure.history, strict=True):
         for name in ("train_loss", "test_loss", "test_accuracy"):
             assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-5), name
     # no array of a node's but masked words and what says which updates count
-    names = {name for body in seen if body for name in unpack_arrays(body)}
+    bodies = [answer.body for _, answer in seen if answer.body]
+    names = {name for body in bodies for name in unpack_arrays(body)}
     assert names == {"masked", "counted", "steps", "counts", "faulty"}
 
 
-@pytest.mark.parametrize("stage", ["advertise", "share", "evaluate", "confirm", "reveal"])
+@pytest.mark.parametrize(
+    "stage",
+    mostly_slow(["advertise", "share", "evaluate", "confirm", "reveal"], "share", "confirm"),
+)
 def test_without_a_node_nothing_is_measured_and_the_run_goes_on(
-    stage: str, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: str, whole: Run, sites: list[Site], operated: Operated
 ) -> None:
-    (whole,) = deployed(ONE_ROUND, answers(fresh(tmp_path / "whole")))
-    sites = fresh(tmp_path / "less")
     nodes = [*answers(sites[:4]), gone(sites[4], stage, "evaluate")]
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, nodes)
-    lines = operator_lines(caplog)
+    run, lines = operated(ONE_ROUND, nodes)
     before = stage in ("advertise", "share", "evaluate")
     for round_, record in enumerate(run.history):
         line = (
@@ -612,7 +556,7 @@ def test_a_measure_of_too_few_nodes_is_not_in_the_sum(fresh: Fresh, tmp_path: Pa
     assert record.train_loss > 0
 
 
-def test_a_run_that_was_killed_measures_its_last_model_again(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_measures_its_last_model_again(sites: list[Site]) -> None:
     class KilledError(Exception):
         pass
 
@@ -622,7 +566,6 @@ def test_a_run_that_was_killed_measures_its_last_model_again(fresh: Fresh, tmp_p
             raise KilledError
         return sites[0].answer(parcel)
 
-    sites = fresh(tmp_path)
     with pytest.raises(KilledError):
         deployed(ONE_ROUND, [killed, *answers(sites[1:])])
     for site in sites:
@@ -632,31 +575,19 @@ def test_a_run_that_was_killed_measures_its_last_model_again(fresh: Fresh, tmp_p
     assert [record.measured for record in again.history] == [True, True]
 
 
-def measures_less(head: dict[str, Any]) -> None:
-    head["participation"] = 1e-9
-
-
-def measures_later(head: dict[str, Any]) -> None:
-    head["round"], head["setup"]["rounds"] = 5, 9
-
-
-def measures_in_another_run(head: dict[str, Any]) -> None:
-    head["setup"]["run"] = "run2"
-
-
-def measures_with_another_seed(head: dict[str, Any]) -> None:
-    head["setup"]["seed"] = 7
-
-
 @pytest.mark.parametrize(
-    "change", [measures_less, measures_later, measures_in_another_run, measures_with_another_seed]
+    ("change", "joins"),
+    [
+        (put(participation=1e-9), True),
+        (put(round=5, setup__rounds=9), False),
+        (put(setup__run="run2"), True),
+        (put(setup__seed=7), False),
+    ],
 )
-@pytest.mark.parametrize("joins", [True, False])
 def test_no_two_sums_of_measures_differ_by_a_node(
-    change: Change, joins: bool, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Change, joins: bool, sites: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator measures the same model again without a node, to subtract."""
-    sites = fresh(tmp_path)
     (whole,) = deployed(ONE_ROUND, answers(sites))
     assert whole.history[0].measured
     request = Coordinator.request
@@ -681,23 +612,21 @@ def test_no_two_sums_of_measures_differ_by_a_node(
 
 
 def test_a_model_is_not_measured_again_with_a_little_more(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sites: list[Site], operated: Operated
 ) -> None:
     """One answer for each round of a run, not for each model."""
-    sites = fresh(tmp_path)
     deployed(TABLE | {"rounds": 2}, answers(sites))
     for site in sites:
         site.restart()
-    with caplog.at_level(logging.WARNING):
-        (again,) = deployed(TABLE | {"rounds": 2}, answers(sites))
+    again, lines = operated(TABLE | {"rounds": 2}, answers(sites))
     # the rounds' sums are not revealed again, so the last model is another one
     assert [record.measured for record in again.history] == [False] * 3
     once = "evaluation after round 2: this node has helped to reveal its sum, and does so once"
-    assert sum(once in line for line in operator_lines(caplog)) == NODES
+    assert sum(once in line for line in lines) == NODES
 
 
 def test_a_model_with_infinite_measures_gives_no_sum(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    sites: list[Site], operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whoever chooses the model would choose whose measures are left out."""
     evaluate, infinite = NodeMethod.evaluate, [0]
@@ -713,10 +642,8 @@ def test_a_model_with_infinite_measures_gives_no_sum(
         return sums
 
     monkeypatch.setattr(NodeMethod, "evaluate", some)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(ONE_ROUND, answers(fresh(tmp_path)))
+    run, lines = operated(ONE_ROUND, answers(sites))
     assert [record.measured for record in run.history] == [False, False]
-    lines = operator_lines(caplog)
     for line in ("some of its losses are not finite", "its test/loss is not finite"):
         assert sum(f"node 'node-0': it refuses: evaluate: {line}" in each for each in lines) == 1
 
@@ -741,41 +668,41 @@ def trusting(sites: list[Site], honest: int = 3) -> list[Site]:
     return sites
 
 
+QUIET = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
+
+
 def test_noise_of_the_nodes_hides_clients_from_the_operator(
     watched: Watched, fresh: Fresh, tmp_path: Path
 ) -> None:
-    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
-    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
     table = HIDDEN | {"deployment": SHARED}
-    (run,) = deployed(table, answers(trusting(fresh(tmp_path / "secure"))))
-    added = (vector(run.params) - vector(plain.params)).astype(np.float64)
-    # all five have added the part of one of three
-    expected = 1.01 * PRIVATE["clip"] / NODES * np.sqrt(NODES / 3)
-    assert abs(added.std() / expected - 1) < 5 / np.sqrt(2 * added.size)
-    assert run.final.epsilon == pytest.approx(
-        deployed(HIDDEN, answers(fresh(tmp_path / "trusted", secure=False)))[0].final.epsilon
+    one, two = (
+        deployed(table, answers(trusting(fresh(tmp_path / name))))[0] for name in ("one", "two")
     )
+    difference = (vector(one.params) - vector(two.params)).astype(np.float64)
+    # all five have added the part of one of three
+    added = 1.01 * PRIVATE["clip"] / NODES * np.sqrt(NODES / 3)
+    assert abs(difference.std() / (np.sqrt(2) * added) - 1) < 5 / np.sqrt(2 * difference.size)
+    everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+    assert one.final.epsilon == pytest.approx(epsilon_of(everybody, 1))
     # nor is what a node sends its message but for masks
-    assert len(watched.whole) == NODES
+    assert len(watched.whole) == 2 * NODES
     fixed = FixedPoint(1.0, 32, NODES)
-    for message, whole in zip(watched.messages, watched.whole, strict=True):
-        noiseless = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(message)])
-        assert abs(np.corrcoef(noiseless, whole[:-1].view(fixed.signed))[0, 1]) < 0.9
+    for message, words in zip(watched.messages, watched.whole, strict=True):
+        assert abs(np.corrcoef(vector(message), words[:-1].view(fixed.signed))[0, 1]) < 0.9
 
 
+@pytest.mark.slow  # what is special is proven with noise, and without privacy
 def test_private_sums_without_noise_are_those_of_a_trusted_operator(
     fresh: Fresh, tmp_path: Path
 ) -> None:
-    quiet = HIDDEN | {"privacy": PRIVATE | {"noise_multiplier": 0.0}}
-    (plain,) = deployed(quiet, answers(fresh(tmp_path / "plain", secure=False)))
-    (run,) = deployed(
-        quiet | {"deployment": {"secure": {"threshold": 3}}}, answers(fresh(tmp_path / "secure"))
-    )
-    assert np.abs(vector(run.params) - vector(plain.params)).max() < 1e-6
+    (plain,) = deployed(QUIET, answers(fresh(tmp_path / "plain", secure=False)))
+    secure = {"deployment": {"secure": {"threshold": 3}}}
+    (quiet,) = deployed(QUIET | secure, answers(fresh(tmp_path / "quiet")))
+    assert np.abs(vector(quiet.params) - vector(plain.params)).max() < 1e-6
 
 
-def test_a_private_round_without_a_sum_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
-    sites = trusting(fresh(tmp_path))
+def test_a_private_round_without_a_sum_changes_nothing(sites: list[Site]) -> None:
+    sites = trusting(sites)
     nodes = [gone(site, "train") if i < 3 else site.answer for i, site in enumerate(sites)]
     (run,) = deployed(HIDDEN | {"deployment": SHARED}, nodes)
     assert not run.params["dense"]["bias"].any()
@@ -785,7 +712,7 @@ def test_a_private_round_without_a_sum_changes_nothing(fresh: Fresh, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"deployment": SECURE}, "deployment.secure.bound = 10.0; it is needed without"),
+        (secure(), "deployment.secure.bound = 1.0; it is needed without"),
         (
             {"deployment": {"secure": {"threshold": 3, "honest": 4}}},
             "deployment.secure.honest = 4; it must be a whole number from 1 to 3",
@@ -801,25 +728,20 @@ def test_a_private_round_without_a_sum_changes_nothing(fresh: Fresh, tmp_path: P
     ],
 )
 def test_private_settings_that_do_not_fit(
-    change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+    change: dict[str, Any], line: str, sites: list[Site]
 ) -> None:
     table = HIDDEN | {"deployment": SHARED} | change
-    assert line in refusal(lambda: deployed(table, answers(trusting(fresh(tmp_path)))))
+    assert line in refusal(lambda: deployed(table, answers(trusting(sites))))
 
 
-def test_a_node_says_on_how_many_a_run_may_count(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_node_says_on_how_many_a_run_may_count(sites: list[Site]) -> None:
     table = HIDDEN | {"deployment": SHARED}
-    sites = trusting(fresh(tmp_path), honest=2)
+    sites = trusting(sites, honest=2)
     line = refusal(lambda: deployed(table, answers(sites)))
     assert line.endswith("it refuses: deployment.secure.honest = 3; at most 2 is allowed")
 
 
-def test_honest_is_for_privacy(fresh: Fresh, tmp_path: Path) -> None:
-    secure = {"secure": {"threshold": 3, "bound": 1.0, "honest": 2}}
-    line = refusal(lambda: deployed(TABLE | {"deployment": secure}, answers(fresh(tmp_path))))
-    assert line == "deployment.secure.honest = 2; it is for [privacy]: leave it out"
-
-
+@pytest.mark.slow  # the pair compiles rounds of its own
 def test_with_privacy_of_rows_the_sum_is_as_without(fresh: Fresh, tmp_path: Path) -> None:
     rows = {"unit": "example", "clip": 1.0, "noise_multiplier": 0.0, "delta": 1e-3}
     whole = {"solver": PLAIN["solver"] | {"batch_size": "all"}}  # of which none is left to chance
@@ -841,25 +763,22 @@ def test_with_privacy_of_rows_the_sum_is_as_without(fresh: Fresh, tmp_path: Path
 
 
 def sampled(head: dict[str, Any]) -> None:
-    head["setup"]["clients_per_round"] = 3
+    put(setup__clients_per_round=3)(head)
     head["setup"]["privacy"]["mechanism"][1:3] = [3, "bernoulli"]
-
-
-def bounded(head: dict[str, Any]) -> None:
-    head["setup"]["secure"]["bound"] = 1.0
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (sampled, "deployment.secure with privacy: all clients take part, clipped to one norm"),
-        (bounded, "deployment.secure.bound follows from privacy.clip, and is given without it"),
+        (
+            put(setup__secure__bound=1.0),
+            "deployment.secure.bound follows from privacy.clip, and is given without it",
+        ),
     ],
 )
-def test_a_node_accepts_no_other_noise(
-    change: Change, line: str, fresh: Fresh, tmp_path: Path
-) -> None:
-    sites = trusting(fresh(tmp_path))
+def test_a_node_accepts_no_other_noise(change: Change, line: str, sites: list[Site]) -> None:
+    sites = trusting(sites)
     nodes = [asking(sites[0], "prepare", change), *answers(sites[1:])]
     table = HIDDEN | {"deployment": SHARED}
     assert line in refusal(lambda: deployed(table, nodes))

@@ -27,6 +27,7 @@ from fedprox.parts.privacy.accounting import (
     statement,
 )
 from fedprox.parts.privacy.setting import mechanism_of
+from tests.variants import mostly_slow
 
 EMNIST = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
 """The run of TensorFlow Federated's tutorial on differential privacy, of 100 rounds."""
@@ -68,11 +69,11 @@ def test_rounds_of_everybody_are_one_gaussian_with_less_noise() -> None:
     runs=st.lists(
         st.tuples(st.integers(1, 3000), st.integers(1, 200), st.floats(0.7, 5.0)),
         min_size=1,
-        max_size=3,
+        max_size=2,
     ),
     count=st.integers(1, 400),
 )
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_the_quick_epsilon_is_a_bound(runs: list[tuple[int, int, float]], count: int) -> None:
     spent = tuple(
         (Mechanism(rows, min(batch, rows), "bernoulli", None, z, 1, 1e-3, "pld"), count)
@@ -127,7 +128,7 @@ def noised(noise: float, **changes: Any) -> Mechanism:
 @pytest.mark.parametrize(
     ("runs", "most"),
     [
-        ([(noised(z), 50) for z in (1.2, 1.5, 2.0)], 1.25),
+        ([(noised(z), 40) for z in (1.2, 1.5)], 1.25),
         ([(SMALL._replace(noise_multiplier=z), 40) for z in (3.0, 4.0, 5.0)], 1.25),
         ([(EMNIST._replace(noise_multiplier=z), 40) for z in (1.0, 1.5)], 1 + 1e-12),
         ([(EMNIST._replace(sampling="uniform"), 5)], 1 + 1e-12),
@@ -213,19 +214,22 @@ def test_what_may_be_declared(changes: dict[str, Any]) -> None:
     assert check_mechanism(mechanism) is mechanism
 
 
-@pytest.mark.parametrize(("capacity", "cost"), [(150, 3.07), (160, 1.85), (180, 1.71)])
-def test_cutting_a_cohort_costs(capacity: int, cost: float) -> None:
-    assert epsilon(EMNIST, 100, accountant="pld", capacity=capacity) == pytest.approx(
-        cost, abs=5e-3
-    )
+COSTS = {150: 3.07, 160: 1.85, 180: 1.71}
+
+
+@pytest.mark.parametrize("capacity", mostly_slow(COSTS, 160))
+def test_cutting_a_cohort_costs(capacity: int) -> None:
+    found = epsilon(EMNIST, 100, accountant="pld", capacity=capacity)
+    assert found == pytest.approx(COSTS[capacity], abs=5e-3)
 
 
 def test_a_capacity_of_all_clients_costs_nothing() -> None:
     assert epsilon(SMALL, 20, capacity=100) == epsilon(SMALL, 20)
 
 
-@pytest.mark.parametrize("capacity", [None, pytest.param(160, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rounds", [1, 16, 37])
+@pytest.mark.parametrize(
+    ("rounds", "capacity"), [(16, None), (37, None), pytest.param(37, 160, marks=pytest.mark.slow)]
+)
 def test_it_is_what_the_library_says(rounds: int, capacity: int | None) -> None:
     # its own accountant, with its own finer grid
     rate, gaussian = 120 / 3383, dp_accounting.GaussianDpEvent(1.2)
@@ -308,7 +312,7 @@ def test_no_noise_is_no_guarantee() -> None:
         assert mechanism_of(private, 100, 10, sampling, 5).noise_multiplier == 0
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5)
 @given(
     noise=st.floats(2, 20),
     count=st.integers(1, 49),
@@ -328,10 +332,9 @@ def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize(
-    ("sampling", "accountant"),
-    [("bernoulli", "pld"), ("bernoulli", "rdp"), ("uniform", "rdp")],
+    ("target", "sampling", "accountant"),
+    [(2.0, "bernoulli", "rdp"), (1.0, "bernoulli", "pld"), (0.5, "uniform", "rdp")],
 )
 def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: Any) -> None:
     privacy = fp.Privacy(clip=1.0, epsilon=target, accountant=accountant)
@@ -343,35 +346,21 @@ def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: 
     assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
 
 
-@pytest.mark.parametrize(
-    ("accountant", "count"), [pytest.param("rdp", 40, marks=pytest.mark.slow), ("pld", 400)]
-)
-def test_two_releases_a_round_need_the_noise_of_twice_the_rounds(
-    accountant: Any, count: int
-) -> None:
-    privacy = fp.Privacy(clip=1.0, epsilon=2.0, accountant=accountant)
-    two = mechanism_of(privacy, 400, count, "bernoulli", 5, releases=2)
-    assert two == mechanism_of(privacy, 400, count, "bernoulli", 10)._replace(releases=2)
+def test_two_releases_a_round_need_the_noise_of_twice_the_rounds() -> None:
+    privacy = fp.Privacy(clip=1.0, epsilon=2.0)
+    two = mechanism_of(privacy, 400, 400, "bernoulli", 5, releases=2)
+    assert two == mechanism_of(privacy, 400, 400, "bernoulli", 10)._replace(releases=2)
     assert 1.998 < epsilon(two, 5) <= 2
 
 
-def test_calibration_with_sampling() -> None:
-    privacy = fp.Privacy(clip=1.0, epsilon=1.0)
-    mechanism = mechanism_of(privacy, 400, 40, "bernoulli", 20)
-    assert 0.999 < epsilon(mechanism, 20) <= 1
-
-
 @pytest.mark.slow
-def test_calibration_with_everybody_and_with_a_tight_capacity() -> None:
-    privacy = fp.Privacy(clip=1.0, epsilon=2.0)
-    everybody = mechanism_of(privacy, 10, 10, "uniform", 20)
-    assert 1.998 < epsilon(everybody, 20) <= 2
-    tight = mechanism_of(fp.Privacy(clip=1.0, epsilon=2.0, capacity=41), 400, 40, "bernoulli", 20)
-    assert 1.998 < epsilon(tight, 20) <= 2
-    assert (
-        tight.noise_multiplier
-        > 1.2 * mechanism_of(privacy, 400, 40, "bernoulli", 20).noise_multiplier
+def test_calibration_with_a_tight_capacity() -> None:
+    tight, loose = (
+        mechanism_of(fp.Privacy(clip=1.0, epsilon=1.0, capacity=most), 400, 40, "bernoulli", 20)
+        for most in (41, None)
     )
+    assert 0.999 < epsilon(tight, 20) <= 1
+    assert tight.noise_multiplier > 1.2 * loose.noise_multiplier
 
 
 def test_the_cohort_of_the_tutorial_for_an_epsilon_of_two() -> None:
@@ -414,7 +403,6 @@ def test_a_given_capacity_is_taken() -> None:
         ),
         ({"epsilon": 2.0, "capacity": 9}, "bernoulli", "at least cohort.clients_per_round = 10"),
         ({"noise_multiplier": 0, "capacity": 20}, "uniform", "leave it out"),
-        ({"epsilon": 1e-3, "delta": 1e-17}, "bernoulli", "no noise multiplier up to 1,000,000"),
     ],
 )
 def test_what_cannot_be_accounted_is_refused(
@@ -426,12 +414,18 @@ def test_what_cannot_be_accounted_is_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("delta", [5e-324, 1e-15])
-def test_a_delta_that_no_accountant_resolves_is_refused(delta: float) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "count"),
+    [(1e-3, 1e-17, 100), (1.0, 1e-15, 10), pytest.param(1.0, 5e-324, 10, marks=pytest.mark.slow)],
+)
+def test_a_delta_that_no_accountant_resolves_is_refused(
+    epsilon: float, delta: float, count: int
+) -> None:
     """Either the search for the noise fails, or the epsilon of what it found is infinite."""
-    privacy = fp.Privacy(clip=1.0, epsilon=1.0, delta=delta)
-    with pytest.raises(fp.InputError, match="no noise multiplier up to 1,000,000 is enough"):
-        mechanism_of(privacy, 100, 10, "bernoulli", 20)
+    privacy = fp.Privacy(clip=1.0, epsilon=epsilon, delta=delta)
+    with pytest.raises(fp.InputError, match="no noise multiplier up to 1,000,000 is enough") as got:
+        mechanism_of(privacy, 100, count, "bernoulli", 20)
+    assert "\n" not in str(got.value)
 
 
 def test_no_epsilon_is_given_for_what_cannot_be_accounted() -> None:
@@ -446,13 +440,13 @@ def test_a_cohort_larger_than_the_federation_is_refused() -> None:
 
 
 def test_the_statement_says_everything() -> None:
-    text = "\n".join(statement(EMNIST._replace(accountant="pld", capacity=180), 100))
+    text = "\n".join(statement(EMNIST._replace(accountant="pld", capacity=160), 100))
     for part in (
-        "epsilon = 1.708 and delta = 1e-05",
+        "epsilon = 1.846 and delta = 1e-05",
         "a client with all of its rows",
         "one has one client more",
         "Poisson, each of 3,383 clients with probability 120 / 3,383",
-        "more than 180",
+        "more than 160",
         "stay secret",
         "100 rounds with 1 noised sum each",
         "privacy loss distributions, by dp-accounting 0.6",

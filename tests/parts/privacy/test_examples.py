@@ -1,12 +1,13 @@
 """Privacy of examples: clipped gradients, Poisson mini-batches and noise in local steps."""
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
@@ -24,7 +25,7 @@ from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
 from fedprox.parts.privacy.examples import EXAMPLES_KEY, clipped_sum
 from fedprox.parts.privacy.numerics import EXAMPLES, standard_normals
-from fedprox.protocol.method import noise_words
+from fedprox.protocol.method import noise_words, sweep_points
 from fedprox.streams import Purpose, generator
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
@@ -38,14 +39,6 @@ METHODS: dict[str, fp.Algorithm] = {
     "fedprox": fp.fedprox(mu=[0.0, 0.5]),
     "scaffold": fp.scaffold(),
     "feddyn": fp.feddyn(alpha=0.5),
-    "fedsplit": fp.fedsplit(step_size=0.5, average="all"),
-    "pfedme": fp.pfedme(lam=1.0, eta=0.5, inner_steps=3),
-    "fedadmm": fp.fedadmm(rho=0.5, server_learning_rate=0.5),
-    "feddc": fp.feddc(alpha=0.5),
-    "fednova": fp.fednova(),
-    "fedexp": fp.fedexp(epsilon=0.01),
-    "scaffnew": fp.scaffnew(p=0.3),
-    "fedopt": fp.fedopt(optimizer=optax.adam),
 }
 
 
@@ -63,7 +56,9 @@ def run(methods: Any, privacy: fp.Privacy | None, **options: Any) -> list[fp.Run
 
 
 def example(clip: float = 1.0, noise: float = 1.0, **others: Any) -> fp.Privacy:
-    return fp.Privacy(clip, noise_multiplier=noise, unit="example", **others)
+    """Privacy of rows with the faster accountant."""
+    given: dict[str, Any] = {"noise_multiplier": noise, "accountant": "rdp"} | others
+    return fp.Privacy(clip, unit="example", **given)
 
 
 # --- clipped gradients
@@ -74,15 +69,9 @@ def rows_of(shape: tuple[int, ...], classes: int = 10) -> tuple[Vector, Vector]:
     return rng.normal(size=(6, *shape)).astype(np.float32), rng.integers(classes, size=6)
 
 
-def images(name: str) -> tuple[fp.Model, Vector, Vector]:
+def images(make: Callable[[fp.Federation], fp.Model]) -> tuple[fp.Model, Vector, Vector]:
     x, y = rows_of((28, 28, 1))
-    federation = fp.Federation.from_arrays([(x, y)] * 2)
-    models: dict[str, Callable[[fp.Federation], fp.Model]] = {
-        "logistic": fp.models.logistic,
-        "mlp": partial(fp.models.mlp, hidden=[8]),
-        "cnn": fp.models.mnist_cnn,
-    }
-    return models[name](federation), x, y
+    return make(fp.Federation.from_arrays([(x, y)] * 2)), x, y
 
 
 def attention(params: Any, x: jax.Array) -> jax.Array:
@@ -102,33 +91,60 @@ def of_sequences() -> tuple[fp.Model, Vector, Vector]:
 
 
 MODELS: dict[str, Callable[[], tuple[fp.Model, Vector, Vector]]] = {
-    **{name: partial(images, name) for name in ("logistic", "mlp", "cnn")},
+    "mlp": partial(images, partial(fp.models.mlp, hidden=[8])),
+    "cnn": partial(images, fp.models.mnist_cnn),
     "sequences": of_sequences,
 }
 
 
-def losses(model: fp.Model) -> Callable[..., jax.Array]:
-    return lambda params, x, y: model.loss(model.apply(params, x[None]), y[None])[0]
+class Clipping(NamedTuple):
+    """A model's rows and parameters, and its compiled functions.
+
+    Attributes:
+        x, y: Rows.
+        params: Parameters.
+        gradients: (x, y) -> the gradient of each row.
+        total: (clip, x, which count) -> the sum of clipped gradients.
+    """
+
+    x: Vector
+    y: Vector
+    params: Any
+    gradients: Callable[..., Any]
+    total: Callable[..., Any]
+
+
+@functools.cache
+def clipping(name: str) -> Clipping:
+    """Of a model by its name."""
+    model, x, y = MODELS[name]()
+    params = jax.jit(model.init)(jax.random.key(1))
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return model.loss(model.apply(params, x[None]), y[None])[0]
+
+    def total(clip: Any, x: jax.Array, counts: jax.Array) -> Any:
+        return clipped_sum(loss, clip, params, x, y)(counts)
+
+    each = jax.jit(jax.vmap(partial(jax.grad(loss), params)))
+    return Clipping(x, y, params, each, jax.jit(total))
+
+
+def norms_of(leaves: list[Vector]) -> Vector:
+    """The norm of each row over all leaves (rows, ...)."""
+    return np.sqrt(sum(np.sum(np.reshape(a, (len(a), -1)) ** 2, axis=1) for a in leaves))
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "mlp", "sequences"))
 def test_a_sum_of_clipped_gradients_is_that_of_a_loop(name: str) -> None:
-    model, x, y = MODELS[name]()
-    params = model.init(jax.random.key(1))
-    loss = losses(model)
-    gradients = [jax.grad(loss)(params, *row) for row in zip(x, y, strict=True)]
-    norms = [float(optax.tree.norm(each)) for each in gradients]
-    clip, counts = sorted(norms)[3], [True, True, False, True, True, True]
-
-    def summed(*leaves: jax.Array) -> Vector:
-        scaled = [
-            min(1, clip / n) * np.asarray(g, float) for g, n in zip(leaves, norms, strict=True)
-        ]
-        return np.asarray(sum(itertools.compress(scaled, counts)))
-
-    found = jax.jit(lambda w: clipped_sum(loss, clip, w, x, y)(jnp.array(counts)))(params)
-    expected = jax.tree.map(summed, *gradients)
-    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    of = clipping(name)
+    leaves = [np.asarray(a, float) for a in jax.tree.leaves(of.gradients(of.x, of.y))]
+    norms, counts = norms_of(leaves), np.array([True, True, False, True, True, True])
+    clip = sorted(norms)[3]
+    found = jax.tree.leaves(of.total(np.float32(clip), of.x, counts))
+    for got, each in zip(found, leaves, strict=True):
+        scaled = [min(1, clip / n) * g for g, n in zip(each, norms, strict=True)]
+        wanted = np.asarray(sum(itertools.compress(scaled, counts)))
         assert got.shape == wanted.shape
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5 * np.abs(wanted).max())
 
@@ -136,16 +152,13 @@ def test_a_sum_of_clipped_gradients_is_that_of_a_loop(name: str) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", ["mlp", "sequences"])
 def test_an_example_without_a_finite_gradient_adds_nothing(name: str, bad: float) -> None:
-    model, x, y = MODELS[name]()
-    params = model.init(jax.random.key(1))
-    total = jax.jit(lambda x: clipped_sum(losses(model), 1.0, params, x, y)(jnp.ones(6, bool)))
-    without = jax.jit(lambda x: clipped_sum(losses(model), 1.0, params, x, y)(jnp.arange(6) != 2))(
-        x
-    )
+    of, clip, x = clipping(name), np.float32(1.0), clipping(name).x.copy()
     x[2] = bad
-    moved = optax.tree.norm(jax.tree.map(jnp.subtract, total(x), without))
+    totals = of.total(clip, x, np.ones(6, bool)), of.total(clip, of.x, np.arange(6) != 2)
+    leaves = (map(np.asarray, jax.tree.leaves(each)) for each in totals)
+    moved = norms_of([(one - two)[None] for one, two in zip(*leaves, strict=True)])
     # a finite gradient may be left of large features
-    assert float(moved) <= (1 + 1e-5 if bad == 1e30 else 0.0)
+    assert moved[0] <= (1 + 1e-5 if bad == 1e30 else 0.0)
 
 
 # --- Poisson mini-batches
@@ -154,7 +167,7 @@ def test_an_example_without_a_finite_gradient_adds_nothing(name: str, bad: float
 @given(
     st.integers(1, 50), st.integers(1, 60), st.integers(1, 30), st.integers(0, 30), st.integers(0)
 )
-@settings(max_examples=100)
+@settings(max_examples=25)
 def test_draws_are_in_range_and_do_not_depend_on_later_steps(
     size: int, batch: int, steps: int, more: int, seed: int
 ) -> None:
@@ -170,7 +183,7 @@ def test_draws_are_in_range_and_do_not_depend_on_later_steps(
 
 
 def test_each_row_is_drawn_on_its_own_with_the_same_probability() -> None:
-    size, batch, steps = 20, 5, 20_000
+    size, batch, steps = 20, 5, 5_000
     places = poisson_places(np.random.default_rng(0), size, batch, steps)
     drawn: Vector = np.zeros((steps, size), bool)
     drawn.reshape(-1)[places] = True
@@ -199,7 +212,7 @@ def test_ticks_are_no_wider_than_rows_or_memory(batch: Any, largest: int) -> Non
     st.integers(1, 120),
     st.integers(1, 300),
 )
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_ticks_are_estimated_without_rows(
     sizes: list[int], batch: int, width: int, steps: int
 ) -> None:
@@ -219,12 +232,18 @@ def test_ticks_are_estimated_without_rows(
 # --- the method, in a loop
 
 
-def noise(method: fp.Algorithm, point: dict[str, float], words: Vector) -> Vector:
-    key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
-    key = jax.random.fold_in(key, EXAMPLES_KEY)
-    for word in noise_words(method, SOLVER, point):
-        key = jax.random.fold_in(key, word)
-    return np.asarray(standard_normals(jax.random.key_data(key), EXAMPLES, jnp.zeros(3)), float)
+@jax.jit
+def normals(key: jax.Array, words: jax.Array) -> jax.Array:
+    """The noise of a step with a key, of a run with words of its own."""
+    own = jax.random.wrap_key_data(key, impl="threefry2x32")
+    for word in (EXAMPLES_KEY, *words):
+        own = jax.random.fold_in(own, word)
+    return standard_normals(jax.random.key_data(own), EXAMPLES, jnp.zeros(3))
+
+
+def noise(method: fp.Algorithm, point: dict[str, float], key: Vector) -> Vector:
+    words = noise_words(method, SOLVER, point)
+    return np.asarray(normals(jnp.asarray(key), jnp.asarray(words)), float)
 
 
 def oracle(
@@ -279,12 +298,12 @@ def oracle(
     return w
 
 
-@pytest.mark.parametrize("z", [0.0, 0.7])
-@pytest.mark.parametrize(
-    "name", mostly_slow(["fedavg", "fedprox", "scaffold", "feddyn"], "fedprox")
-)
-def test_it_is_the_loop_of_the_formulas(name: str, z: float) -> None:
-    clip, seed = 0.8, 4
+NOISES = {"fedprox": 0.7, "fedavg": 0.0, "scaffold": 0.7, "feddyn": 0.7}
+
+
+@pytest.mark.parametrize("name", mostly_slow(NOISES, "fedprox"))
+def test_it_is_the_loop_of_the_formulas(name: str) -> None:
+    clip, seed, z = 0.8, 4, NOISES[name]
     runs = run(METHODS[name], example(clip, z), seed=seed)
     for each in runs:
         point = {**each.hparams, "learning_rate": SOLVER.rates[0]}
@@ -303,7 +322,12 @@ def test_without_noise_and_bound_and_on_all_rows_it_is_the_method_itself() -> No
 # --- what an example can change, and how much noise hides it
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedavg", "scaffold"))
+PFEDME = fp.pfedme(lam=1.0, eta=0.5, inner_steps=3)
+MOVED = {**METHODS, "pfedme": PFEDME, "scaffnew": fp.scaffnew(p=0.3)}
+"""Methods with terms and solvers of their own in local steps."""
+
+
+@pytest.mark.parametrize("name", mostly_slow(MOVED, "scaffold"))
 def test_an_example_moves_a_step_by_at_most_its_bound(name: str) -> None:
     """Compared with an example whose gradient is not finite, and so counts as zero."""
     clip, seen = 0.3, list[Vector]()
@@ -324,9 +348,7 @@ def test_an_example_moves_a_step_by_at_most_its_bound(name: str) -> None:
             y[row] = 1e30
         seen.clear()
         run(
-            METHODS[name]._replace(
-                client=METHODS[name].client._replace(solver=lambda solver: solver)
-            ),
+            MOVED[name]._replace(client=MOVED[name].client._replace(solver=lambda solver: solver)),
             example(clip, 0.0),
             federation=fp.Federation.from_arrays([(x, y)]),
             solver=fp.Solver(1.0, 6, steps=12, optimizer=watching),
@@ -356,35 +378,42 @@ def flat_model() -> fp.Model:
     )
 
 
-def noise_alone(methods: Any, rows: list[int], z: float, **options: Any) -> list[Vector]:
-    federation = fp.Federation.from_arrays([(np.zeros((n, 1)), np.zeros(n)) for n in rows])
+@pytest.fixture(scope="module")
+def released() -> list[Vector]:
+    """The models of noise alone, of runs of two sweep points and two seeds."""
+    rows = [40, 8]
     runs = run(
-        methods,
-        example(0.5, z),
-        federation=federation,
+        fp.fedprox(mu=[0.0, 1.0]),
+        example(0.5, 2.0),
+        federation=fp.Federation.from_arrays([(np.zeros((n, 1)), np.zeros(n)) for n in rows]),
         model=flat_model(),
+        solver=fp.Solver(0.2, 8, steps=5),
         cohort=fp.Cohort(len(rows)),
-        **options,
+        rounds=3,
+        seed=[0, 1],
     )
     return [np.asarray(each.params, np.float64) for each in runs]
 
 
-def test_the_noise_of_each_step_has_the_variance_that_is_claimed() -> None:
-    solver, rows = fp.Solver(0.2, 8, steps=5), [40, 8]
-    (released,) = noise_alone(fp.fedavg(), rows, 2.0, solver=solver, rounds=3)
-    share = np.array(rows) / sum(rows)
+def test_the_noise_of_each_step_has_the_variance_that_is_claimed(released: list[Vector]) -> None:
+    share = np.array([40, 8]) / 48
     variance = 3 * 5 * (0.2 * 2.0 * 0.5 / 8) ** 2 * (share**2).sum()
-    assert abs(released.var() / variance - 1) < 5 * math.sqrt(2 / FLAT)
-    assert abs(released.mean()) < 5 * math.sqrt(variance / FLAT)
+    assert abs(released[0].var() / variance - 1) < 5 * math.sqrt(2 / FLAT)
+    assert abs(released[0].mean()) < 5 * math.sqrt(variance / FLAT)
 
 
-def test_no_two_runs_share_noise() -> None:
-    methods = [fp.fedprox(mu=[0.0, 1.0]), fp.fedavg(), fp.fedavg().with_solver(weight_decay=0.1)]
-    solver = fp.Solver(0.2, 8, steps=1)
-    released = noise_alone(methods, [40], 1.0, solver=solver, seed=[0, 1])
-    assert len(released) == 8
-    correlated = np.corrcoef(released) - np.eye(8)
+def test_no_two_runs_share_noise(released: list[Vector]) -> None:
+    assert len(released) == 4
+    correlated = np.corrcoef(released) - np.eye(4)
     assert np.abs(correlated).max() < 5 / math.sqrt(FLAT)
+    methods = fp.fedavg(), fp.fedavg().with_solver(weight_decay=0.1), fp.fedprox(mu=0.0)
+    solvers = [method.solver(SOLVER) for method in methods]
+    words = [
+        noise_words(*pair, point).tobytes()
+        for pair in zip(methods, solvers, strict=True)
+        for point in sweep_points(*pair)
+    ]
+    assert len({*words}) == 3
 
 
 # --- epsilon
@@ -399,35 +428,35 @@ def accounted(rows: int, batch: int, taken: int, z: float, delta: float, account
     return float(own.compose(event, taken).get_epsilon(delta))
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", mostly_slow(["pld", "rdp"], "rdp"))
 def test_epsilon_is_that_of_the_worst_client_by_dp_accounting(accountant: Any) -> None:
     privacy = example(1.0, 1.5, delta=1e-4, accountant=accountant)
     cohort, systems = fp.Cohort(2), fp.Systems(stragglers=0.5)
     options = {"cohort": cohort, "systems": systems, "rounds": 6, "seed": 3}
-    every = {"evaluation": fp.Evaluation(every=3, client_records=True, gradients=False)}
+    every = {"evaluation": fp.Evaluation(every=3, gradients=False)}
     (only,) = run(fp.fedprox(mu=0.1), privacy, **(options | every))
     offsets = np.concatenate([[0], np.cumsum(ROWS)])
-    taken, found = np.zeros(len(ROWS), int), []
+    taken, wanted = np.zeros(len(ROWS), int), [0.0]
     for t in range(6):
         chosen = cohort.draw(3, t, offsets).clients
         taken[chosen] += systems.work(3, t, chosen, np.array(ROWS)[chosen], SOLVER).steps
-        clients = [(n, min(6, n), int(s)) for n, s in zip(ROWS, taken, strict=True) if s]
-        found.append(max(accounted(*each, 1.5, 1e-4, accountant) for each in clients))
-    wanted = [0.0, found[2], found[5]]
+        if t in (2, 5):
+            clients = [(n, min(6, n), int(s)) for n, s in zip(ROWS, taken, strict=True) if s]
+            wanted.append(max(accounted(*each, 1.5, 1e-4, accountant) for each in clients))
     assert [record.epsilon for record in only.history] == pytest.approx(wanted, rel=2e-3)
     assert all(record.delta == 1e-4 for record in only.history)
 
 
 def test_the_noise_is_calibrated_to_the_worst_client_of_all_seeds() -> None:
-    privacy = fp.Privacy(1.0, epsilon=3.0, unit="example")
+    privacy = example(noise_multiplier=None, epsilon=3.0)
     runs = run(fp.fedavg(), privacy, seed=[0, 1, 2], cohort=fp.Cohort(2), rounds=4)
     assert len({each.noise_multiplier for each in runs}) == 1
     spent = [each.final.epsilon or 0.0 for each in runs]
     assert 2.995 < max(spent) <= 3.0
 
 
-@given(st.lists(st.tuples(st.integers(10, 3000), st.integers(1, 300)), min_size=1, max_size=12))
-@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(10, 3000), st.integers(1, 300)), min_size=1, max_size=8))
+@settings(max_examples=5)
 def test_the_worst_client_is_found_among_many(clients: list[tuple[int, int]]) -> None:
     privacy = example(1.0, 2.0, accountant="rdp")
     steps = [(privacy.of_steps(rows, min(20, rows), 2.0), taken) for rows, taken in clients]
@@ -438,75 +467,12 @@ def test_the_worst_client_is_found_among_many(clients: list[tuple[int, int]]) ->
     assert spent(worst_steps(2.0, steps)) == max(map(spent, steps))
 
 
-# --- an audit
-
-
-CANARIES, DIMENSION, ROUNDS = 1000, 20_000, 2
-Z, DELTA = math.sqrt(2.0), 1e-4
-ERRORS, TIGHT = 3.0, 1.5
-"""As in `tests.parts.privacy.test_audit`; here the canaries are rows of one client."""
-
-
-def unit_vectors(seed: int) -> Vector:
-    vectors = np.random.default_rng(seed).normal(size=(CANARIES, DIMENSION))
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def audited() -> tuple[float, float]:
-    """The audit's lower bound of epsilon, and the epsilon that the run claims."""
-    canaries, others = unit_vectors(1), unit_vectors(2)
-    model = fp.Model(
-        lambda _: jnp.zeros(DIMENSION),
-        lambda w, x: jnp.broadcast_to(w, (len(x), DIMENSION)),
-        lambda w, y: 0.5 * jnp.sum((w - y) ** 2, axis=1),
-        None,
-    )
-    rows = np.zeros((CANARIES, 1)), (1000 * canaries).astype(np.float32)
-    (only,) = run(
-        fp.fedavg(),
-        example(1.0, Z, delta=DELTA),
-        federation=fp.Federation.from_arrays([rows]),
-        model=model,
-        solver=fp.Solver(1.0, "all", steps=1),
-        cohort=fp.Cohort(1),
-        rounds=ROUNDS,
-    )
-    released = CANARIES * np.asarray(only.params, np.float64)  # the sum of all steps' sums
-    present, absent = canaries @ released, others @ released
-    effect = present.mean() - absent.mean()
-    effect -= ERRORS * math.sqrt((present.var() + absent.var()) / CANARIES)
-    spread = max(present.std(), absent.std()) * (1 + ERRORS / math.sqrt(2 * CANARIES))
-    claimed = only.final.epsilon
-    assert claimed is not None
-    return dp_accounting.get_epsilon_gaussian(spread / effect, DELTA), claimed
-
-
-@pytest.mark.usefixtures("optimized")
-def test_an_audit_stays_below_the_claim_and_comes_near() -> None:
-    bound, claimed = audited()
-    assert bound < claimed < TIGHT * bound
-
-
-@pytest.mark.usefixtures("optimized")
-def test_an_audit_finds_noise_that_is_half_of_what_is_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from fedprox.parts.privacy import examples
-
-    def halved(words: jax.Array, purpose: int, tree: Any) -> Any:
-        return jax.tree.map(lambda a: a / 2, standard_normals(words, purpose, tree))
-
-    monkeypatch.setattr(examples, "standard_normals", halved)
-    bound, claimed = audited()
-    assert bound > claimed
-
-
 # --- the same again
 
 
+@pytest.mark.slow  # it is the loop of the formulas on two devices
 def test_the_same_seed_has_the_same_mini_batches_and_noise_whatever_the_lanes() -> None:
-    options: dict[str, Any] = {"cohort": fp.Cohort(3), "rounds": 4, "seed": 5}
-    one, two = (run(fp.scaffold(), example(), devices=devices, **options)[0] for devices in (1, 2))
+    one, two = (run(fp.scaffold(), example(), devices=each, seed=5)[0] for each in (1, 2))
     np.testing.assert_allclose(one.params, two.params, rtol=1e-5)
     assert [r.epsilon for r in one.history] == [r.epsilon for r in two.history]
 
@@ -515,7 +481,7 @@ def test_a_resumed_run_is_the_run(tmp_path: Path) -> None:
     def some(rounds: int, checkpoints: fp.Checkpoints | None = None) -> fp.Run:
         every = fp.Evaluation(every=1, gradients=False)
         options = {"rounds": rounds, "evaluation": every, "checkpoints": checkpoints}
-        return run(fp.feddyn(alpha=0.5), example(), **options)[0]
+        return run(fp.scaffold(), example(), **options)[0]
 
     whole = some(4)
     some(2, fp.Checkpoints(tmp_path, every=1))

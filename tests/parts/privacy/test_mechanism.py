@@ -1,5 +1,6 @@
 """Clipping and noise: what one client can change, and how much noise hides it."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +41,10 @@ METHODS: dict[str, fp.Algorithm] = {
     "feddc": fp.feddc(alpha=0.5),
     "fedopt": fp.fedopt(optimizer=optax.sgd, server_learning_rate=1.0),
 }
-FAST = "fedavg", "feddane", "scaffold"
+SENT = ("feddane", "scaffold", "option 1", "feddyn", "mimelite", "ditto", "fedopt")
+"""Methods that differ in what is sent and read: two exchanges, state of clients and of the server,
+gradients over all rows, own models, another server's step."""
+
 SOLVER = fp.Solver(0.1, "all", steps=3)
 A, B = random_quadratics(0, 6, 3)
 START = np.array([1.0, -1.0, 2.0])
@@ -64,7 +68,7 @@ def run(
     return only
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, *FAST))
+@pytest.mark.parametrize("name", mostly_slow(SENT, "feddane"))
 def test_without_noise_and_bound_it_is_the_method_with_equal_weights(name: str) -> None:
     federation = quadratic_federation(A, B, rows=[1, 5, 2, 1, 3, 9])
     options: dict[str, Any] = {"federation": federation, "cohort": fp.Cohort(4), "rounds": 3}
@@ -74,7 +78,7 @@ def test_without_noise_and_bound_it_is_the_method_with_equal_weights(name: str) 
     assert none.final.epsilon == math.inf
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, *FAST))
+@pytest.mark.parametrize("name", mostly_slow(SENT, "scaffold"))
 def test_no_client_moves_the_model_by_more_than_its_bound(name: str) -> None:
     """Compared with a client whose update is not finite, and so counts as zero."""
     privacy = fp.Privacy(CLIP, noise_multiplier=0.0)
@@ -89,7 +93,7 @@ def test_no_client_moves_the_model_by_more_than_its_bound(name: str) -> None:
     assert absent.final.faulty == (2 if name == "feddane" else 1)
     moved = [
         float(np.linalg.norm(np.asarray(run_with(b).params) - np.asarray(absent.params)))
-        for b in (0.0, 1e3, -1e17, 1e30)
+        for b in (0.0, -1e17, 1e30)
     ]
     factor = {"feddyn": 2.0, "feddane": 1.01}.get(name, 1.0)  # FedDyn's h moves the model too
     assert max(moved) <= factor * CLIP / len(B) * (1 + 1e-4)
@@ -98,15 +102,16 @@ def test_no_client_moves_the_model_by_more_than_its_bound(name: str) -> None:
 
 
 NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+CLIPPED, SOUND = jax.jit(clip_to), jax.jit(sound)
 
 
-@given(st.lists(NUMBERS, min_size=1, max_size=6), st.floats(1e-6, 1e6))
-@settings(max_examples=300)
+@given(st.lists(NUMBERS, min_size=4, max_size=4), st.floats(1e-6, 1e6))
+@settings(max_examples=100)
 def test_what_a_client_sends_is_bounded_or_screened(numbers: list[float], bound: float) -> None:
-    message = {"a": jnp.float32(numbers[0]), "b": jnp.asarray(numbers, jnp.float32)}
-    clipped, norm = clip_to(jnp.float32(bound), message)
+    message = {"a": np.float32(numbers[0]), "b": np.asarray(numbers, np.float32)}
+    clipped, norm = CLIPPED(np.float32(bound), message)
     values = np.concatenate([np.ravel(np.asarray(a, float)) for a in jax.tree.leaves(clipped)])
-    if float(sound(clipped)):
+    if SOUND(clipped):
         assert np.linalg.norm(values) <= bound * (1 + 1e-5)
         exact = np.concatenate([[numbers[0]], numbers])
         clearly = bound * (1 - 1e-6)  # norms are computed in single precision
@@ -132,7 +137,7 @@ def test_all_arrays_of_a_message_are_clipped_together() -> None:
     solution = Solution(Subproblem(jnp.zeros(2)), w, jnp.int32(10))
     given = {"learning_rate": 0.1, "participation": 0.5, "server_learning_rate": 1.0}
     hparams = {name: jnp.float32(value) for name, value in given.items()}
-    (sent, _), own = method.client.message(state, hparams, context, solution)
+    (sent, _), own = jax.jit(method.client.message)(state, hparams, context, solution)
     step, change = sent
     np.testing.assert_allclose(np.linalg.norm(np.concatenate([step, change])), CLIP, rtol=1e-6)
     np.testing.assert_allclose(change, -step, rtol=1e-6)  # both are scaled by the same factor
@@ -186,14 +191,13 @@ FALSE_ALARM = 5.0
 """Standard errors of a sample variance; a correct one is farther away with probability 6e-7."""
 
 
-def constant_model() -> fp.Model:
-    """A model whose loss does not depend on its parameters, so that updates are zero."""
-    return fp.Model(
-        lambda _: {"a": jnp.zeros(DIMENSION // 2), "b": jnp.zeros((2, DIMENSION // 4))},
-        lambda params, x: x[:, 0] + 0.0 * params["a"][0],
-        lambda outputs, y: 0.0 * outputs * y,
-        None,
-    )
+MODEL = fp.Model(
+    lambda _: {"a": jnp.zeros(DIMENSION // 2), "b": jnp.zeros((2, DIMENSION // 4))},
+    lambda params, x: x[:, 0] + 0.0 * params["a"][0],
+    lambda outputs, y: 0.0 * outputs * y,
+    None,
+)
+"""A model whose loss does not depend on its parameters, so that updates are zero."""
 
 
 def noise_of(
@@ -208,13 +212,13 @@ def noise_of(
     federation = fp.Federation.from_arrays([(np.ones((2, 1)), np.ones(2))] * clients)
     runs = fp.simulate(
         federation,
-        constant_model(),
+        MODEL,
         method,
         solver=fp.Solver(0.1, "all", steps=1),
         cohort=fp.Cohort(COHORT, sampling),
         rounds=rounds,
-        privacy=fp.Privacy(BOUND, noise_multiplier=Z, capacity=clients),
-        evaluation=fp.Evaluation(every=rounds, gradients=False),
+        privacy=fp.Privacy(BOUND, noise_multiplier=Z, accountant="rdp"),
+        evaluation=fp.Evaluation(gradients=False),
         progress=False,
         **options,
     )
@@ -231,70 +235,74 @@ VARIANCE = (Z * BOUND / COHORT) ** 2
 
 
 @pytest.fixture(scope="module")
+def points() -> list[np.ndarray[Any, Any]]:
+    """The noise of a round of two sweep points, with two seeds each."""
+    return noise_of(fp.fedprox(mu=[0.0, 1.0]), seed=[0, 1])
+
+
+@pytest.fixture(scope="module")
 def noise() -> np.ndarray[Any, Any]:
-    """The noise of a round of FedAvg on two devices."""
-    (two,) = noise_of(devices=2)
-    return two
+    """The noise of a round of FedAvg."""
+    return noise_of()[0]
 
 
 def test_the_noise_has_the_variance_that_is_accounted_for(noise: np.ndarray[Any, Any]) -> None:
-    """And it is added once, whatever the devices and however many clients came."""
-    (one,) = noise_of(devices=1)
-    assert_variance(one, VARIANCE)
-    np.testing.assert_array_equal(one, noise)
-    (alone,) = noise_of(clients=3, seed=3)
-    assert_variance(alone, VARIANCE)
-
-
-def test_every_round_seed_sweep_point_and_method_has_noise_of_its_own(
-    noise: np.ndarray[Any, Any],
-) -> None:
-    points = noise_of([fp.fedavg(), fp.fedprox(mu=[0.0, 1.0])], seed=[0, 1])
-    np.testing.assert_array_equal(points[0], noise)  # whatever it is compared with
-    for i, a in enumerate(points):
-        for b in points[i + 1 :]:
-            assert_variance(a - b, 2 * VARIANCE)
+    """However many clients came, in every round."""
+    assert_variance(noise, VARIANCE)
     (fourth,) = noise_of(rounds=4)
     assert_variance(fourth, 4 * VARIANCE)
     assert_variance(fourth - noise, 3 * VARIANCE)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_sweep_points_have_the_same_noise_in_one_tick_and_one_after_another(
-    batched: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_noise_is_added_once_whatever_the_devices(noise: np.ndarray[Any, Any]) -> None:
+    (one,) = noise_of(devices=1)
+    np.testing.assert_array_equal(one, noise)
+    (alone,) = noise_of(clients=3, seed=3)
+    assert_variance(alone, VARIANCE)
+
+
+def test_every_seed_sweep_point_and_method_has_noise_of_its_own(
+    noise: np.ndarray[Any, Any], points: list[np.ndarray[Any, Any]]
 ) -> None:
-    monkeypatch.setattr(layout, "batch_points", lambda _: batched)
-    (alone,) = noise_of(fp.fedprox(mu=0.0))
-    zero, one = noise_of(fp.fedprox(mu=[0.0, 1.0]))
-    np.testing.assert_array_equal(zero, alone)
-    assert_variance(zero - one, 2 * VARIANCE)
+    for a, b in itertools.combinations([noise, *points], 2):
+        assert_variance(a - b, 2 * VARIANCE)
+
+
+@pytest.mark.slow
+def test_sweep_points_have_the_same_noise_whatever_they_are_computed_with(
+    points: list[np.ndarray[Any, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in one tick, and one after another."""
+    np.testing.assert_array_equal(noise_of(fp.fedprox(mu=0.0))[0], points[0])
+    for batched in (True, False):
+        monkeypatch.setattr(layout, "batch_points", lambda _, batched=batched: batched)
+        for one, two in zip(noise_of(fp.fedprox(mu=[0.0, 1.0])), points[:2], strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_a_round_without_clients_releases_noise_too() -> None:
-    federation = 200
-    seed = next(
-        s
-        for s in range(1000)
-        if not len(
-            fp.Cohort(COHORT, "bernoulli")
-            .draw(s, 0, np.arange(federation + 1), poisson=True)
-            .clients
-        )
-    )
-    (noise,) = noise_of(clients=federation, seed=seed)
+    cohort, offsets = fp.Cohort(COHORT, "bernoulli"), np.arange(9)
+    drawn = (cohort.draw(seed, 0, offsets, poisson=True).clients for seed in itertools.count())
+    empty = next(seed for seed, clients in enumerate(drawn) if not len(clients))
+    (noise,) = noise_of(seed=empty)
     assert_variance(noise, VARIANCE)
 
 
 def test_a_first_exchange_has_noise_of_its_own() -> None:
     """The noises of a round's two releases are independent, and both are as large as is stated."""
     method = private(fp.feddane(mu=0.0), fp.Privacy(BOUND, noise_multiplier=Z), Z, COHORT, 8)
-    zeros = jnp.zeros(DIMENSION)
-    hparams = {"participation": jnp.float32(1), "noise_key": jnp.array([1, 2], jnp.uint32)}
-    assert method.first.exchange is not None
-    state = method.first.exchange(method.server.init(zeros), zeros, hparams)
-    gradient = np.asarray(state.state.gradient)
-    mean = Clipped(zeros, None)
-    update = np.asarray(method.server.params(method.server.update(state, mean, hparams)))
+    exchange = method.first.exchange
+    assert exchange is not None
+
+    @jax.jit
+    def released(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        zeros, hparams = jnp.zeros(DIMENSION), {"participation": jnp.float32(1), "noise_key": key}
+        state = exchange(method.server.init(zeros), zeros, hparams)
+        after = method.server.update(state, Clipped(zeros, None), hparams)
+        return state.state.gradient, method.server.params(after)
+
+    gradient, update = map(np.asarray, released(jnp.array([1, 2], jnp.uint32)))
     for noise in (gradient, update):
         assert_variance(noise, VARIANCE)
     assert_variance(gradient - update, 2 * VARIANCE)

@@ -1,5 +1,6 @@
 """No row of finite numbers exceeds its clipping bound: the sum is searched for the worst row."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from tests.variants import mostly_slow
 Vector = np.ndarray[Any, Any]
 Loss = Callable[..., jax.Array]
 CLIPS = [1e-4, 1e-2, 1.0, 10.0]
-ROWS, GENERATIONS = 16, 12
+ROWS, GENERATIONS = 16, 6
 
 
 class Case(NamedTuple):
@@ -128,8 +129,7 @@ def sequence() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "linear": lambda: linear(8, 128, 128),
     "one position": lambda: linear(1, 64, 64),
-    "wide": lambda: linear(4, 3000, 300),
-    "many positions": lambda: linear(48, 128, 128),
+    "wide": lambda: linear(4, 1000, 300),
     "narrow": lambda: linear(16, 4, 3),
     "halves": lambda: halves(8, 64, 64),
     "mixed": mixed,
@@ -138,6 +138,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "embedding": embedding,
     "sequence": sequence,
 }
+MANY = ("narrow", "wide", "halves", "convolution", "embedding")
+"""Kinds of factors, of which some make up for others."""
 
 
 def rows_that_cancel(rng: np.random.Generator, shape: tuple[int, ...]) -> Vector:
@@ -166,20 +168,25 @@ def moved(sums: Any) -> Vector:
     return np.sqrt(np.sum(squares, axis=0))
 
 
-def of_each_row(case: Case) -> Callable[..., Any]:
-    """(clip, rows, labels) -> what each row adds to the sum, alone."""
+Sums = Callable[..., Any]
+
+
+@functools.cache
+def of_each_row(name: str) -> tuple[Case, Sums]:
+    """A case, and (clip, rows, labels) -> what each row adds to the sum, alone."""
+    case = CASES[name]()
 
     def sums(clip: Any, x: Vector, y: Vector) -> Any:
         total = clipped_sum(case.loss, clip, case.params, x, y)
         return jax.lax.map(total, jnp.eye(ROWS, dtype=bool))
 
-    return jax.jit(sums)
+    return case, jax.jit(sums)
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, "linear", "narrow", "sequence"))
+@pytest.mark.parametrize("name", mostly_slow(CASES, "narrow", "sequence"))
 def test_no_row_adds_more_than_its_bound(name: str) -> None:
-    case, rng = CASES[name](), np.random.default_rng(7)
-    sums, worst = of_each_row(case), 0.0
+    rng, worst = np.random.default_rng(7), 0.0
+    case, sums = of_each_row(name)
     for clip in CLIPS:
         x, found = rows_that_cancel(rng, case.shape), np.zeros(ROWS)
         y = rng.integers(2, size=ROWS)
@@ -196,7 +203,7 @@ def test_no_row_adds_more_than_its_bound(name: str) -> None:
     assert 0.9 < worst <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, "narrow"))
+@pytest.mark.parametrize("name", mostly_slow(MANY, "narrow"))
 def test_no_row_moves_a_sum_of_many_by_more(name: str) -> None:
     case, rng = CASES[name](), np.random.default_rng(1)
     without = jnp.concatenate([jnp.ones((1, ROWS), bool), ~jnp.eye(ROWS, dtype=bool)])
@@ -211,29 +218,33 @@ def test_no_row_moves_a_sum_of_many_by_more(name: str) -> None:
         assert moved([a[:1] - a[1:] for a in found]).max() <= clip * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, "linear", "sequence"))
+@pytest.mark.parametrize("name", mostly_slow(CASES, "sequence"))
 def test_usual_rows_lose_a_thousandth_at_most(name: str) -> None:
-    case, rng = CASES[name](), np.random.default_rng(3)
+    rng, (case, sums) = np.random.default_rng(3), of_each_row(name)
     x = rng.normal(size=(ROWS, *case.shape)).astype(np.float32)
     clip = 1e-4
-    each = moved(of_each_row(case)(clip, x, rng.integers(2, size=ROWS)))
+    each = moved(sums(clip, x, rng.integers(2, size=ROWS)))
     assert each.min() > clip * (1 - 1e-3)
+
+
+@jax.jit
+def products(size: jax.Array, second: jax.Array, x: jax.Array, g: jax.Array) -> Any:
+    """What each row adds to the sum of clipped gradients that are products of two factors."""
+
+    def loss(w: Any, x: jax.Array, g: jax.Array) -> jax.Array:
+        return jnp.sum(g * (x @ w["a"]))
+
+    total = clipped_sum(loss, 1.0, {"a": jnp.zeros((16, 16))}, size * x, second * g)
+    return jax.lax.map(total, jnp.eye(ROWS, dtype=bool))
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e-19, 1e15, 1e19, 1e30])
 def test_squares_beyond_single_precision_exceed_no_bound(size: float) -> None:
     """Also beside a second factor that makes up for it."""
-    params = {"a": jnp.zeros((16, 16))}
-
-    def loss(w: Any, x: jax.Array, g: jax.Array) -> jax.Array:
-        return jnp.sum(g * (x @ w["a"]))
-
     rng = np.random.default_rng(0)
     x, g = (rng.normal(size=(ROWS, 4, 16)).astype(np.float32) for _ in range(2))
     for second in (1.0, 1 / size):
-        total = clipped_sum(loss, 1.0, params, size * x, np.float32(second) * g)
-        sums = jax.lax.map(total, jnp.eye(ROWS, dtype=bool))
-        found = moved(sums)
+        found = moved(products(np.float32(size), np.float32(second), x, g))
         assert np.isfinite(found).all()
         assert found.max() <= 1 + 1e-6
 
@@ -241,12 +252,15 @@ def test_squares_beyond_single_precision_exceed_no_bound(size: float) -> None:
 # --- messages
 
 
+CLIPPED, BOUND = jax.jit(clip_to), jax.jit(norm_bound)
+
+
 @pytest.mark.parametrize("value", [1.1, 0.3, 1e-3, 1e6])
 def test_a_message_of_millions_of_equal_numbers_is_within_its_bound(value: float) -> None:
     """One sum of so many equal squares loses per cents."""
-    message = {"a": jnp.full((3_000, 1_000), value), "b": jnp.full(7, value)}
+    message = {"a": np.full((3_000, 1_000), value, np.float32), "b": np.full(7, value, np.float32)}
     for clip in (1e-4, 1.0):
-        clipped, before = jax.jit(clip_to)(clip, message)
+        clipped, before = CLIPPED(clip, message)
         exact = np.sqrt(sum(np.sum(np.asarray(a, float) ** 2) for a in message.values()))
         after = np.sqrt(sum(np.sum(np.asarray(a, float) ** 2) for a in clipped.values()))
         assert exact <= before <= exact * (1 + 1e-4)
@@ -261,4 +275,4 @@ def test_the_bound_of_a_norm_is_above_it() -> None:
             for size in (1, 7, 300)
         ]
         exact = np.sqrt(sum(np.sum(a.astype(float) ** 2) for a in tree))
-        assert exact <= float(norm_bound(tree)) <= exact * (1 + 1e-4)
+        assert exact <= float(BOUND(tree)) <= exact * (1 + 1e-4)
