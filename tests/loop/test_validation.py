@@ -21,12 +21,13 @@ import fedprox as fp
 from fedprox import Federation, InputError, Model, Rows, Target
 from fedprox.datasets import mapped, write_mapped
 from fedprox.experiment import parse, resolve
-from fedprox.model import top_1
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import summarise
 from fedprox.report.records import metrics_line, read_record
+from tests.outputs import losses, met
 from tests.quadratics import one_run
 from tests.test_cli import LOSSES, status
+from tests.variants import mostly_slow
 
 Vector = NDArray[np.float64]
 CLASSES = 3
@@ -58,7 +59,8 @@ def clients(seed: int, sizes: Sequence[int], length: int = 0) -> list[tuple[Any,
 
 PLAIN = Federation.from_arrays(clients(0, SIZES), clients(1, [4] * 8), classes=CLASSES)
 BY_CLIENT = PLAIN.hold_out(0.3)
-CENTRAL = PLAIN.with_validation(*clients(2, [50])[0])
+REST = replace(BY_CLIENT, validation=None)
+CENTRAL = REST.with_validation(*clients(2, [50])[0])
 
 
 def run(federation: Federation, **options: Any) -> fp.Run:
@@ -171,12 +173,10 @@ def expected(federation: Federation, read: Federation, params: Any) -> dict[str,
         weights = np.repeat(whole.sizes / np.maximum(some.sizes, 1), some.sizes)
     x, y = np.asarray(some.x), np.asarray(some.y)
     outputs = x @ np.asarray(params)
-    met = np.asarray(top_1(jnp.asarray(outputs), jnp.asarray(y))).reshape(len(y), -1).sum(axis=1)
     labels = (y >= 0).reshape(len(y), -1).sum(axis=1)
-    losses = np.asarray(MODEL.loss(jnp.asarray(outputs), jnp.asarray(y)))
     return {
-        "validation_loss": float(np.average(losses, weights=weights)),
-        "validation_accuracy": float(weights @ met / (weights @ labels)),
+        "validation_loss": float(np.average(losses(outputs, y), weights=weights)),
+        "validation_accuracy": float(weights @ met(outputs, y) / (weights @ labels)),
         "validation_sure": float(
             np.average(outputs.reshape(len(y), -1).max(axis=1), weights=weights)
         ),
@@ -191,34 +191,25 @@ def check(record: fp.Record, wanted: dict[str, float]) -> None:
 SEQUENCES = Federation.from_arrays(clients(3, SIZES, length=5), clients(4, [3] * 8, length=5))
 
 
-@pytest.mark.parametrize(
-    ("federation", "rows", "some"),
-    [
-        (BY_CLIENT, None, None),
-        pytest.param(BY_CLIENT, 1000, None, marks=pytest.mark.slow),
-        pytest.param(BY_CLIENT, 2, None, marks=pytest.mark.slow),
-        pytest.param(BY_CLIENT, None, 5, marks=pytest.mark.slow),
-        pytest.param(BY_CLIENT, 2, 5, marks=pytest.mark.slow),
-        pytest.param(CENTRAL, None, None, marks=pytest.mark.slow),
-        (CENTRAL, 2, 5),
-        (SEQUENCES.hold_out(0.3), 2, None),
-        pytest.param(
-            SEQUENCES.with_validation(*clients(5, [30], length=5)[0]),
-            None,
-            None,
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_measures_are_those_of_the_rows(
-    federation: Federation, rows: int | None, some: int | None
-) -> None:
+READ: dict[str, tuple[Federation, int | None, int | None]] = {
+    "all rows of clients": (BY_CLIENT, None, None),
+    "some rows of some clients": (BY_CLIENT, 2, 5),
+    "rows of nobody": (CENTRAL, 2, 5),
+    "some sequences of clients": (SEQUENCES.hold_out(0.3), 2, None),
+    "sequences of nobody": (SEQUENCES.with_validation(*clients(5, [30], length=5)[0]), None, None),
+}
+"""A federation, and how many rows of how many clients are read."""
+
+
+@pytest.mark.parametrize("case", mostly_slow(READ, "all rows of clients", *list(READ)[2:4]))
+def test_measures_are_those_of_the_rows(case: str) -> None:
+    federation, rows, some = READ[case]
     evaluation = fp.Evaluation(rows=rows, clients=some, gradients=False)
     found = run(federation, evaluation=evaluation, cohort=fp.Cohort(3))
     whole = federation if some is None else federation.sample_clients(some)
     read = whole if rows is None else whole.sample(rows)
     check(found.history[0], expected(whole, read, WEIGHTS))
-    if rows in (None, 1000):
+    if rows is None:
         check(found.final, expected(whole, read, found.params))
 
 
@@ -231,7 +222,8 @@ def test_a_sample_of_rows_estimates_the_measures_without_bias() -> None:
         assert values.mean() == pytest.approx(value, abs=4 * values.std() / 10)
 
 
-@pytest.mark.parametrize("federation", [BY_CLIENT, pytest.param(CENTRAL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("federation", [BY_CLIENT, CENTRAL])
 def test_one_device_and_two_give_the_same(federation: Federation) -> None:
     one, two = (run(federation, devices=devices).final for devices in (1, 2))
     for name in ("validation_loss", "validation_accuracy", "validation_sure"):
@@ -253,7 +245,7 @@ def test_clients_that_the_training_loss_leaves_out_are_left_out() -> None:
 
 
 def test_training_is_that_of_the_rows_that_remain() -> None:
-    alone = run(replace(BY_CLIENT, validation=None), rounds=3)
+    alone = run(REST, rounds=3)
     split = run(BY_CLIENT, rounds=3)
     np.testing.assert_array_equal(split.params, alone.params)
     for with_, without in zip(split.history, alone.history, strict=True):
@@ -339,7 +331,7 @@ REFUSED = [
         "target: validation_f1: records do not have it; it must be one of train_loss, train_sure, "
         "validation_loss, validation_accuracy, validation_sure$",
     ),
-    (PLAIN, Target("validation_loss", 0.5), "target: validation_loss: records do not have it"),
+    (REST, Target("validation_loss", 0.5), "target: validation_loss: records do not have it"),
 ]
 
 
@@ -359,14 +351,14 @@ def test_a_target_on_a_metric_follows_which_values_are_better() -> None:
         Target("test_sure", 1.5).rounds(range(3), falling)
     with pytest.raises(InputError, match=r"target.lower_is_better = False; it is known of test_l"):
         Target("test_loss", 1.5, lower_is_better=False)
-    found = run(PLAIN)
+    found = run(REST)
     with pytest.raises(
         InputError, match=r"target.measure, 'fedavg': record: no measure 'validation_loss'; "
     ):
         found.rounds_to(Target("validation_loss", 0.1))
-    least = run(PLAIN, target=Target("test_sure", 1e9), stop_at_target="all")
+    least = run(REST, target=Target("test_sure", 1e9), stop_at_target="all")
     assert least.final.round == 0  # below it from the start
-    assert run(PLAIN, target=Target("test_sure", -1e9), stop_at_target="all").final.round == 1
+    assert run(REST, target=Target("test_sure", -1e9), stop_at_target="all").final.round == 1
     assert least.experiment["target_metric"] == {
         "name": "test_sure",
         "value": 1e9,
@@ -410,10 +402,11 @@ def command(tmp_path: Path, *changes: str) -> tuple[int, Path]:
 
 
 ONE = 'method=[{name = "fedavg"}]'
+OWN = 'model={name = "tests.loop.test_validation:measured_logistic"}'
 
 
 def test_the_command_holds_rows_out(tmp_path: Path, capsys: Any) -> None:
-    done, out = command(tmp_path, ONE, "validation_share=0.2", "target_accuracy=0.05")
+    done, out = command(tmp_path, ONE, OWN, "validation_share=0.2", "target_accuracy=0.05")
     printed = " ".join(capsys.readouterr().out.split())
     assert done == 0
     assert "test rows choose nothing" in printed
@@ -436,10 +429,9 @@ def test_the_command_holds_rows_out(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_the_command_has_targets_by_any_measure(tmp_path: Path) -> None:
-    model = 'model={name = "tests.loop.test_validation:measured_logistic"}'
     target = 'target_metric={name = "validation_sure", value = 1e9}'
     stop = 'stop_at_target="all"'
-    done, out = command(tmp_path, ONE, "validation_share=0.2", model, target, stop)
+    done, out = command(tmp_path, ONE, OWN, "validation_share=0.2", target, stop)
     assert done == 0
     table = tomllib.loads((out / "experiment.toml").read_text())
     assert table["target_metric"] == {
