@@ -121,7 +121,11 @@ WORK: dict[str, dict[str, Any]] = {
     "a stop rule": {"solver": fp.Solver(0.1, 3, epochs=4, gamma=0.6)},
     "drawn twice": {"cohort": fp.Cohort(6, "proportional")},
     "a first exchange": {"methods": fp.feddane(mu=1.0)},
-    "empty rounds": {"cohort": fp.Cohort(1, "bernoulli"), "privacy": privacy()},
+    "empty rounds": {
+        "cohort": fp.Cohort(1, "bernoulli"),
+        "privacy": privacy(),
+        "systems": fp.Systems(),
+    },
     "faulty": {"faults": fp.Faults(norm=1.0)},
 }
 
