@@ -134,7 +134,7 @@ MEASURED = replace(quadratic_model(START), metrics={"size": SIZE})
 ONE_SEED: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
-    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
+    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {}),
     "privacy": (
         [2],
         [fedprox(mu=[0.0, 1.0])],
@@ -388,7 +388,8 @@ def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
 def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
     """Each call of rounds is reported, with the last loss that is known."""
     steps: list[Progress] = []
-    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluation": Evaluation(every=12)}
+    evaluation = Evaluation(every=12, gradients=False)
+    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluation": evaluation}
     (run, *_), _ = train(
         [fedavg()], Checkpoints(tmp_path, 2), on_progress=steps.append, progress=False, **options
     )
@@ -413,9 +414,12 @@ def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 5, "evaluation": Evaluation(every=2, rows=3)}
+    options: dict[str, Any] = {
+        "rounds": 5,
+        "evaluation": Evaluation(every=3, rows=3, gradients=False),
+    }
     once = train([fedavg()], seed=[0, 1], **options)
-    numpys = Evaluation(every=np.int64(2), rows=np.int64(3))  # type: ignore[arg-type]
+    numpys = Evaluation(every=np.int64(3), rows=np.int64(3), gradients=False)  # type: ignore[arg-type]
     again = {"rounds": np.int64(5), "evaluation": numpys}
     made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
     killed_after(2, [fedavg()], made, seed=np.arange(2), **again)

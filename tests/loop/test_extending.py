@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optax
 import pytest
 
 from fedprox import (
@@ -16,7 +15,6 @@ from fedprox import (
     Checkpoints,
     Cohort,
     Evaluation,
-    Faults,
     InputError,
     Privacy,
     Run,
@@ -24,13 +22,9 @@ from fedprox import (
     Solver,
     Target,
     fedavg,
-    fedcm,
-    feddane,
     feddyn,
-    fedopt,
     fedprox,
     scaffold,
-    server,
 )
 from fedprox.files.arrays import write_arrays
 from fedprox.loop import snapshot
@@ -42,29 +36,19 @@ from tests.variants import mostly_slow
 ONE: dict[str, Any] = {"seed": 3}
 CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
     # 11 rounds at last, evaluated every 3: the first end is at a round that is evaluated, or not
-    "evaluated": (6, [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
-    "not evaluated": (7, [fedprox(mu=[0.0, 1.0]), fedavg()], {}),
+    "evaluated": (6, [fedprox(mu=[0.0, 1.0])], {}),
+    "not evaluated": (
+        7,
+        [fedprox(mu=[0.0, 1.0], adapt=True), fedavg()],
+        {"evaluation": Evaluation(every=3)},
+    ),
     "before any evaluation": (2, [fedavg()], ONE),
     "by one round": (10, [fedavg()], ONE),
-    "an adaptive mu": (7, [fedprox(mu=[0.0, 1.0], adapt=True)], ONE),
-    "a state of the server": (7, [fedopt(optimizer=optax.adam)], ONE),
-    "a rule beside states": (
-        7,
-        [scaffold().with_server(server.extrapolate()), fedcm(alpha=0.5)],
-        ONE,
-    ),
-    "a first exchange": (7, [feddane(mu=1.0)], ONE),
     "states of clients": (
         7,
         [feddyn(alpha=[1.0, 2.0])],
         ONE,
     ),
-    "models of clients": (
-        7,
-        [fedavg()],
-        ONE | {"evaluation": Evaluation(every=3, model="clients")},
-    ),
-    "faulty updates": (7, [fedprox(mu=[0.0, 1.0])], ONE | {"faults": Faults(norm=1.2)}),
     "privacy": (
         7,
         [fedprox(mu=[0.0, 1.0]), scaffold()],
@@ -73,11 +57,6 @@ CASES: dict[str, tuple[int, list[Algorithm], dict[str, Any]]] = {
             "cohort": Cohort(3, "bernoulli"),
             "privacy": Privacy(0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()),
         },
-    ),
-    "a stop rule": (
-        7,
-        [fedprox(mu=1.0)],
-        ONE | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluation": Evaluation(every=3)},
     ),
     "a rate that decays": (
         7,

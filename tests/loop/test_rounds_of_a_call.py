@@ -10,7 +10,6 @@ from fedprox import (
     Cohort,
     Evaluation,
     Faults,
-    Privacy,
     Run,
     Solver,
     Systems,
@@ -18,7 +17,6 @@ from fedprox import (
     fedadmm,
     feddyn,
     fedsplit,
-    pfedme,
     scaffold,
     simulate,
 )
@@ -26,6 +24,7 @@ from fedprox.engine.compiled import layout
 from fedprox.loop.local import LocalSeed
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
+from tests.variants import mostly_slow
 
 ROUNDS, EVERY = 9, 6
 
@@ -66,42 +65,28 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
 MEASURED = Evaluation(every=EVERY)
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (scaffold(), {"solver": Solver([0.05, 0.1], 3, epochs=2), "evaluation": MEASURED}),
-        (ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
-        pytest.param(
-            feddyn(alpha=0.7),
-            {"evaluation": Evaluation(every=EVERY, model="clients", gradients=False)},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            fedsplit(step_size=1.0),
-            {"solver": Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(fedadmm(rho=0.5), {"faults": Faults(), "client_store": "disk"}),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(pfedme(lam=1.0, eta=0.5), {"client_store": "device"}), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ditto(lam=0.5),
-            {
-                "privacy": Privacy(clip=1.0, noise_multiplier=0.5, delta=1e-5),
-                "cohort": Cohort(5, "bernoulli"),
-            },
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["scaffold", "ditto", "clients", "gamma", "finite", "pfedme", "privacy"],
-)
+TWO_RATES = Solver([0.05, 0.1], 3, epochs=2)
+ANY = Cohort(5, "bernoulli")
+KEEPING: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    "models": (ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
+    "gradients": (scaffold(), {"solver": TWO_RATES, "evaluation": MEASURED}),
+    "evaluated": (
+        feddyn(alpha=0.7),
+        {"evaluation": Evaluation(every=EVERY, model="clients", gradients=False)},
+    ),
+    "a stop rule": (
+        fedsplit(step_size=1.0),
+        {"solver": Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
+    ),
+    "faults": (fedadmm(rho=0.5), {"faults": Faults(), "client_store": "disk", "cohort": ANY}),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(KEEPING, "models"))
 def test_rounds_have_the_same_bits_in_one_call_or_many(
-    method: Algorithm, options: dict[str, Any], calls: list[int], monkeypatch: pytest.MonkeyPatch
+    case: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    method, options = KEEPING[case]
     together = runs(method, **options)
     seeds = len(options.get("seed", [0]))
     assert calls == [EVERY, ROUNDS - EVERY] * seeds
@@ -116,21 +101,22 @@ def test_rounds_have_the_same_bits_in_one_call_or_many(
 def test_rounds_whose_sizes_are_compared_have_the_same_bits_in_one_call_or_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"faults": Faults(norm=2.0), "cohort": Cohort(5, "bernoulli")}
+    options: dict[str, Any] = {"faults": Faults(norm=2.0), "cohort": ANY}
     together = runs(feddyn(alpha=0.7), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
     same_bits(runs(feddyn(alpha=0.7), **options), together)
     assert together[0].faulty
 
 
+@pytest.mark.slow
 def test_sweep_points_one_after_another_have_the_same_bits_in_one_call_or_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layout, "batch_points", lambda _: False)
-    solver = Solver([0.05, 0.1], 3, epochs=2)
-    together = runs(scaffold(), solver=solver, evaluation=MEASURED)
+    options: dict[str, Any] = {"solver": TWO_RATES, "evaluation": MEASURED}
+    together = runs(scaffold(), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
-    same_bits(runs(scaffold(), solver=solver, evaluation=MEASURED), together)
+    same_bits(runs(scaffold(), **options), together)
 
 
 def test_a_call_has_only_rounds_whose_state_fits(

@@ -99,7 +99,7 @@ def solvers(draw: st.DrawFn) -> Solver:
     return Solver(0.1, batch, gamma=gamma, **amount)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 @given(
     solver=solvers(),
     sizes=LISTS,

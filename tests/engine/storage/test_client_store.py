@@ -59,7 +59,7 @@ def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> Non
             client_store=place,
             evaluation=Evaluation(every=every, model="clients", gradients=False),
         )
-        for place, every in (("device", 3), ("host", 1), ("disk", 7))
+        for place, every in (("device", 3), ("host", 3), ("disk", 7))
     ]
     for other in others:
         same_bits(first, other)

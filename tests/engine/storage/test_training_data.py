@@ -98,7 +98,11 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
             *("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
             marks=pytest.mark.slow,
         ),
-        ("half", fp.centralised(), {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)}),
+        pytest.param(
+            *("half", fp.centralised()),
+            {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)},
+            marks=pytest.mark.slow,
+        ),
         (
             "windows",
             fp.scaffold(),
