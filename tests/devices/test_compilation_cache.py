@@ -11,6 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedprox as fp
+from fedprox.devices.compilation_cache import use_default_compilation_cache
 
 
 @pytest.fixture
@@ -55,11 +56,11 @@ def test_the_same_call_twice_compiles_once(unset: Path) -> None:
 
 def test_jax_settings_are_left_as_they_are(unset: Path, tmp_path: Path) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
-    train()
+    use_default_compilation_cache()
     assert not unset.exists()
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
-    train()
+    use_default_compilation_cache()
     config: Any = jax.config
     assert config.jax_compilation_cache_dir == str(tmp_path / "own")
     assert not unset.exists()

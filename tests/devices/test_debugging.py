@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from tests.quadratics import one_run
+from tests.settings import CLIENTS, FEDERATION, MODEL, runs
 
 ROOT = Path(__file__).parents[2]
-SOLVER = fp.Solver(0.1, 2, epochs=1)
-
-
-def small() -> fp.Federation:
-    rng = np.random.default_rng(0)
-    rows = [(rng.normal(size=(n, 2)).astype(np.float32), rng.integers(2, size=n)) for n in (3, 4)]
-    return fp.Federation.from_arrays(rows, classes=2)
+X, Y = FEDERATION.test.x, FEDERATION.test.y
 
 
 def numbers() -> list[float]:
     """The loss and the model of a small run, whose evaluations leave measures out."""
-    federation = small()
-    model = fp.models.logistic(federation)
-    run = one_run(federation, model, fp.fedprox(mu=0.1), SOLVER, devices=1)
+    untested = replace(FEDERATION, test=fp.Rows(X[:0], Y[:0], np.zeros(CLIENTS + 1, np.int64)))
+    (run,) = runs(federation=untested, methods=fp.fedprox(mu=0.1), rounds=1, devices=1)
     assert np.isnan(run.final.gradient_variance)
     assert np.isnan(run.final.test_accuracy)
     leaves = jax.tree.leaves(run.params)
@@ -54,14 +48,11 @@ def test_a_healthy_run_has_no_nan(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("debug_nans")
 def test_a_run_with_a_nan_ends() -> None:
-    federation = small()
-
     def apply(params: Any, x: jax.Array) -> jax.Array:
-        return x @ params + jnp.log(-1.0 - jnp.sum(params**2))
+        return MODEL.apply(params, x) + jnp.log(-1.0 - jnp.sum(params["body"] ** 2))
 
-    model = fp.Model(lambda _: jnp.zeros((2, 2)), apply)
     with pytest.raises(FloatingPointError, match="nan"):
-        one_run(federation, model, fp.fedavg(), SOLVER, devices=1)
+        runs(model=replace(MODEL, apply=apply, representation=None), devices=1)
 
 
 def in_process(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -66,7 +66,9 @@ PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0, delta=0.01, unit="example")
 
 
 @pytest.mark.usefixtures("_young")
-@pytest.mark.parametrize("settings", [{}, {"privacy": PRIVATE}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"privacy": PRIVATE}]
+)
 def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
     settings: dict[str, Any],
 ) -> None:

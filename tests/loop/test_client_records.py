@@ -153,6 +153,7 @@ def test_steps_and_rounds_are_those_since_the_record_before(case: str) -> None:
         assert sum(record.by_client.steps.sum() for record in records if record.by_client) > 0
 
 
+@pytest.mark.slow
 def test_central_training_has_no_clients_that_train() -> None:
     _, seen = simulate(fp.centralised(), systems=fp.Systems())
     for record in seen["centralised", 0]:

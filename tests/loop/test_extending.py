@@ -173,6 +173,7 @@ def test_rounds_cannot_become_fewer(five: Path) -> None:
         train([scaffold()], Checkpoints(five, resume=True), rounds=3)
 
 
+@pytest.mark.slow
 def test_noise_for_an_epsilon_is_that_of_all_rounds(tmp_path: Path) -> None:
     """More rounds would have needed more noise from the start, and fewer less."""
     privacy = Privacy(0.1, epsilon=8.0, delta=0.005, accountant="rdp")

@@ -24,7 +24,6 @@ from fedprox.engine.compiled import layout
 from fedprox.loop.local import LocalSeed
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
 from tests.quadratics import quadratic_model, ragged_quadratics
-from tests.variants import mostly_slow
 
 ROUNDS, EVERY = 9, 6
 
@@ -82,7 +81,8 @@ KEEPING: dict[str, tuple[Algorithm, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(KEEPING, "models"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", KEEPING)
 def test_rounds_have_the_same_bits_in_one_call_or_many(
     case: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ def test_training_is_that_of_the_rows_that_remain() -> None:
         assert "validation_loss" not in metrics_line(without)
 
 
+@pytest.mark.slow
 def test_a_model_without_accuracy_has_a_validation_loss() -> None:
     record = run(CENTRAL, model=replace(MODEL, correct=None)).final
     assert record.validation_loss is not None

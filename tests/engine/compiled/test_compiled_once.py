@@ -14,6 +14,7 @@ import fedprox as fp
 from fedprox.devices import programs
 from fedprox.devices.programs import ProgramSpec, by_value
 from fedprox.engine.compiled import compile as compiling
+from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.experiment.resolved import method_named
 from fedprox.protocol.protocol import initial_params
 from tests import objectives
@@ -82,12 +83,15 @@ def test_clients_own_models_are_measured_by_a_program_compiled_once(
     compiled: Counter[str],
 ) -> None:
     """Also for a model that is built anew, which no program may keep alive."""
-    options: dict[str, Any] = {"methods": fp.ditto(lam=0.5), "rounds": 1}
-    runs(**options, model=fp.models.logistic(FEDERATION, initial="zeros"))
-    assert compiled["jit(sums)"] > 0
-    compiled.clear()
-    runs(**options, model=fp.models.logistic(FEDERATION, initial="zeros"))
-    assert compiled["jit(sums)"] == 0
+    found = list[Any]()
+    for compilations in (1, 0):
+        model = fp.models.logistic(FEDERATION, initial="zeros")
+        models = jax.tree.map(lambda a: np.asarray(a)[None], model.init(jax.random.key(0)))
+        compiled.clear()
+        found.append(client_sums(model, models, FEDERATION.train, np.arange(6), own=False))
+        assert compiled["jit(sums)"] == compilations
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0][0][:, 0], np.log(3) * FEDERATION.train.sizes, rtol=1e-5)
 
 
 def test_a_model_that_is_built_anew_is_evaluated_by_the_same_program(

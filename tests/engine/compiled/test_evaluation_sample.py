@@ -24,9 +24,11 @@ from fedprox.protocol.protocol import initial_params
 from fedprox.report.records import metrics_line, read_record
 from fedprox.report.table import notes_on, table
 from tests import objectives
+from tests.engine.compiled.test_compiled_once import keys
 from tests.loop.test_client_records import TESTED, losses_and_accuracies
 from tests.settings import CLIENTS, runs
 from tests.test_cli import LOSSES, SMALL, status
+from tests.variants import mostly_slow
 
 Vector = NDArray[np.float64]
 
@@ -146,7 +148,7 @@ def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated:
     assert last.dissimilarity == pytest.approx(np.sqrt(1 + scatter / (mean @ mean)), rel=1e-3)
 
 
-@pytest.mark.parametrize("clients", [CLIENTS, 5])
+@pytest.mark.parametrize("clients", mostly_slow([CLIENTS, 5], 5))
 def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -> None:
     whole = TESTED.sample_clients(clients)
     few = whole.sample(2)
@@ -243,9 +245,8 @@ def test_too_many_clients_to_evaluate_on_is_one_line(
     monkeypatch.setattr(training_data, "EVALUATED_BYTES", 1)
     with pytest.raises(InputError, match=r"^evaluation.clients: none given.* of all 6 clients"):
         run(federation=few)
-    some = run(federation=few, evaluation=fp.Evaluation(clients=5, gradients=False))
-    assert some.final.train_loss_se is not None
-    assert run().final.train_loss_se is None  # on the devices anyway
+    for options in ({"federation": few, "evaluation": fp.Evaluation(clients=5)}, {}):
+        assert "rounds" in keys(**options)  # not refused: few clients, and rows on the devices
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5])

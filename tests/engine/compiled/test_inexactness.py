@@ -332,9 +332,9 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(
 POOLED = [("pooled", 200), ("pooled", "all"), ("pooled", 10), ("clients", 200)]
 
 
-@pytest.mark.parametrize("case", mostly_slow(POOLED, ("pooled", 200)), ids=str)
-def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(case: tuple[str, Any]) -> None:
-    who, batch = case
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "batch"), POOLED)
+def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(who: str, batch: Any) -> None:
     (run,) = fp.simulate(
         RAGGED,
         LOGISTIC,

@@ -30,7 +30,7 @@ from fedprox.engine.compiled import layout as laying_out
 from fedprox.protocol.protocol import initial_params
 from tests import objectives, oracle
 from tests.objectives import first
-from tests.settings import CASES, FEDERATION, runs
+from tests.settings import BASE, CASES, FEDERATION, runs
 from tests.variants import mostly_slow
 
 
@@ -63,7 +63,7 @@ ARRANGEMENTS: dict[str, tuple[Solver, int, float]] = {
 """The solver, the lanes and the share of stragglers."""
 
 
-@pytest.mark.parametrize("name", mostly_slow(ARRANGEMENTS, *list(ARRANGEMENTS)[2:]))
+@pytest.mark.parametrize("name", mostly_slow(ARRANGEMENTS, *list(ARRANGEMENTS)[3:]))
 def test_fedprox_equals_the_numpy_loop(name: str) -> None:
     engine_and_oracle(fedprox(mu=[0.0, 0.5]), name)
 
@@ -138,32 +138,32 @@ def test_seeds_methods_and_how_often_they_are_evaluated_change_no_bit() -> None:
     assert losses(seldom) == [losses(alone)[t] for t in (0, 2, 4, 5)]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(feddane(mu=1.0), marks=pytest.mark.slow), scaffold()],
-    ids=lambda method: method.name,
-)
-def test_points_of_a_sweep_in_one_tick_or_one_after_another(
-    method: Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With gradients read first and a stop rule, and with clients that keep something."""
-    rule = method.name == "feddane"
-    options: dict[str, Any] = {
-        "methods": method,
-        "solver": Solver([0.02, 0.1], 3, epochs=2, gamma=0.5 if rule else None),
-        "evaluation": Evaluation(gradients=rule),
-    }
+STEPPED: dict[str, dict[str, Any]] = {
+    "clients that keep something": {"methods": scaffold()},
+    "gradients read first and a stop rule": {
+        "methods": feddane(mu=1.0),
+        "solver": Solver(0.1, 3, epochs=2, gamma=0.5),
+        "evaluation": Evaluation(),
+    },
+}
 
-    def histories() -> list[list[float]]:
+
+@pytest.mark.parametrize("case", mostly_slow(STEPPED, "clients that keep something"))
+def test_points_of_a_sweep_one_after_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"solver": BASE["solver"]} | STEPPED[case]
+    rates = [0.02, 0.1]
+
+    def histories(rate: Any) -> list[list[float]]:
+        changed = options | {"solver": options["solver"].changed(learning_rate=rate)}
         return [
             [x for r in run.history[1:] for x in (r.train_loss, r.client_steps, r.gamma_max)]
-            for run in runs(**options)
+            for run in runs(**changed)
         ]
 
-    together = histories()
+    alone = [histories(rate)[0] for rate in rates]
     monkeypatch.setattr(laying_out, "SMALL_STEP", 0)
-    np.testing.assert_allclose(histories(), together, rtol=1e-4)
-    assert not np.allclose(together[0], together[1], rtol=1e-2)
+    np.testing.assert_allclose(histories(rates), alone, rtol=1e-4)
+    assert not np.allclose(alone[0], alone[1], rtol=1e-2)
 
 
 def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
@@ -173,6 +173,7 @@ def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
     assert calm.final.round == 5
 
 
+@pytest.mark.slow
 def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold() -> None:
     draws = (Cohort(4).draw(s, 0, FEDERATION.train.offsets).clients for s in range(99))
     seed = next(s for s, clients in enumerate(draws) if 0 not in clients)

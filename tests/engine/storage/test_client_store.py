@@ -28,6 +28,7 @@ from fedprox.engine.storage.client_store import open_store
 from tests import methods
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START, beside_the_oracle
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
+from tests.variants import mostly_slow
 
 
 def runs(method: Algorithm, **options: Any) -> list[Run]:
@@ -66,13 +67,13 @@ def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> Non
     assert len({float(run.params[0]) for run in first}) == 4
 
 
-@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize("balance", mostly_slow([False, True], True))
 def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
     scales = np.mean(ROWS) / np.array(ROWS) if balance else np.ones(CLIENTS)
     beside_the_oracle(
         feddyn(alpha=[0.3, 2.0], balance=balance),
         lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"], scales),
-        evaluated="cohort" if balance else "clients",
+        evaluated="clients" if balance else "cohort",
     )
 
 
