@@ -5,21 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox import (
-    Algorithm,
-    Cohort,
-    Evaluation,
-    Faults,
-    Run,
-    Solver,
-    Systems,
-    ditto,
-    fedadmm,
-    feddyn,
-    fedsplit,
-    scaffold,
-    simulate,
-)
+import fedprox as fp
 from fedprox.engine.compiled import layout
 from fedprox.loop.local import LocalSeed
 from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
@@ -43,41 +29,43 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def runs(method: Algorithm, **options: Any) -> list[Run]:
+def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
     setting: dict[str, Any] = {
-        "solver": Solver(0.05, 3, epochs=2),
-        "cohort": Cohort(5),
+        "solver": fp.Solver(0.05, 3, epochs=2),
+        "cohort": fp.Cohort(5),
         "systems": SLOW,
         "population": DEVICES,
         "rounds": ROUNDS,
-        "evaluation": Evaluation(every=EVERY, gradients=False),
+        "evaluation": fp.Evaluation(every=EVERY, gradients=False),
     }
-    return simulate(ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options)
+    return fp.simulate(
+        ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options
+    )
 
 
-def same_bits(some: list[Run], others: list[Run]) -> None:
+def same_bits(some: list[fp.Run], others: list[fp.Run]) -> None:
     for a, b in zip(some, others, strict=True):
         np.testing.assert_array_equal(a.params, b.params)
         np.testing.assert_equal(a.history, b.history)
 
 
-MEASURED = Evaluation(every=EVERY)
+MEASURED = fp.Evaluation(every=EVERY)
 
 
-TWO_RATES = Solver([0.05, 0.1], 3, epochs=2)
-ANY = Cohort(5, "bernoulli")
-KEEPING: dict[str, tuple[Algorithm, dict[str, Any]]] = {
-    "models": (ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
-    "gradients": (scaffold(), {"solver": TWO_RATES, "evaluation": MEASURED}),
+TWO_RATES = fp.Solver([0.05, 0.1], 3, epochs=2)
+ANY = fp.Cohort(5, "bernoulli")
+KEEPING: dict[str, tuple[fp.Algorithm, dict[str, Any]]] = {
+    "models": (fp.ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
+    "gradients": (fp.scaffold(), {"solver": TWO_RATES, "evaluation": MEASURED}),
     "evaluated": (
-        feddyn(alpha=0.7),
-        {"evaluation": Evaluation(every=EVERY, model="clients", gradients=False)},
+        fp.feddyn(alpha=0.7),
+        {"evaluation": fp.Evaluation(every=EVERY, model="clients", gradients=False)},
     ),
     "a stop rule": (
-        fedsplit(step_size=1.0),
-        {"solver": Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
+        fp.fedsplit(step_size=1.0),
+        {"solver": fp.Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
     ),
-    "faults": (fedadmm(rho=0.5), {"faults": Faults(), "client_store": "disk", "cohort": ANY}),
+    "faults": (fp.fedadmm(rho=0.5), {"faults": fp.Faults(), "client_store": "disk", "cohort": ANY}),
 }
 
 
@@ -101,10 +89,10 @@ def test_rounds_have_the_same_bits_in_one_call_or_many(
 def test_rounds_whose_sizes_are_compared_have_the_same_bits_in_one_call_or_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"faults": Faults(norm=2.0), "cohort": ANY}
-    together = runs(feddyn(alpha=0.7), **options)
+    options: dict[str, Any] = {"faults": fp.Faults(norm=2.0), "cohort": ANY}
+    together = runs(fp.feddyn(alpha=0.7), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
-    same_bits(runs(feddyn(alpha=0.7), **options), together)
+    same_bits(runs(fp.feddyn(alpha=0.7), **options), together)
     assert together[0].faulty
 
 
@@ -114,18 +102,18 @@ def test_sweep_points_one_after_another_have_the_same_bits_in_one_call_or_many(
 ) -> None:
     monkeypatch.setattr(layout, "batch_points", lambda _: False)
     options: dict[str, Any] = {"solver": TWO_RATES, "evaluation": MEASURED}
-    together = runs(scaffold(), **options)
+    together = runs(fp.scaffold(), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
-    same_bits(runs(scaffold(), **options), together)
+    same_bits(runs(fp.scaffold(), **options), together)
 
 
 def test_a_call_has_only_rounds_whose_state_fits(
     calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = START.size * 4
-    together = runs(scaffold(), systems=Systems())
+    together = runs(fp.scaffold(), systems=fp.Systems())
     for size, rounds in ((CLIENTS * state, EVERY), (5 * 2 * state, 2), (5 * 2 * state - 1, 1)):
         calls.clear()
         monkeypatch.setattr(layout, "STATE_BYTES", size)
-        same_bits(runs(scaffold(), systems=Systems()), together)
+        same_bits(runs(fp.scaffold(), systems=fp.Systems()), together)
         assert max(calls) == rounds

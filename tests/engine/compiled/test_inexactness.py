@@ -10,23 +10,6 @@ import optax
 import pytest
 
 import fedprox as fp
-from fedprox import (
-    Callback,
-    Cohort,
-    Evaluation,
-    Federation,
-    InputError,
-    Population,
-    Run,
-    Solver,
-    Systems,
-    centralised,
-    fedavg,
-    feddane,
-    fedprox,
-    fedsgd,
-    line_search_descent,
-)
 from fedprox.engine.compiled import layout
 from fedprox.protocol.protocol import initial_params
 from tests import oracle
@@ -55,7 +38,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
         "learning_rate": 4.0,
         "batch_size": "all",
         "steps": 300,
-        "optimizer": line_search_descent,
+        "optimizer": fp.line_search_descent,
     },
     "L-BFGS": {"learning_rate": 1.0, "batch_size": "all", "steps": 60, "optimizer": optax.lbfgs},
 }
@@ -64,9 +47,9 @@ SOLVERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", mostly_slow(SOLVERS, "mini-batches"))
 def test_every_solver_meets_its_gamma(name: str) -> None:
     found = runs(
-        methods=fedprox(mu=[0.5, 2.0]),
-        solver=Solver(**SOLVERS[name], gamma=0.2),
-        evaluation=Evaluation(),
+        methods=fp.fedprox(mu=[0.5, 2.0]),
+        solver=fp.Solver(**SOLVERS[name], gamma=0.2),
+        evaluation=fp.Evaluation(),
         rounds=3,
     )
     for run in found:
@@ -84,11 +67,11 @@ def test_every_solver_meets_its_gamma(name: str) -> None:
 @pytest.mark.slow
 def test_a_client_that_is_done_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # one after another nobody waits; side by side a client must not go on until the last is done
-    solver = Solver(**SOLVERS["line search"], gamma=0.6)
+    solver = fp.Solver(**SOLVERS["line search"], gamma=0.6)
     found = []
     for lanes in (1, 4):
         monkeypatch.setattr(layout, "choose_lanes", lambda *_, lanes=lanes: lanes)
-        run = one_run(QUADRATICS, MODEL, fedprox(mu=0.1), solver, devices=1)
+        run = one_run(QUADRATICS, MODEL, fp.fedprox(mu=0.1), solver, devices=1)
         found.append((run.client_steps, np.asarray(run.params)))
     assert found[0][0] == found[1][0]
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
@@ -98,15 +81,15 @@ MOST = 400
 
 
 def stopped(
-    eta: float, gamma: Any, mu: list[float], federation: Federation = QUADRATICS
-) -> list[Run]:
+    eta: float, gamma: Any, mu: list[float], federation: fp.Federation = QUADRATICS
+) -> list[fp.Run]:
     """Two rounds of gradient descent, in which all clients take part."""
     return fp.simulate(
         federation,
         MODEL,
-        fedprox(mu=mu),
-        solver=Solver(eta, "all", steps=MOST, gamma=gamma),
-        cohort=Cohort(4),
+        fp.fedprox(mu=mu),
+        solver=fp.Solver(eta, "all", steps=MOST, gamma=gamma),
+        cohort=fp.Cohort(4),
         rounds=2,
     )
 
@@ -167,8 +150,8 @@ def test_gamma_one_asks_for_no_work() -> None:
 def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
     # the same mini-batches as without a rule, cut at an epoch's end
     federation = ragged_federation([73])
-    solver = Solver(0.05, 10, epochs=60, gamma=0.25)
-    run = one_run(federation, LOGISTIC, fedprox(mu=0.3), solver)
+    solver = fp.Solver(0.05, 10, epochs=60, gamma=0.25)
+    run = one_run(federation, LOGISTIC, fp.fedprox(mu=0.3), solver)
     epochs, left = divmod(run.client_steps, 8)
     assert left == 0
     assert 1 < epochs < 60
@@ -176,8 +159,8 @@ def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
 
     def after(epochs: int) -> tuple[oracle.Params, float]:
         """The model after some epochs, and ||grad h||."""
-        options: dict[str, Any] = {"cohort": Cohort(1), "systems": Systems(), "rounds": 1}
-        solver = Solver(0.05, 10, epochs=epochs)
+        options: dict[str, Any] = {"cohort": fp.Cohort(1), "systems": fp.Systems(), "rounds": 1}
+        solver = fp.Solver(0.05, 10, epochs=epochs)
         w = oracle.federated(
             federation, start, solver=solver, seed=0, mu=0.3, drop=False, **options
         )
@@ -195,7 +178,7 @@ def test_mini_batches_stop_after_the_first_epoch_that_meets_gamma() -> None:
 
 def test_a_gamma_function_may_give_whole_numbers_and_both_bounds() -> None:
     clients = np.arange(3)
-    solver = Solver(0.1, "all", steps=5, gamma=lambda _, k: np.array([0, 1, 1])[k])
+    solver = fp.Solver(0.1, "all", steps=5, gamma=lambda _, k: np.array([0, 1, 1])[k])
     assert solver.gammas(0, clients).tolist() == [0.0, 1.0, 1.0]
     assert replace(solver, gamma=0.25).gammas(0, clients).tolist() == [0.25] * 3
     assert replace(solver, gamma=None).gammas(0, clients).tolist() == [0.0] * 3
@@ -203,7 +186,9 @@ def test_a_gamma_function_may_give_whole_numbers_and_both_bounds() -> None:
         *([0.1, 0.2], [0.1, 0.2, 1.5], [0.1, 0.2, -0.1], [0.1, 0.2, np.nan]),
         *([True, True, True], ["a", "b", "c"], [[0.1], [0.2], [0.3]], 0.5),
     ):
-        with pytest.raises(InputError, match=r"in round 0 its function gives .* 3 numbers from 0"):
+        with pytest.raises(
+            fp.InputError, match=r"in round 0 its function gives .* 3 numbers from 0"
+        ):
             replace(solver, gamma=lambda *_, wrong=wrong: wrong).gammas(0, clients)
 
 
@@ -252,40 +237,40 @@ def solved(k: int, mu: float, eta: float) -> Any:
 
 
 SEARCHES: dict[str, Any] = {
-    "a line search": (fedprox(mu=0.3), line_search_descent, 8.0, 2, searched),
-    "the value of h": (fedprox(mu=0.3), to_the_value, 1.0, 2, valued),
-    "linear terms": (feddane(mu=0.3), optax.lbfgs, 1.0, 30, solved),
+    "a line search": (fp.fedprox(mu=0.3), fp.line_search_descent, 8.0, 2, searched),
+    "the value of h": (fp.fedprox(mu=0.3), to_the_value, 1.0, 2, valued),
+    "linear terms": (fp.feddane(mu=0.3), optax.lbfgs, 1.0, 30, solved),
 }
 
 
 @pytest.mark.parametrize("name", mostly_slow(SEARCHES, "a line search", "the value of h"))
 def test_a_line_search_is_that_of_each_clients_own_h(name: str) -> None:
     method, optimizer, eta, steps, expected = SEARCHES[name]
-    solver = Solver(eta, "all", steps=steps, optimizer=optimizer)
+    solver = fp.Solver(eta, "all", steps=steps, optimizer=optimizer)
     run = one_run(QUADRATICS, MODEL, method, solver)
     mean = SHARES @ [expected(k, 0.3, eta) for k in range(4)]
     np.testing.assert_allclose(run.params, mean, rtol=1e-3, atol=1e-4)
 
 
 def test_a_line_search_needs_whole_clients() -> None:
-    with pytest.raises(InputError, match='searches along a line, which needs "all"'):
-        Solver(1.0, batch_size=10, steps=5, optimizer=optax.lbfgs)
+    with pytest.raises(fp.InputError, match='searches along a line, which needs "all"'):
+        fp.Solver(1.0, batch_size=10, steps=5, optimizer=optax.lbfgs)
     momentum = functools.partial(optax.sgd, momentum=0.9)
     for vectors in (momentum, optax.sm3):
-        assert not Solver(1.0, batch_size=10, steps=5, optimizer=vectors).searches_line
+        assert not fp.Solver(1.0, batch_size=10, steps=5, optimizer=vectors).searches_line
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
 def test_a_gamma_out_of_range_is_refused(gamma: float) -> None:
-    with pytest.raises(InputError, match=r"solver.gamma = .*; it must be from 0 to 1"):
-        Solver(1.0, batch_size=10, steps=5, gamma=gamma)
+    with pytest.raises(fp.InputError, match=r"solver.gamma = .*; it must be from 0 to 1"):
+        fp.Solver(1.0, batch_size=10, steps=5, gamma=gamma)
 
 
 def test_a_solver_asks_for_a_factory_of_optimizers() -> None:
     for batch in (10, "all"):
         for optimizer in (optax.sgd(0.1), lambda learning_rate: learning_rate):
-            with pytest.raises(InputError, match="must be a function of learning_rate="):
-                Solver(0.1, batch, epochs=2, optimizer=optimizer)
+            with pytest.raises(fp.InputError, match="must be a function of learning_rate="):
+                fp.Solver(0.1, batch, epochs=2, optimizer=optimizer)
 
 
 class Taken(BaseException):
@@ -296,14 +281,17 @@ def taken(_: object) -> None:
     raise Taken
 
 
-STOPS: dict[str, Any] = {"solver": Solver(0.1, 3, epochs=2, gamma=0.5), "evaluation": Evaluation()}
+STOPS: dict[str, Any] = {
+    "solver": fp.Solver(0.1, 3, epochs=2, gamma=0.5),
+    "evaluation": fp.Evaluation(),
+}
 TIMED: dict[str, Any] = STOPS | {
-    "systems": Systems(deadline=5.0),
-    "population": Population(step_seconds=1.0),
+    "systems": fp.Systems(deadline=5.0),
+    "population": fp.Population(step_seconds=1.0),
 }
 SEARCH: dict[str, Any] = {
-    "methods": fedsgd(),
-    "solver": Solver(4.0, "all", steps=1, optimizer=line_search_descent),
+    "methods": fp.fedsgd(),
+    "solver": fp.Solver(4.0, "all", steps=1, optimizer=fp.line_search_descent),
 }
 
 
@@ -311,13 +299,14 @@ SEARCH: dict[str, Any] = {
     ("options", "line"),
     [
         (STOPS, None),
-        (TIMED | {"methods": fedprox(mu=0.1)}, None),
+        (TIMED | {"methods": fp.fedprox(mu=0.1)}, None),
         (TIMED, "fedavg: it drops stragglers"),
         # refused before the first method runs
-        (TIMED | {"methods": [fedprox(mu=0.1), fedavg()]}, "fedavg: it drops stragglers"),
+        (TIMED | {"methods": [fp.fedprox(mu=0.1), fp.fedavg()]}, "fedavg: it drops stragglers"),
         (SEARCH, None),
         (
-            STOPS | {"methods": centralised(), "solver": Solver(0.1, 3, epochs=2, gamma=halves)},
+            STOPS
+            | {"methods": fp.centralised(), "solver": fp.Solver(0.1, 3, epochs=2, gamma=halves)},
             r"centralised: .* solver\.gamma as a function of clients does not fit",
         ),
     ],
@@ -325,8 +314,8 @@ SEARCH: dict[str, Any] = {
 def test_what_does_not_go_together_is_refused_before_anything_runs(
     options: dict[str, Any], line: str | None
 ) -> None:
-    with pytest.raises(Taken if line is None else InputError, match=line):
-        runs(callbacks=[Callback(on_start=taken)], **options)
+    with pytest.raises(Taken if line is None else fp.InputError, match=line):
+        runs(callbacks=[fp.Callback(on_start=taken)], **options)
 
 
 POOLED = [("pooled", 200), ("pooled", "all"), ("pooled", 10), ("clients", 200)]
@@ -338,9 +327,9 @@ def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(who: str, batch: 
     (run,) = fp.simulate(
         RAGGED,
         LOGISTIC,
-        centralised() if who == "pooled" else fedprox(mu=0.5),
-        solver=Solver(0.1, batch_size=batch, epochs=150, gamma=0.5),
-        cohort=Cohort(3),
+        fp.centralised() if who == "pooled" else fp.fedprox(mu=0.5),
+        solver=fp.Solver(0.1, batch_size=batch, epochs=150, gamma=0.5),
+        cohort=fp.Cohort(3),
         rounds=1,
     )
     assert run.final.gamma_max <= 0.5 * 1.001
@@ -351,11 +340,11 @@ def test_the_pooled_baseline_and_wide_batches_meet_their_gamma(who: str, batch: 
 @pytest.mark.slow
 def test_a_pooled_round_without_time_for_a_step_measures_nothing() -> None:
     (run,) = runs(
-        methods=centralised(),
-        cohort=Cohort(1),
-        systems=Systems(deadline=0.5),
-        population=Population(step_seconds=[0.1, *[1.0] * (CLIENTS - 1)]),
-        evaluation=Evaluation(),
+        methods=fp.centralised(),
+        cohort=fp.Cohort(1),
+        systems=fp.Systems(deadline=0.5),
+        population=fp.Population(step_seconds=[0.1, *[1.0] * (CLIENTS - 1)]),
+        evaluation=fp.Evaluation(),
         rounds=12,
     )
     empty = [record for record in run.history[1:] if record.empty_rounds]

@@ -8,24 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedprox import (
-    Algorithm,
-    Cohort,
-    Evaluation,
-    Faults,
-    Federation,
-    Model,
-    Run,
-    Solver,
-    Systems,
-    fedavg,
-    feddane,
-    fedprox,
-    line_search_descent,
-    models,
-    scaffold,
-    simulate,
-)
+import fedprox as fp
 from fedprox.engine.compiled import layout as laying_out
 from fedprox.protocol.protocol import initial_params
 from tests import objectives, oracle
@@ -34,10 +17,10 @@ from tests.settings import BASE, CASES, FEDERATION, runs
 from tests.variants import mostly_slow
 
 
-def ragged_federation(sizes: list[int], seed: int = 0) -> Federation:
+def ragged_federation(sizes: list[int], seed: int = 0) -> fp.Federation:
     rng = np.random.default_rng(seed)
     clients = [(rng.normal(size=(n, 6)) + rng.normal(), rng.integers(0, 3, n)) for n in sizes]
-    return Federation.from_arrays(clients, clients, classes=3)
+    return fp.Federation.from_arrays(clients, clients, classes=3)
 
 
 def as_oracle(params: Any) -> oracle.Params:
@@ -51,40 +34,40 @@ def close(params: oracle.Params, expected: oracle.Params) -> None:
 
 
 RAGGED = ragged_federation([1, 9, 10, 11, 73, 300])
-LOGISTIC = models.logistic(RAGGED)
+LOGISTIC = fp.models.logistic(RAGGED)
 
-ARRANGEMENTS: dict[str, tuple[Solver, int, float]] = {
-    "mini-batches": (Solver(0.1, 10, epochs=2), 2, 0.5),
-    "single rows": (Solver(0.1, 1, epochs=1), 2, 0.0),
-    "wider than a tick": (Solver(0.1, 200, epochs=3), 3, 0.9),
-    "all rows": (Solver(0.1, "all", steps=7), 1, 0.0),
-    "a stop rule that never binds": (Solver(0.1, 200, epochs=2, gamma=0.0), 2, 0.5),
+ARRANGEMENTS: dict[str, tuple[fp.Solver, int, float]] = {
+    "mini-batches": (fp.Solver(0.1, 10, epochs=2), 2, 0.5),
+    "single rows": (fp.Solver(0.1, 1, epochs=1), 2, 0.0),
+    "wider than a tick": (fp.Solver(0.1, 200, epochs=3), 3, 0.9),
+    "all rows": (fp.Solver(0.1, "all", steps=7), 1, 0.0),
+    "a stop rule that never binds": (fp.Solver(0.1, 200, epochs=2, gamma=0.0), 2, 0.5),
 }
 """The solver, the lanes and the share of stragglers."""
 
 
 @pytest.mark.parametrize("name", mostly_slow(ARRANGEMENTS, *list(ARRANGEMENTS)[3:]))
 def test_fedprox_equals_the_numpy_loop(name: str) -> None:
-    engine_and_oracle(fedprox(mu=[0.0, 0.5]), name)
+    engine_and_oracle(fp.fedprox(mu=[0.0, 0.5]), name)
 
 
 def test_fedavg_equals_the_numpy_loop_without_stragglers() -> None:
-    engine_and_oracle(fedavg(), "mini-batches")
+    engine_and_oracle(fp.fedavg(), "mini-batches")
 
 
-def engine_and_oracle(method: Algorithm, name: str) -> None:
+def engine_and_oracle(method: fp.Algorithm, name: str) -> None:
     """Compare models and measures; padding counts in none of them."""
     solver, lanes, stragglers = ARRANGEMENTS[name]
     setting: dict[str, Any] = {
         "solver": solver,
-        "cohort": Cohort(5),
-        "systems": Systems(stragglers=stragglers),
+        "cohort": fp.Cohort(5),
+        "systems": fp.Systems(stragglers=stragglers),
         "rounds": 3,
     }
-    evaluation = Evaluation(every=2, gradients=solver.gamma is not None)
+    evaluation = fp.Evaluation(every=2, gradients=solver.gamma is not None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laying_out, "choose_lanes", lambda *_: lanes)
-        found = simulate(RAGGED, LOGISTIC, method, evaluation=evaluation, seed=[4, 5], **setting)
+        found = fp.simulate(RAGGED, LOGISTIC, method, evaluation=evaluation, seed=[4, 5], **setting)
     for run in found:
         expected = oracle.federated(
             RAGGED,
@@ -98,7 +81,7 @@ def engine_and_oracle(method: Algorithm, name: str) -> None:
         measured(run, as_oracle(run.params), gradients=evaluation.gradients)
 
 
-def measured(run: Run, params: oracle.Params, *, gradients: bool) -> None:
+def measured(run: fp.Run, params: oracle.Params, *, gradients: bool) -> None:
     """Compare the last measures with those of the parameters."""
     x, y = RAGGED.train.x.astype(float), RAGGED.train.y.astype(int)
     loss, gradient = oracle.loss_and_gradient(params, x, y)
@@ -117,17 +100,17 @@ def measured(run: Run, params: oracle.Params, *, gradients: bool) -> None:
         assert run.final.gradient_variance == pytest.approx(variance, rel=1e-4)
 
 
-def losses(run: Run) -> list[float]:
+def losses(run: fp.Run) -> list[float]:
     return [record.train_loss for record in run.history]
 
 
-def same(one: Run, other: Run) -> None:
+def same(one: fp.Run, other: fp.Run) -> None:
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
 
 
 def test_seeds_methods_and_how_often_they_are_evaluated_change_no_bit() -> None:
-    method = fedprox(mu=1.0)
-    together = runs(methods=[fedavg(), method], seed=[0, 1, 2])
+    method = fp.fedprox(mu=1.0)
+    together = runs(methods=[fp.fedavg(), method], seed=[0, 1, 2])
     (alone,) = runs(methods=method, seed=1)
     (there,) = [run for run in together if run.method == "fedprox" and run.seed == 1]
     same(alone, there)
@@ -139,11 +122,11 @@ def test_seeds_methods_and_how_often_they_are_evaluated_change_no_bit() -> None:
 
 
 STEPPED: dict[str, dict[str, Any]] = {
-    "clients that keep something": {"methods": scaffold()},
+    "clients that keep something": {"methods": fp.scaffold()},
     "gradients read first and a stop rule": {
-        "methods": feddane(mu=1.0),
-        "solver": Solver(0.1, 3, epochs=2, gamma=0.5),
-        "evaluation": Evaluation(),
+        "methods": fp.feddane(mu=1.0),
+        "solver": fp.Solver(0.1, 3, epochs=2, gamma=0.5),
+        "evaluation": fp.Evaluation(),
     },
 }
 
@@ -167,7 +150,7 @@ def test_points_of_a_sweep_one_after_another(case: str, monkeypatch: pytest.Monk
 
 
 def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
-    wild, calm = runs(solver=Solver([1e38, 1e-6], 3, epochs=2))
+    wild, calm = runs(solver=fp.Solver([1e38, 1e-6], 3, epochs=2))
     assert wild.diverged_at == 1
     assert calm.diverged_at is None
     assert calm.final.round == 5
@@ -175,14 +158,16 @@ def test_a_model_that_diverges_is_named_and_the_others_go_on() -> None:
 
 @pytest.mark.slow
 def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold() -> None:
-    draws = (Cohort(4).draw(s, 0, FEDERATION.train.offsets).clients for s in range(99))
+    draws = (fp.Cohort(4).draw(s, 0, FEDERATION.train.offsets).clients for s in range(99))
     seed = next(s for s, clients in enumerate(draws) if 0 not in clients)
     x = FEDERATION.train.x.copy()
     x[: FEDERATION.train.sizes[0]] = 3e38
     extreme = replace(FEDERATION, train=replace(FEDERATION.train, x=x))
-    evaluation = Evaluation()
+    evaluation = fp.Evaluation()
     (one,), (other,) = (
-        runs(federation=each, methods=fedprox(mu=0.1), rounds=1, seed=seed, evaluation=evaluation)
+        runs(
+            federation=each, methods=fp.fedprox(mu=0.1), rounds=1, seed=seed, evaluation=evaluation
+        )
         for each in (FEDERATION, extreme)
     )
     same(one, other)
@@ -190,24 +175,29 @@ def test_rows_of_clients_that_are_not_chosen_have_no_effect_whatever_they_hold()
     assert other.final.gamma_mean == one.final.gamma_mean
 
 
-UNIT = Model(first, lambda w, x: objectives.apply(w, x / jnp.linalg.norm(x, axis=1, keepdims=True)))
+UNIT = fp.Model(
+    first, lambda w, x: objectives.apply(w, x / jnp.linalg.norm(x, axis=1, keepdims=True))
+)
 """A model with NaN for a row of zeros, such as padding."""
 
 STEPS: dict[str, dict[str, Any]] = {
-    "a first exchange": {"methods": feddane(mu=0.1)},
-    "gradients of clients": {"methods": scaffold(option=1), "solver": Solver(0.1, 3, steps=3)},
-    "a stop rule": {
-        "methods": fedprox(mu=0.1),
-        "solver": Solver(0.1, 3, epochs=9, gamma=0.8),
-        "faults": Faults(),
+    "a first exchange": {"methods": fp.feddane(mu=0.1)},
+    "gradients of clients": {
+        "methods": fp.scaffold(option=1),
+        "solver": fp.Solver(0.1, 3, steps=3),
     },
-    "a line search": {"solver": Solver(1.0, "all", steps=3, optimizer=line_search_descent)},
+    "a stop rule": {
+        "methods": fp.fedprox(mu=0.1),
+        "solver": fp.Solver(0.1, 3, epochs=9, gamma=0.8),
+        "faults": fp.Faults(),
+    },
+    "a line search": {"solver": fp.Solver(1.0, "all", steps=3, optimizer=fp.line_search_descent)},
 }
 
 
 @pytest.mark.parametrize("name", mostly_slow(STEPS, "a stop rule"))
 def test_a_model_that_is_not_defined_at_a_row_of_zeros(name: str) -> None:
-    (run,) = runs(model=UNIT, evaluation=Evaluation(), rounds=2, **STEPS[name])
+    (run,) = runs(model=UNIT, evaluation=fp.Evaluation(), rounds=2, **STEPS[name])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
     assert run.diverged_at is None
     assert not run.faulty
