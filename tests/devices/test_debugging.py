@@ -16,7 +16,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from tests.settings import CLIENTS, FEDERATION, MODEL, runs
+from tests.objectives import MODEL
+from tests.settings import CLIENTS, FEDERATION, runs
 
 ROOT = Path(__file__).parents[2]
 X, Y = FEDERATION.test.x, FEDERATION.test.y

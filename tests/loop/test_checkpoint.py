@@ -27,7 +27,7 @@ from fedprox.loop.following import Progress
 from fedprox.loop.snapshot import check_file, read_file, write_file
 from fedprox.protocol.protocol import Storage
 from fedprox.report.records import metrics_line
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
+from tests.byhand import CLIENTS, ROWS, START, ragged_runs
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
@@ -45,22 +45,11 @@ def train(
 ) -> tuple[list[fp.Run], list[str]]:
     """The runs and the lines of metrics.jsonl."""
     records: list[fp.Record] = []
-    setting: dict[str, Any] = {
-        "federation": ragged_quadratics(0, ROWS),
-        "model": quadratic_model(START),
-        "solver": fp.Solver([0.05, 0.1], 3, epochs=2),
-        "cohort": fp.Cohort(5),
-        "systems": SLOW,
-        "population": DEVICES,
-        "rounds": 11,
-        "evaluation": fp.Evaluation(every=3, gradients=False),
-        "seed": [0, 1],
-    }
-    runs = fp.simulate(
-        methods=methods,
+    runs = ragged_runs(
+        methods,
         checkpoints=checkpoints,
         callbacks=[fp.Callback(on_record=records.append)],
-        **setting | options,
+        **{"seed": [0, 1]} | options,
     )
     return runs, [json.dumps(metrics_line(record)) for record in records]
 

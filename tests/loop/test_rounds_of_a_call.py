@@ -8,8 +8,7 @@ import pytest
 import fedprox as fp
 from fedprox.engine.compiled import layout
 from fedprox.loop.local import LocalSeed
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
-from tests.quadratics import quadratic_model, ragged_quadratics
+from tests.byhand import CLIENTS, START, ragged_runs
 
 ROUNDS, EVERY = 9, 6
 
@@ -30,17 +29,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
-    setting: dict[str, Any] = {
-        "solver": fp.Solver(0.05, 3, epochs=2),
-        "cohort": fp.Cohort(5),
-        "systems": SLOW,
-        "population": DEVICES,
-        "rounds": ROUNDS,
-        "evaluation": fp.Evaluation(every=EVERY, gradients=False),
-    }
-    return fp.simulate(
-        ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options
-    )
+    evaluation = fp.Evaluation(every=EVERY, gradients=False)
+    usual = {"solver": fp.Solver(0.05, 3, epochs=2), "rounds": ROUNDS, "evaluation": evaluation}
+    return ragged_runs(method, **usual | options)
 
 
 def same_bits(some: list[fp.Run], others: list[fp.Run]) -> None:
@@ -50,8 +41,6 @@ def same_bits(some: list[fp.Run], others: list[fp.Run]) -> None:
 
 
 MEASURED = fp.Evaluation(every=EVERY)
-
-
 TWO_RATES = fp.Solver([0.05, 0.1], 3, epochs=2)
 ANY = fp.Cohort(5, "bernoulli")
 KEEPING: dict[str, tuple[fp.Algorithm, dict[str, Any]]] = {

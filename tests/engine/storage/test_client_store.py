@@ -13,46 +13,27 @@ from fedprox.devices import mesh as mesh_module
 from fedprox.devices.mesh import lane_mesh, shard
 from fedprox.engine.storage.client_store import open_store
 from tests import methods
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START, beside_the_oracle
+from tests.byhand import CLIENTS, ROWS, START, beside_the_oracle, ragged_runs
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
-
-
-def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
-    setting: dict[str, Any] = {
-        "solver": fp.Solver([0.05, 0.1], 3, epochs=2),
-        "cohort": fp.Cohort(5),
-        "systems": SLOW,
-        "population": DEVICES,
-        "rounds": 7,
-        "evaluation": fp.Evaluation(every=3, gradients=False),
-        "seed": [0, 1],
-    }
-    return fp.simulate(
-        ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options
-    )
-
-
-def same_bits(some: list[fp.Run], others: list[fp.Run]) -> None:
-    assert [run.label for run in some] == [run.label for run in others]
-    for a, b in zip(some, others, strict=True):
-        np.testing.assert_array_equal(a.params, b.params)
-        assert a.history[0].train_loss == b.history[0].train_loss
-        assert a.final.train_loss == b.final.train_loss
 
 
 def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> None:
     # the mean of all clients' models is one more thing that clients keep
     first, *others = [
-        runs(
+        ragged_runs(
             fp.scaffold(),
+            seed=[0, 1],
             client_store=place,
             evaluation=fp.Evaluation(every=every, model="clients", gradients=False),
         )
         for place, every in (("device", 3), ("host", 3), ("disk", 7))
     ]
     for other in others:
-        same_bits(first, other)
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a.params, b.params)
+            for record in (0, -1):
+                assert a.history[record].train_loss == b.history[record].train_loss
     assert len({float(run.params[0]) for run in first}) == 4
 
 
@@ -76,7 +57,7 @@ def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
 
 def test_the_mean_of_all_clients_needs_to_know_each_once() -> None:
     with pytest.raises(fp.InputError, match=r"clients.*proportional|proportional.*clients"):
-        runs(
+        ragged_runs(
             fp.fedprox(mu=1.0),
             cohort=fp.Cohort(2, sampling="proportional"),
             evaluation=fp.Evaluation(model="clients"),
@@ -85,7 +66,7 @@ def test_the_mean_of_all_clients_needs_to_know_each_once() -> None:
 
 def test_other_places_are_refused() -> None:
     with pytest.raises(fp.InputError, match=r"client_store = 'ram'; it must be one of"):
-        runs(fp.feddyn(alpha=1.0), client_store="ram")
+        ragged_runs(fp.feddyn(alpha=1.0), client_store="ram")
 
 
 def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round() -> None:
@@ -157,7 +138,7 @@ def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         fp.InputError,
         match=rf"client_store: no room on disk in {tempfile.gettempdir()} .*No space left",
     ):
-        runs(fp.feddyn(alpha=1.0), client_store="disk")
+        ragged_runs(fp.feddyn(alpha=1.0), client_store="disk")
 
 
 def test_a_store_on_disk_leaves_nothing_behind(
