@@ -118,11 +118,7 @@ CASES: dict[str, tuple[list[int], list[fp.Algorithm], dict[str, Any]]] = {
         ONE_SEED,
     ),
     "an adaptive mu": ([2], [fp.fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
-    "a first exchange": (
-        [1],
-        [fp.feddane(mu=1.0)],
-        ONE_SEED,
-    ),
+    "a first exchange": ([1], [fp.feddane(mu=1.0)], ONE_SEED),
     "models of all clients": (
         [2],
         [fp.scaffold()],

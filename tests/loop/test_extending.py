@@ -28,11 +28,7 @@ CASES: dict[str, tuple[int, list[fp.Algorithm], dict[str, Any]]] = {
     ),
     "before any evaluation": (2, [fp.fedavg()], ONE),
     "by one round": (10, [fp.fedavg()], ONE),
-    "states of clients": (
-        7,
-        [fp.feddyn(alpha=[1.0, 2.0])],
-        ONE,
-    ),
+    "states of clients": (7, [fp.feddyn(alpha=[1.0, 2.0])], ONE),
     "privacy": (
         7,
         [fp.fedprox(mu=[0.0, 1.0]), fp.scaffold()],

@@ -79,9 +79,7 @@ def test_all_programs_of_a_run_are_compiled_once_for_any_number_of_rounds(
     assert not compiled
 
 
-def test_clients_own_models_are_measured_by_a_program_compiled_once(
-    compiled: Counter[str],
-) -> None:
+def test_clients_own_models_are_measured_by_a_program_compiled_once(compiled: Counter[str]) -> None:
     """Also for a model that is built anew, which no program may keep alive."""
     found = list[Any]()
     for compilations in (1, 0):

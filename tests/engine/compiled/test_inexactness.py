@@ -14,12 +14,7 @@ from fedprox.engine.compiled import layout
 from fedprox.protocol.protocol import initial_params
 from tests import oracle
 from tests.engine.compiled.test_round import LOGISTIC, RAGGED, as_oracle, ragged_federation
-from tests.quadratics import (
-    one_run,
-    quadratic_federation,
-    quadratic_model,
-    random_quadratics,
-)
+from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
 from tests.settings import CLIENTS, halves, runs
 from tests.variants import mostly_slow
 

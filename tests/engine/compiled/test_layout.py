@@ -134,11 +134,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
         for method in (fp.fedprox(mu=0.3), fp.scaffold()):
             draws.append(0)
             with pytest.raises(Enough):
-                runs(
-                    method,
-                    rounds=number,
-                    callbacks=[fp.Callback(on_record=first)],
-                )
+                runs(method, rounds=number, callbacks=[fp.Callback(on_record=first)])
     assert max(draws) < 300
     assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread
 
