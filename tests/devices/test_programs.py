@@ -48,6 +48,7 @@ def made(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
     def update(params: Any, mean: Any, _: Any) -> Any:
         return jax.tree.map(lambda w, d: w + d * table[0], params, mean)
 
+    @jax.jit
     def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.sum((outputs - y[:, None]) ** 2, 1) * table[0]
 
@@ -67,7 +68,7 @@ PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0, delta=0.01, unit="example")
 
 @pytest.mark.usefixtures("_young")
 @pytest.mark.parametrize(
-    "settings", [pytest.param({}, marks=pytest.mark.slow), {"privacy": PRIVATE}]
+    "settings", [{}, pytest.param({"privacy": PRIVATE}, marks=pytest.mark.slow)]
 )
 def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
     settings: dict[str, Any],
