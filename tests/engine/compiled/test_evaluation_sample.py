@@ -23,7 +23,7 @@ from fedprox.measures import mean_error
 from fedprox.protocol.protocol import initial_params
 from fedprox.report.records import metrics_line, read_record
 from fedprox.report.table import notes_on, table
-from tests import objectives
+from tests import objectives, outputs
 from tests.engine.compiled.test_compiled_once import keys
 from tests.loop.test_client_records import TESTED, losses_and_accuracies
 from tests.settings import CLIENTS, runs
@@ -175,7 +175,8 @@ def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
         faults=fp.Faults(),
     )
     few = spoilt.sample_clients(5)
-    losses, _ = losses_and_accuracies(few, initial_params(objectives.MODEL, 0))
+    start = initial_params(objectives.MODEL, 0)
+    losses, _ = losses_and_accuracies(few, start)
     known = np.isfinite(losses)
     first, sizes = found.history[0], few.train.sizes * known
     assert first.unmeasured == 1 == (~known).sum()
@@ -183,6 +184,11 @@ def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
     assert first.train_loss == pytest.approx(np.average(values, weights=sizes), rel=1e-5)
     expected = float(mean_error(values[:, None], sizes, CLIENTS)[0])
     assert first.train_loss_se == pytest.approx(expected, rel=1e-4)
+    # nor are its test rows part of the test loss
+    rows = outputs.losses(objectives.represented(start, few.test.x) @ start["head"], few.test.y)
+    left = np.repeat(known, few.test.sizes)
+    assert not left.all()
+    assert first.test_loss == pytest.approx(np.average(rows, weights=left), rel=1e-5)
 
 
 def test_errors_are_written_where_there_are_some(exact: Run, estimated: Run) -> None:
