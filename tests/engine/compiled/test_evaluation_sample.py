@@ -165,9 +165,12 @@ def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -
 
 def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
     drawn = int(TESTED.drawn(5)[2])
-    x = TESTED.train.x.copy()
-    x[TESTED.train.offsets[drawn]] = np.nan
-    spoilt = replace(TESTED, train=replace(TESTED.train, x=x))
+    parts = dict[str, Any]()
+    for name, rows in (("train", TESTED.train), ("test", TESTED.test)):
+        x = rows.x.copy()
+        x[rows.offsets[drawn]] = np.nan
+        parts[name] = replace(rows, x=x)
+    spoilt = replace(TESTED, **parts)
     found = run(
         federation=spoilt,
         methods=fp.fedavg(),
@@ -184,11 +187,14 @@ def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
     assert first.train_loss == pytest.approx(np.average(values, weights=sizes), rel=1e-5)
     expected = float(mean_error(values[:, None], sizes, CLIENTS)[0])
     assert first.train_loss_se == pytest.approx(expected, rel=1e-4)
-    # nor are its test rows part of the test loss
-    rows = outputs.losses(objectives.represented(start, few.test.x) @ start["head"], few.test.y)
-    left = np.repeat(known, few.test.sizes)
+    # its test rows are no part of the test loss, and count for the accuracy
+    logits = objectives.represented(start, few.test.x) @ start["head"]
+    finite, left = np.isfinite(logits).all(axis=1), np.repeat(known, few.test.sizes)
     assert not left.all()
-    assert first.test_loss == pytest.approx(np.average(rows, weights=left), rel=1e-5)
+    z = np.where(finite[:, None], logits, 0)
+    expected = float(np.average(outputs.losses(z, few.test.y), weights=left))
+    assert first.test_loss == pytest.approx(expected, rel=1e-5)
+    assert first.test_accuracy == pytest.approx((outputs.met(z, few.test.y) * finite).mean())
 
 
 def test_errors_are_written_where_there_are_some(exact: Run, estimated: Run) -> None:
