@@ -259,9 +259,14 @@ def test_where_programs_are_unknown_gradients_are_clipped_one_by_one(
     rows, weight = jnp.array([[3.0, 4.0], [0.3, 0.4]]), jnp.ones((2, 3))
 
     def total() -> Any:
-        return clipped_sum(lambda w, each: jnp.sum((each @ w) ** 2), 1.0, weight, rows)(
-            jnp.array([True, True])
-        )
+        def loss(w: jax.Array, each: jax.Array) -> jax.Array:
+            return jnp.sum((each @ w) ** 2)
+
+        @jax.jit
+        def clipped(rows: jax.Array) -> Any:
+            return clipped_sum(loss, 1.0, weight, rows)(jnp.array([True, True]))
+
+        return clipped(rows)
 
     wanted = total()
 

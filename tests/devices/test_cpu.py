@@ -1,4 +1,4 @@
-"""What a program sets before JAX starts."""
+"""CPU devices: what a program sets before JAX starts, and more of them than there are."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from fedprox import InputError, use_cpu_devices
+from tests.settings import runs
 
 PROGRAM = """
 import jax, fedprox as fp
@@ -55,3 +56,8 @@ def test_devices_are_as_many_as_cores_and_wait_for_each_other(flags: str) -> Non
     patience = dict(flag.split("=") for flag in set_flags.split() if "collective_call" in flag)
     assert len(patience) == 2
     assert min(map(int, patience.values())) > 24 * 3600
+
+
+def test_more_devices_than_there_are_are_refused() -> None:
+    with pytest.raises(InputError, match="devices = 3; JAX sees 2 here"):
+        runs(devices=3)

@@ -15,7 +15,6 @@ from jax._src.clusters import SlurmCluster
 
 from fedprox import InputError
 from fedprox.devices.processes import find_ownership, join_processes, slurm_coordinator
-from fedprox.engine.planning.jobs import pack
 from tests.commands import start, status
 from tests.loop.test_killed import die
 
@@ -134,12 +133,18 @@ def test_two_and_three_processes_find_what_one_finds_and_outlive_a_death(tmp_pat
             assert path.read_bytes() == (killed / path.name).read_bytes(), path.name
 
 
+MEASURED = """
+evaluation.clients = 5
+evaluation.rows = 2
+evaluation.client_records = true
+evaluation.by_client = true
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path) -> None:
-    """And where each has fewer rows of them than a slice of all would have."""
-    (tmp_path / "experiment.toml").write_text(
-        f"evaluation.clients = 5\nevaluation.rows = 2\n{EXPERIMENT}"
-    )
+    """Each has fewer rows of them than a slice of all would have."""
+    (tmp_path / "experiment.toml").write_text(MEASURED + EXPERIMENT)
     command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
@@ -148,27 +153,15 @@ def test_two_processes_share_the_clients_that_evaluations_sample(tmp_path: Path)
     assert [status(process) for process in processes] == [0, 0]
     (address,) = (tmp_path / "listeners").read_text().splitlines()
     assert address in ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1 alone
-    errors: list[list[float]] = []
-    for directory in (one, two):
-        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-        errors.append(
-            [line[key] for line in lines for key in ("train_loss_se", "test_accuracy_se")]
-        )
-    assert errors[1] == pytest.approx(errors[0], rel=1e-4)
-    assert errors[0][-2] > 0
-    assert found(two)[0] == pytest.approx(found(one)[0], rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_write_the_clients_that_one_writes(tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text(
-        f"evaluation.client_records = true\nevaluation.by_client = true\n{EXPERIMENT}"
+    alone, shared = (
+        [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        for directory in (one, two)
     )
-    command = ["run", str(tmp_path / "experiment.toml"), "--set", "rounds=8", "--out"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert status(start(tmp_path / "output", [*command, str(one), "--devices", "1"])) == 0
-    processes = together(tmp_path, 2, [*command, str(two)])
-    assert [status(process) for process in processes] == [0, 0]
+    for expected, line in zip(alone, shared, strict=True):
+        for key in ("train_loss_se", "test_accuracy_se"):
+            assert line[key] == pytest.approx(expected[key], rel=1e-4)
+    assert alone[-1]["train_loss_se"] > 0
+    assert found(two)[0] == pytest.approx(found(one)[0], rel=1e-4, abs=1e-5)
     alone, shared = (
         [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
         for directory in (one, two)
@@ -190,17 +183,6 @@ def test_homes_are_blocks_with_a_fair_share_of_the_rows() -> None:
     clients = np.arange(200)
     assert (np.diff(ownership.of(clients)) >= 0).all()
     assert (np.bincount(ownership.of(clients), minlength=7) == np.diff(ownership.bounds)).all()
-
-
-def test_jobs_go_to_the_lanes_of_their_home() -> None:
-    chance = np.random.default_rng(1)
-    lengths, home = chance.integers(1, 30, size=40), chance.integers(3, size=40)
-    packing = pack(lengths, 6, home, processes=3)
-    assert (packing.lane // 2 == home).all()
-    for p in range(3):
-        alone = pack(lengths[home == p], 2)
-        np.testing.assert_array_equal(packing.lane[home == p] % 2, alone.lane)
-        np.testing.assert_array_equal(packing.start[home == p], alone.start)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +17,12 @@ from tests.quadratics import one_run
 SOLVER = fp.Solver(0.1, 2, epochs=1)
 
 
+@pytest.fixture
+def _young() -> None:
+    """Searches for garbage look at what a test makes alone, and not at all that others left."""
+    gc.freeze()
+
+
 class Scaled:
     """An object whose methods a user gives."""
 
@@ -25,7 +30,31 @@ class Scaled:
         self.table = table
 
     def apply(self, params: Any, x: jax.Array) -> jax.Array:
-        return x @ params + self.table[:2]
+        """Call a function that is jitted, and one that is differentiated by a rule of its own."""
+        table = self.table
+
+        @jax.custom_vjp
+        def shifted(x: jax.Array) -> jax.Array:
+            return x + table[:2]
+
+        shifted.defvjp(lambda x: (shifted(x), None), lambda _, d: (d * table[0],))
+        return shifted(jax.jit(lambda x: x @ params + table[:2])(x))
+
+
+def made(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
+    """A model and a method with functions of their own."""
+    base = fp.fedavg()
+
+    def update(params: Any, mean: Any, _: Any) -> Any:
+        return jax.tree.map(lambda w, d: w + d * table[0], params, mean)
+
+    @jax.jit
+    def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sum((outputs - y[:, None]) ** 2, 1) * table[0]
+
+    model = fp.Model(lambda _: table[:4].reshape(2, 2), Scaled(table).apply, loss)
+    server = base.server._replace(update=update, init=lambda params: params)
+    return model, base._replace(server=server)
 
 
 def small() -> fp.Federation:
@@ -34,54 +63,21 @@ def small() -> fp.Federation:
     return fp.Federation.from_arrays(rows, classes=2)
 
 
-def of_method(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
-    """A model by an object's method, in a method with functions of its own."""
-    base = fp.fedavg()
-
-    def update(params: Any, mean: Any, _: Any) -> Any:
-        return jax.tree.map(lambda w, d: w + d * table[0], params, mean)
-
-    model = fp.Model(lambda _: jnp.zeros((2, 2)), Scaled(table).apply)
-    return model, base._replace(
-        server=base.server._replace(update=update, init=lambda params: params)
-    )
+PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0, delta=0.01, unit="example")
 
 
-def of_functions(table: jax.Array) -> tuple[fp.Model, fp.Algorithm]:
-    """A model of functions, one of which is jitted and one differentiated by a rule of its own."""
-
-    @jax.custom_vjp
-    def shifted(x: jax.Array) -> jax.Array:
-        return x + table[:2]
-
-    shifted.defvjp(lambda x: (shifted(x), None), lambda _, d: (d * table[0],))
-
-    @jax.jit
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        return shifted(x @ params)
-
-    def loss(outputs: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.sum((outputs - y[:, None]) ** 2, 1) * table[0]
-
-    return fp.Model(lambda _: table[:4].reshape(2, 2), apply, loss), fp.fedavg()
-
-
+@pytest.mark.usefixtures("_young")
 @pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (of_method, {}),
-        (of_functions, {}),
-        (of_functions, {"privacy": fp.Privacy(1.0, epsilon=8.0, delta=0.01, unit="example")}),
-    ],
+    "settings", [{}, pytest.param({"privacy": PRIVATE}, marks=pytest.mark.slow)]
 )
 def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
-    make: Callable[[jax.Array], tuple[fp.Model, fp.Algorithm]], settings: dict[str, Any]
+    settings: dict[str, Any],
 ) -> None:
     federation = small()
     programs.PROGRAMS.clear()
     table = jnp.ones(1000)
     gone = weakref.ref(table)
-    model, method = make(table)
+    model, method = made(table)
     one_run(federation, model, method, SOLVER, **settings)
     assert len(programs.PROGRAMS) == 2  # of rounds and of evaluations
     del table, model, method
@@ -110,6 +106,16 @@ def test_programs_without_a_key_are_not_kept() -> None:
     assert not programs.PROGRAMS
 
 
+def test_the_programs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs.PROGRAMS.clear()
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(programs, "FEWEST_PROGRAMS", 1)
+    first, *last = [compiled(program(jnp.ones(2), name)) for name in "abcd"]
+    kept = [each.program for each in programs.PROGRAMS.values()]
+    assert kept == last
+    assert first not in kept
+
+
 def test_programs_are_bounded_by_the_bytes_of_their_constants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,6 +135,7 @@ def test_programs_are_bounded_by_the_bytes_of_their_constants(
     assert len(programs.PROGRAMS) == 2
 
 
+@pytest.mark.usefixtures("_young")
 def test_a_users_function_is_not_kept_by_what_is_jitted_once() -> None:
     def of_user(x: jax.Array) -> jax.Array:
         return x

@@ -14,23 +14,13 @@ from fedprox import InputError
 from fedprox.loop import checkpoint, snapshot
 from fedprox.loop.train import Stopwatch
 from fedprox.report.table import notes_on
-from tests.quadratics import quadratic_model, ragged_quadratics
-
-START = np.array([1.0, -1.0, 0.5])
+from tests.settings import CASES, runs
 
 
 def run(*callbacks: fp.Callback, **changes: Any) -> list[fp.Run]:
-    options: dict[str, Any] = {
-        "solver": fp.Solver(0.1, 3, epochs=1),
-        "cohort": fp.Cohort(2),
-        "rounds": 4,
-        "evaluation": fp.Evaluation(every=2, gradients=False),
-        "seed": [0, 1],
-        "progress": False,
-        "methods": [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])],
-    }
-    federation, model = ragged_quadratics(0, [3, 5, 8]), quadratic_model(START)
-    return fp.simulate(federation, model, callbacks=callbacks, **options | changes)
+    methods = [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])]
+    usual = CASES["seldom"] | {"methods": methods, "rounds": 4, "seed": [0, 1]}
+    return runs(callbacks=callbacks, **usual | changes)
 
 
 class Seen:
@@ -52,16 +42,16 @@ class Seen:
 
 def test_a_callback_is_given_the_runs_their_records_and_the_finished_runs() -> None:
     seen = Seen()
-    runs = run(seen.callback)
+    found = run(seen.callback)
     assert seen.planned == [
-        (run.label, run.seed, run.hparams, run.learning_rate, run.experiment) for run in runs
+        (run.label, run.seed, run.hparams, run.learning_rate, run.experiment) for run in found
     ]
-    assert runs[0].experiment["rounds"] == 4
+    assert found[0].experiment["rounds"] == 4
     assert len(seen.records) == 6 * 3
-    for each in runs:
+    for each in found:
         history = [r for r in seen.records if (r.label, r.seed) == (each.label, each.seed)]
         assert history == each.history
-    assert seen.ends == [runs]
+    assert seen.ends == [found]
 
 
 def test_a_callback_of_a_resumed_run_is_given_all_records(tmp_path: Path) -> None:
@@ -137,7 +127,7 @@ def test_seconds_leave_out_callbacks_progress_and_checkpoints(
         nap("checkpoint")
 
     monkeypatch.setattr(checkpoint, "write_state", write_slowly)
-    runs = run(
+    (found,) = run(
         fp.Callback(on_record=lambda _: nap("record")),
         on_progress=lambda now: nap("progress") if now.round == 2 else None,
         checkpoints=fp.Checkpoints(tmp_path, 2),
@@ -147,9 +137,9 @@ def test_seconds_leave_out_callbacks_progress_and_checkpoints(
     assert naps.count("record") == 3
     assert naps.count("progress") >= 1
     assert naps.count("checkpoint") >= 2
-    assert runs[0].run_seconds < 2 * NAP
+    assert found.run_seconds < 2 * NAP
     called = NAP * (len(naps) - naps.count("checkpoint"))
-    assert called * 0.9 < runs[0].callback_seconds < called + 2 * NAP
+    assert called * 0.9 < found.callback_seconds < called + 2 * NAP
 
 
 class Computed:

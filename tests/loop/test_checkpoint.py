@@ -19,32 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedprox import (
-    AdaptiveClip,
-    Algorithm,
-    Callback,
-    Checkpoints,
-    Cohort,
-    Evaluation,
-    Faults,
-    InputError,
-    Metric,
-    Privacy,
-    Record,
-    Run,
-    Solver,
-    Stopped,
-    Systems,
-    Target,
-    fedavg,
-    feddane,
-    feddyn,
-    fedopt,
-    fedprox,
-    scaffold,
-    server,
-    simulate,
-)
+import fedprox as fp
 from fedprox.files.arrays import write_arrays
 from fedprox.loop import snapshot
 from fedprox.loop.checkpoint import stopping_on_signals
@@ -52,7 +27,7 @@ from fedprox.loop.following import Progress
 from fedprox.loop.snapshot import check_file, read_file, write_file
 from fedprox.protocol.protocol import Storage
 from fedprox.report.records import metrics_line
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
+from tests.byhand import CLIENTS, ROWS, START, ragged_runs
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
 
@@ -66,31 +41,20 @@ def kill(*_: object) -> None:
 
 
 def train(
-    methods: list[Algorithm], checkpoints: Checkpoints | None = None, **options: Any
-) -> tuple[list[Run], list[str]]:
+    methods: list[fp.Algorithm], checkpoints: fp.Checkpoints | None = None, **options: Any
+) -> tuple[list[fp.Run], list[str]]:
     """The runs and the lines of metrics.jsonl."""
-    records: list[Record] = []
-    setting: dict[str, Any] = {
-        "federation": ragged_quadratics(0, ROWS),
-        "model": quadratic_model(START),
-        "solver": Solver([0.05, 0.1], 3, epochs=2),
-        "cohort": Cohort(5),
-        "systems": SLOW,
-        "population": DEVICES,
-        "rounds": 11,
-        "evaluation": Evaluation(every=3, gradients=False),
-        "seed": [0, 1],
-    }
-    runs = simulate(
-        methods=methods,
+    records: list[fp.Record] = []
+    runs = ragged_runs(
+        methods,
         checkpoints=checkpoints,
-        callbacks=[Callback(on_record=records.append)],
-        **setting | options,
+        callbacks=[fp.Callback(on_record=records.append)],
+        **{"seed": [0, 1]} | options,
     )
     return runs, [json.dumps(metrics_line(record)) for record in records]
 
 
-def same(some: tuple[list[Run], list[str]], others: tuple[list[Run], list[str]]) -> None:
+def same(some: tuple[list[fp.Run], list[str]], others: tuple[list[fp.Run], list[str]]) -> None:
     assert some[1] == others[1]
     for a, b in zip(some[0], others[0], strict=True):
         assert (a.label, a.seed, a.client_steps) == (b.label, b.seed, b.client_steps)
@@ -99,29 +63,29 @@ def same(some: tuple[list[Run], list[str]], others: tuple[list[Run], list[str]])
 
 
 def killed_after(
-    count: int, methods: list[Algorithm], checkpoints: Checkpoints, **options: Any
+    count: int, methods: list[fp.Algorithm], checkpoints: fp.Checkpoints, **options: Any
 ) -> None:
     """Train until right after the so many-th checkpoint is written."""
-    save, left = Checkpoints._save, itertools.count(count - 1, -1)
+    save, left = fp.Checkpoints._save, itertools.count(count - 1, -1)
 
-    def save_and_end(self: Checkpoints, *given: Any) -> None:
+    def save_and_end(self: fp.Checkpoints, *given: Any) -> None:
         save(self, *given)
         if not next(left):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "_save", save_and_end)
+        patch.setattr(fp.Checkpoints, "_save", save_and_end)
         with pytest.raises(Killed):
             train(methods, checkpoints, **options)
 
 
 def in_goes(
-    folder: Path, counts: Sequence[int], methods: list[Algorithm], **options: Any
-) -> tuple[list[Run], list[str]]:
+    folder: Path, counts: Sequence[int], methods: list[fp.Algorithm], **options: Any
+) -> tuple[list[fp.Run], list[str]]:
     """Train in some goes, of which each but the last ends after some checkpoints."""
     for count in counts:
-        killed_after(count, methods, Checkpoints(folder, 4, resume=True), **options)
-    return train(methods, Checkpoints(folder, resume=True), **options)
+        killed_after(count, methods, fp.Checkpoints(folder, 4, resume=True), **options)
+    return train(methods, fp.Checkpoints(folder, resume=True), **options)
 
 
 def kept(folder: Path) -> list[str]:
@@ -129,70 +93,70 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.state"))
 
 
-SIZE = Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
+SIZE = fp.Metric(lambda _, y: {"size": jnp.abs(y[:, 0])}, lambda sums: sums["size"])
 MEASURED = replace(quadratic_model(START), metrics={"size": SIZE})
 ONE_SEED: dict[str, Any] = {"seed": 3}
-CASES: dict[str, tuple[list[int], list[Algorithm], dict[str, Any]]] = {
+CASES: dict[str, tuple[list[int], list[fp.Algorithm], dict[str, Any]]] = {
     # within the first leg, between two, and within the last
-    "legs": ([2, 1, 2], [fedprox(mu=[0.0, 1.0])], {"evaluation": Evaluation(every=3)}),
+    "legs": ([2, 1, 2], [fp.fedprox(mu=[0.0, 1.0])], {}),
     "privacy": (
         [2],
-        [fedprox(mu=[0.0, 1.0])],
+        [fp.fedprox(mu=[0.0, 1.0])],
         {
-            "cohort": Cohort(3, "bernoulli"),
-            "privacy": Privacy(0.1, noise_multiplier=1.0, adaptive_clip=AdaptiveClip()),
+            "cohort": fp.Cohort(3, "bernoulli"),
+            "privacy": fp.Privacy(0.1, noise_multiplier=1.0, adaptive_clip=fp.AdaptiveClip()),
         },
     ),
-    "metrics of users": ([1], [scaffold()], {"model": MEASURED, "seed": 0}),
-    "methods": ([3, 2], [fedopt(optimizer=optax.adam), fedavg()], ONE_SEED),
+    "metrics of users": ([1], [fp.scaffold()], {"model": MEASURED, "seed": 0}),
+    "methods": ([3, 2], [fp.fedopt(optimizer=optax.adam), fp.fedavg()], ONE_SEED),
     "a rule beside states": (
         [3],
         [
-            scaffold().with_server(server.extrapolate()),
-            fedprox(mu=0.5).with_server(server.yogi(0.1)),
+            fp.scaffold().with_server(fp.server.extrapolate()),
+            fp.fedprox(mu=0.5).with_server(fp.server.yogi(0.1)),
         ],
         ONE_SEED,
     ),
-    "an adaptive mu": ([2], [fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
-    "a first exchange": (
-        [1],
-        [feddane(mu=1.0)],
-        ONE_SEED,
-    ),
+    "an adaptive mu": ([2], [fp.fedprox(mu=[0.0, 1.0], adapt=True)], ONE_SEED),
+    "a first exchange": ([1], [fp.feddane(mu=1.0)], ONE_SEED),
     "models of all clients": (
         [2],
-        [scaffold()],
-        ONE_SEED | {"evaluation": Evaluation(every=3, model="clients")},
+        [fp.scaffold()],
+        ONE_SEED | {"evaluation": fp.Evaluation(every=3, model="clients")},
     ),
     "state on disk": (
         [1, 3],
-        [feddyn(alpha=[1.0, 2.0]), fedavg()],
+        [fp.feddyn(alpha=[1.0, 2.0]), fp.fedavg()],
         ONE_SEED | {"client_store": "disk"},
     ),
     "a stop at a target": (
         [1],
-        [fedavg()],
+        [fp.fedavg()],
         {
-            "target": Target("train_loss", 1.5),
+            "target": fp.Target("train_loss", 1.5),
             "stop_at_target": "any",
-            "evaluation": Evaluation(every=1, gradients=False),
+            "evaluation": fp.Evaluation(every=1, gradients=False),
         },
     ),
     "all diverge": (
         [1],
-        [fedavg()],
+        [fp.fedavg()],
         ONE_SEED
         | {
-            "solver": Solver([1e3, 3e3], 3, epochs=1),
-            "evaluation": Evaluation(every=1, gradients=False),
+            "solver": fp.Solver([1e3, 3e3], 3, epochs=1),
+            "evaluation": fp.Evaluation(every=1, gradients=False),
         },
     ),
-    "faulty updates": ([1], [fedprox(mu=[0.0, 1.0])], ONE_SEED | {"faults": Faults(norm=1.2)}),
+    "faulty updates": (
+        [1],
+        [fp.fedprox(mu=[0.0, 1.0])],
+        ONE_SEED | {"faults": fp.Faults(norm=1.2)},
+    ),
     "a stop rule": (
         [1],
-        [fedprox(mu=1.0)],
+        [fp.fedprox(mu=1.0)],
         ONE_SEED
-        | {"solver": Solver(0.05, 3, epochs=4, gamma=0.6), "evaluation": Evaluation(every=5)},
+        | {"solver": fp.Solver(0.05, 3, epochs=4, gamma=0.6), "evaluation": fp.Evaluation(every=5)},
     ),
 }
 
@@ -210,7 +174,7 @@ def test_the_last_two_of_a_seed_run_under_way_are_kept(tmp_path: Path) -> None:
     """And what killed processes left is removed."""
     for name in (".0-3.clients-0.partial", ".0-4.state.partial", "0-2.clients-1"):
         (tmp_path / name).touch()
-    killed_after(5, [scaffold()], Checkpoints(tmp_path, 4, resume=True))
+    killed_after(5, [fp.scaffold()], fp.Checkpoints(tmp_path, 4, resume=True))
     assert kept(tmp_path) == ["0-11", "1-4", "1-8"]
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.{part}" for name in kept(tmp_path) for part in ("state", "clients-0")
@@ -221,12 +185,12 @@ PLACES: list[Storage] = ["device", "host", "disk"]
 
 
 def test_state_goes_on_in_another_place(tmp_path: Path) -> None:
-    once = train([scaffold()], client_store="device", seed=0)
+    once = train([fp.scaffold()], client_store="device", seed=0)
     for place in PLACES[:2]:
-        again = Checkpoints(tmp_path, 4, resume=True)
-        killed_after(1, [scaffold()], again, seed=0, client_store=place)
-    again = Checkpoints(tmp_path, resume=True)
-    same(once, train([scaffold()], again, seed=0, client_store=PLACES[2]))
+        again = fp.Checkpoints(tmp_path, 4, resume=True)
+        killed_after(1, [fp.scaffold()], again, seed=0, client_store=place)
+    again = fp.Checkpoints(tmp_path, resume=True)
+    same(once, train([fp.scaffold()], again, seed=0, client_store=PLACES[2]))
 
 
 @pytest.mark.parametrize("asked", [{"every": 4}, {"interval": 0.0}])
@@ -236,14 +200,14 @@ def test_what_was_asked_outlives_a_kill_before_the_first_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    once = train([fedavg()], seed=0)
+    once = train([fp.fedavg()], seed=0)
     folder = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_save", kill)
+        patch.setattr(fp.Checkpoints, "_save", kill)
         with pytest.raises(Killed):
-            train([fedavg()], Checkpoints(folder, **asked), seed=0)
-    again = Checkpoints(folder, resume=True)
-    same(once, train([fedavg()], again, seed=0))
+            train([fp.fedavg()], fp.Checkpoints(folder, **asked), seed=0)
+    again = fp.Checkpoints(folder, resume=True)
+    same(once, train([fp.fedavg()], again, seed=0))
     assert asked.items() <= vars(again).items()
     assert again.made >= 3
     (line,) = caplog.messages
@@ -267,8 +231,8 @@ def test_arrays_of_all_types_and_shapes_come_back(
 
 
 SETTING: dict[str, Any] = {
-    "methods": [fedprox(mu=0.1234568)],
-    "solver": Solver(0.1, 3, epochs=2),
+    "methods": [fp.fedprox(mu=0.1234568)],
+    "solver": fp.Solver(0.1, 3, epochs=2),
     "rounds": 5,
     "seed": 0,
 }
@@ -278,7 +242,7 @@ SETTING: dict[str, Any] = {
 def checkpointed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of that."""
     folder = tmp_path_factory.mktemp("checkpointed") / "checkpoint"
-    train(checkpoints=Checkpoints(folder), **SETTING)
+    train(checkpoints=fp.Checkpoints(folder), **SETTING)
     return folder
 
 
@@ -295,30 +259,30 @@ NAMED = dataclasses.replace(
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"solver": Solver(0.2, 3, epochs=2)}, r"solver.learning_rate = 0.1, here 0.2"),
-        ({"solver": Solver(0.1, 3, epochs=4)}, r"solver.epochs = 2, here 4"),
+        ({"solver": fp.Solver(0.2, 3, epochs=2)}, r"solver.learning_rate = 0.1, here 0.2"),
+        ({"solver": fp.Solver(0.1, 3, epochs=4)}, r"solver.epochs = 2, here 4"),
         (
-            {"solver": Solver(0.1, 3, epochs=2, optimizer=partial(optax.sgd, momentum=0.9))},
+            {"solver": fp.Solver(0.1, 3, epochs=2, optimizer=partial(optax.sgd, momentum=0.9))},
             r"solver.optimizer = sgd, here sgd momentum=0.9",
         ),
-        ({"cohort": Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
-        ({"systems": Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
+        ({"cohort": fp.Cohort(5, "bernoulli")}, r"cohort.sampling = 'uniform', here 'bernoulli'"),
+        ({"systems": fp.Systems(stragglers=0.25)}, r"systems\.\w+ = .*, here "),
         (
-            {"privacy": Privacy(1.0, noise_multiplier=1.0, accountant="rdp")},
+            {"privacy": fp.Privacy(1.0, noise_multiplier=1.0, accountant="rdp")},
             r"privacy.clip = None, here 1.0",
         ),
-        ({"faults": Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
+        ({"faults": fp.Faults(norm=5)}, r"faults.policy = None, here 'drop'"),
         (
-            {"evaluation": Evaluation(every=3, model="clients")},
+            {"evaluation": fp.Evaluation(every=3, model="clients")},
             r"evaluation.model = 'server', here 'clients'",
         ),
-        ({"evaluation": Evaluation(every=2)}, r"evaluation.every = 3, here 2"),
-        ({"methods": [fedprox(mu=0.1234567)]}, r"points"),
+        ({"evaluation": fp.Evaluation(every=2)}, r"evaluation.every = 3, here 2"),
+        ({"methods": [fp.fedprox(mu=0.1234567)]}, r"points"),
         ({"federation": ragged_quadratics(0, [*ROWS[:-1], ROWS[-1] + 1])}, r"training rows = "),
         (
             {
                 "federation": ragged_quadratics(0, [*ROWS, 1]),
-                "systems": Systems(),
+                "systems": fp.Systems(),
                 "population": None,
             },
             rf"clients = {CLIENTS}, here {CLIENTS + 1}",
@@ -331,21 +295,21 @@ NAMED = dataclasses.replace(
 def test_a_changed_setting_is_another_comparison(
     changed: dict[str, Any], named: str, checkpointed: Path
 ) -> None:
-    with pytest.raises(InputError, match=f"another comparison: {named}"):
-        train(checkpoints=Checkpoints(checkpointed, resume=True), **SETTING | changed)
+    with pytest.raises(fp.InputError, match=f"another comparison: {named}"):
+        train(checkpoints=fp.Checkpoints(checkpointed, resume=True), **SETTING | changed)
 
 
 def test_checkpoints_may_be_used_for_one_comparison_after_another(tmp_path: Path) -> None:
     """Without resuming, those of the comparison before are removed."""
-    checkpoints = Checkpoints(tmp_path / "checkpoint", 3)
+    checkpoints = fp.Checkpoints(tmp_path / "checkpoint", 3)
     for rounds in (5, 4, 4):
-        train([fedavg()], checkpoints, seed=0, rounds=rounds)
+        train([fp.fedavg()], checkpoints, seed=0, rounds=rounds)
         assert kept(checkpoints.folder) == [f"0-{rounds}"]
 
 
 def test_a_signal_ends_the_round(tmp_path: Path) -> None:
-    once = train([fedavg()], seed=0)
-    checkpoints = Checkpoints(tmp_path)
+    once = train([fp.fedavg()], seed=0)
+    checkpoints = fp.Checkpoints(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
 
     def interrupt(progress: Progress) -> None:
@@ -353,19 +317,19 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     where = r"after round [69] of fedavg \(2 points together\), seed 0"
-    with pytest.raises(Stopped, match=where) as stopped, stopping_on_signals(checkpoints):
-        train([fedavg()], checkpoints, seed=0, on_progress=interrupt)
+    with pytest.raises(fp.Stopped, match=where) as stopped, stopping_on_signals(checkpoints):
+        train([fp.fedavg()], checkpoints, seed=0, on_progress=interrupt)
     assert stopped.value.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is handler
-    same(once, train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0))
+    same(once, train([fp.fedavg()], fp.Checkpoints(tmp_path, resume=True), seed=0))
 
 
 def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    methods = [scaffold(), fedavg()]
+    methods = [fp.scaffold(), fp.fedavg()]
     once = train(methods, seed=0)
-    checkpoints = Checkpoints(tmp_path, interval=3600.0)
+    checkpoints = fp.Checkpoints(tmp_path, interval=3600.0)
     threads = list[str]()
 
     def slow(path: Path, head: str, arrays: Any) -> str:
@@ -378,19 +342,24 @@ def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     where = r"after scaffold \(2 points together\), seed 0"
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "write_arrays", slow)
-        with pytest.raises(Stopped, match=where), stopping_on_signals(checkpoints):
+        with pytest.raises(fp.Stopped, match=where), stopping_on_signals(checkpoints):
             train(methods, checkpoints, seed=0)
     assert set(threads) == {"MainThread"}
     assert kept(tmp_path) == ["0-11"]
-    same(once, train(methods, Checkpoints(tmp_path, resume=True), seed=0))
+    same(once, train(methods, fp.Checkpoints(tmp_path, resume=True), seed=0))
 
 
 def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
     """Each call of rounds is reported, with the last loss that is known."""
     steps: list[Progress] = []
-    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluation": Evaluation(every=12)}
+    evaluation = fp.Evaluation(every=12, gradients=False)
+    options: dict[str, Any] = {"seed": 0, "rounds": 24, "evaluation": evaluation}
     (run, *_), _ = train(
-        [fedavg()], Checkpoints(tmp_path, 2), on_progress=steps.append, progress=False, **options
+        [fp.fedavg()],
+        fp.Checkpoints(tmp_path, 2),
+        on_progress=steps.append,
+        progress=False,
+        **options,
     )
     assert [step.phase for step in steps[:3]] == ["planning", "compiling", "training"]
     assert [step.loss for step in steps[:3]] == [None] * 3
@@ -402,9 +371,9 @@ def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
-    killed_after(3, [fedavg()], Checkpoints(tmp_path, 3), seed=0)
+    killed_after(3, [fp.fedavg()], fp.Checkpoints(tmp_path, 3), seed=0)
     steps: list[Progress] = []
-    train([fedavg()], Checkpoints(tmp_path, resume=True), seed=0, on_progress=steps.append)
+    train([fp.fedavg()], fp.Checkpoints(tmp_path, resume=True), seed=0, on_progress=steps.append)
     assert [(step.round, step.phase, step.loss) for step in steps[:2]] == [
         (9, "planning", None),
         (9, "compiling", None),
@@ -413,15 +382,21 @@ def test_a_run_that_goes_on_is_not_reported_as_diverged(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_may_be_numpys(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 5, "evaluation": Evaluation(every=2, rows=3)}
-    once = train([fedavg()], seed=[0, 1], **options)
-    numpys = Evaluation(every=np.int64(2), rows=np.int64(3))  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "rounds": 5,
+        "evaluation": fp.Evaluation(every=3, rows=3, gradients=False),
+    }
+    once = train([fp.fedavg()], seed=[0, 1], **options)
+    numpys = fp.Evaluation(every=np.int64(3), rows=np.int64(3), gradients=False)  # type: ignore[arg-type]
     again = {"rounds": np.int64(5), "evaluation": numpys}
-    made = Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
-    killed_after(2, [fedavg()], made, seed=np.arange(2), **again)
-    same(once, train([fedavg()], Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options))
+    made = fp.Checkpoints(str(tmp_path / "c"), np.int64(3))  # type: ignore[arg-type]
+    killed_after(2, [fp.fedavg()], made, seed=np.arange(2), **again)
+    same(
+        once,
+        train([fp.fedavg()], fp.Checkpoints(tmp_path / "c", resume=True), seed=[0, 1], **options),
+    )
 
 
 def test_the_number_of_rounds_between_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="checkpoint_every = 0"):
-        Checkpoints(tmp_path, 0)
+    with pytest.raises(fp.InputError, match="checkpoint_every = 0"):
+        fp.Checkpoints(tmp_path, 0)

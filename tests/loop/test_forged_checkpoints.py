@@ -123,7 +123,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @given(st.integers(0, 1), forgeries())
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_forged_states_are_a_result_or_one_line(
     made: Made, number: int, change: Callable[[Arrays], None]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A run that is killed twenty times leaves what an uninterrupted one leaves, byte for byte."""
+"""A run that is killed again and again leaves what an uninterrupted one leaves, byte for byte."""
 
 import os
 import random
@@ -12,10 +12,10 @@ import pytest
 
 from tests.commands import start, status
 
-KILLS = 20
+KILLS = 12
 
 EXPERIMENT = """
-rounds = 130
+rounds = 90
 evaluation = {every = 2, client_records = true}
 data = {name = "synthetic", clients = 12}
 cohort = {clients_per_round = 4}
@@ -93,7 +93,7 @@ def die(where: str, count: int, share: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_again_and_again_is_the_same(tmp_path: Path) -> None:
     once, killed, output = (tmp_path / name for name in ("once", "killed", "output"))
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "3", "--out"]
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_twenty_times_is_the_same(tmp_path: Path) -> None:
         if (killed / "metrics.jsonl").exists():
             known = max(known, (killed / "metrics.jsonl").read_bytes().count(b"\n"))
     assert (killed / "checkpoint").is_dir()
-    assert known > 40
+    assert known > 25
     assert status(start(output, ["run", "--resume", str(killed)])) == 0
     names = sorted(path.name for path in once.iterdir())
     assert names == sorted(path.name for path in killed.iterdir())

@@ -13,27 +13,21 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from tests.settings import never
+from tests import objectives
+from tests.settings import BASE, CASES, FEDERATION, never, runs
+from tests.variants import mostly_slow
 
-FEDERATION = fp.datasets.synthetic(clients=6)
-MODEL = fp.models.logistic(FEDERATION)
-OPTIONS: dict[str, Any] = {
-    "solver": fp.Solver(learning_rate=0.03, batch_size=10, epochs=1),
-    "cohort": fp.Cohort(clients_per_round=3),
-    "systems": fp.Systems(stragglers=0.5),
-    "rounds": 5,
-    "progress": False,
-}
 METHODS = {"fedprox": fp.fedprox(mu=0.1), "adaptive": fp.fedprox(mu=0.1, adapt=True)}
 METHODS |= {"scaffold": fp.scaffold(), "ditto": fp.ditto(lam=0.1)}
 
 
 def rounds(method: fp.Algorithm = METHODS["fedprox"], **options: Any) -> Any:
-    return fp.rounds(FEDERATION, MODEL, method, **OPTIONS | options)
+    setting = {name: value for name, value in BASE.items() if name != "methods"} | options
+    return fp.rounds(setting.pop("federation"), setting.pop("model"), method, **setting)
 
 
 def simulated(method: fp.Algorithm = METHODS["fedprox"], **options: Any) -> fp.Run:
-    (run,) = fp.simulate(FEDERATION, MODEL, method, **OPTIONS | options)
+    (run,) = runs(methods=method, **options)
     return run
 
 
@@ -50,32 +44,14 @@ def same(one: Any, other: Any) -> bool:
     return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_loop_has_the_bits_of_simulate(name: str) -> None:
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedprox", "scaffold"))
+def test_the_loop_has_the_bits_of_simulate_also_where_it_is_left_and_goes_on(name: str) -> None:
     method, whole = METHODS[name], simulated(METHODS[name])
     stages = list(rounds(method))
     assert [stage.record for stage in stages] == whole.history == stages[-1].run.history
     assert same(stages[-1].params, whole.params)
     assert same(stages[-1].run.params, whole.params)
     assert same(stages[2].params, simulated(method, rounds=2).params)  # no later round changes it
-
-
-def test_a_stage_has_the_state_and_what_the_clients_did() -> None:
-    run, steps = None, 0
-    shapes = jax.tree.map(np.shape, fp.scaffold().initial(MODEL.init(jax.random.key(0))))
-    for stage in rounds(METHODS["scaffold"]):
-        run, taken = stage.run, stage.clients
-        assert sum(taken.values()) == stage.record.client_steps
-        assert set(taken) <= set(FEDERATION.names)
-        steps += sum(taken.values())
-        assert jax.tree.map(np.shape, stage.state) == shapes
-    assert run is not None
-    assert run.final.total_steps == steps
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_loop_that_is_left_goes_on_with_the_same_bits(name: str) -> None:
-    method, whole = METHODS[name], simulated(METHODS[name])
     stage = stage_after(2, method)
     assert stage.run.history == whole.history[:3]
     assert same(stage.run.params, stage.params)  # a run that was left has its parameters
@@ -86,8 +62,22 @@ def test_a_loop_that_is_left_goes_on_with_the_same_bits(name: str) -> None:
     assert stage.run.history == whole.history[:5]
 
 
+def test_a_stage_has_the_state_and_what_the_clients_did() -> None:
+    run, steps = None, 0
+    first = objectives.MODEL.init(jax.random.key(0))
+    shapes = jax.tree.map(np.shape, fp.scaffold().initial(first))
+    for stage in rounds(METHODS["scaffold"]):
+        run, taken = stage.run, stage.clients
+        assert sum(taken.values()) == stage.record.client_steps
+        assert set(taken) <= set(FEDERATION.names)
+        steps += sum(taken.values())
+        assert jax.tree.map(np.shape, stage.state) == shapes
+    assert run is not None
+    assert run.final.total_steps == steps
+
+
 def test_a_finished_loop_goes_on_with_more_rounds() -> None:
-    options: dict[str, Any] = {"evaluation": fp.Evaluation(every=2)}
+    options = CASES["seldom"]
     *_, short = rounds(rounds=3, **options)  # its last record is of round 3
     *_, last = rounds(start=short, **options)
     assert last.run.history == simulated(**options).history
@@ -102,12 +92,12 @@ def test_a_loop_is_its_own_iterator() -> None:
 
 
 def test_another_learning_rate_is_that_of_a_schedule() -> None:
-    rates = [0.03, 0.03, 0.0123456789, 0.01, 0.02]
+    rates = [0.1, 0.1, 0.0123456789, 0.01, 0.02]
     for stage in rounds():
         if stage.record.round < len(rates):
             stage.learning_rate = rates[stage.record.round]
             assert stage.learning_rate == rates[stage.record.round]
-    solver = fp.Solver(learning_rate=lambda t: rates[t], batch_size=10, epochs=1)
+    solver = fp.Solver(lambda t: rates[t], 3, epochs=2)
     scheduled = simulated(solver=solver)
     assert same(stage.params, scheduled.params)
     assert stage.run.history == scheduled.history
@@ -127,6 +117,7 @@ def test_a_changed_learning_rate_is_kept_where_a_loop_goes_on() -> None:
 
 
 def test_leaving_early_ends_threads_and_closes_files(tmp_path: Path) -> None:
+    gc.freeze()  # so that the search below looks at what is made here alone
     before, ended = set(threading.enumerate()), list[Any]()
     checkpoints = fp.Checkpoints(tmp_path / "c", every=1)
     options: dict[str, Any] = {"checkpoints": checkpoints, "client_store": "disk"}
@@ -145,7 +136,8 @@ def test_leaving_early_ends_threads_and_closes_files(tmp_path: Path) -> None:
 
 
 def test_an_early_end_is_that_of_simulate() -> None:
-    options: dict[str, Any] = {"target": fp.Target("train_loss", 1.5), "stop_at_target": "any"}
+    loss = simulated().history[3].train_loss
+    options: dict[str, Any] = {"target": fp.Target("train_loss", loss), "stop_at_target": "any"}
     *_, last = rounds(**options, rounds=30)
     assert last.run.history == simulated(**options, rounds=30).history
     assert last.record.round < 30
@@ -173,13 +165,13 @@ def test_a_stage_of_another_run_is_refused() -> None:
         rounds(fp.fedavg(), start=stage)
     with pytest.raises(fp.InputError, match=r"here fedprox mu=0.1, seed 1"):
         rounds(start=stage, seed=1)
-    with pytest.raises(fp.InputError, match=r"learning rate 0.03; here .*rate 0.1"):
-        rounds(start=stage, solver=fp.Solver(learning_rate=0.1, batch_size=10, epochs=1))
+    with pytest.raises(fp.InputError, match=r"learning rate 0.1; here .*rate 0.2"):
+        rounds(start=stage, solver=fp.Solver(0.2, 3, epochs=2))
     with pytest.raises(fp.InputError, match="rounds = 0"):
         rounds(start=stage, rounds=0)
     other = fp.models.mlp(FEDERATION, hidden=[3])
     with pytest.raises(fp.InputError, match="start: its arrays are not those of this model"):
-        fp.rounds(FEDERATION, other, METHODS["fedprox"], **OPTIONS, start=stage)
+        rounds(model=other, start=stage)
 
 
 def test_only_the_last_stage_has_the_clients_state() -> None:
@@ -197,8 +189,7 @@ def test_a_learning_rate_that_cannot_be_set_is_refused() -> None:
     next(loop)
     with pytest.raises(fp.InputError, match="learning_rate: the loop has left round 0"):
         first.learning_rate = 0.1
-    decayed = fp.Solver(learning_rate=0.1, learning_rate_decay=0.9, batch_size=10, epochs=1)
-    loop = rounds(solver=decayed)
+    loop = rounds(**CASES["a decay"])
     stage = next(loop)
     with pytest.raises(fp.InputError, match="learning_rate is a function, or decays"):
         stage.learning_rate = 0.1

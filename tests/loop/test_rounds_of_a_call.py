@@ -5,27 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox import (
-    Algorithm,
-    Cohort,
-    Evaluation,
-    Faults,
-    Privacy,
-    Run,
-    Solver,
-    Systems,
-    ditto,
-    fedadmm,
-    feddyn,
-    fedsplit,
-    pfedme,
-    scaffold,
-    simulate,
-)
+import fedprox as fp
 from fedprox.engine.compiled import layout
 from fedprox.loop.local import LocalSeed
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, START
-from tests.quadratics import quadratic_model, ragged_quadratics
+from tests.byhand import CLIENTS, START, ragged_runs
 
 ROUNDS, EVERY = 9, 6
 
@@ -45,63 +28,42 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def runs(method: Algorithm, **options: Any) -> list[Run]:
-    setting: dict[str, Any] = {
-        "solver": Solver(0.05, 3, epochs=2),
-        "cohort": Cohort(5),
-        "systems": SLOW,
-        "population": DEVICES,
-        "rounds": ROUNDS,
-        "evaluation": Evaluation(every=EVERY, gradients=False),
-    }
-    return simulate(ragged_quadratics(0, ROWS), quadratic_model(START), method, **setting | options)
+def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
+    evaluation = fp.Evaluation(every=EVERY, gradients=False)
+    usual = {"solver": fp.Solver(0.05, 3, epochs=2), "rounds": ROUNDS, "evaluation": evaluation}
+    return ragged_runs(method, **usual | options)
 
 
-def same_bits(some: list[Run], others: list[Run]) -> None:
+def same_bits(some: list[fp.Run], others: list[fp.Run]) -> None:
     for a, b in zip(some, others, strict=True):
         np.testing.assert_array_equal(a.params, b.params)
         np.testing.assert_equal(a.history, b.history)
 
 
-MEASURED = Evaluation(every=EVERY)
+MEASURED = fp.Evaluation(every=EVERY)
+TWO_RATES = fp.Solver([0.05, 0.1], 3, epochs=2)
+ANY = fp.Cohort(5, "bernoulli")
+KEEPING: dict[str, tuple[fp.Algorithm, dict[str, Any]]] = {
+    "models": (fp.ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
+    "gradients": (fp.scaffold(), {"solver": TWO_RATES, "evaluation": MEASURED}),
+    "evaluated": (
+        fp.feddyn(alpha=0.7),
+        {"evaluation": fp.Evaluation(every=EVERY, model="clients", gradients=False)},
+    ),
+    "a stop rule": (
+        fp.fedsplit(step_size=1.0),
+        {"solver": fp.Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
+    ),
+    "faults": (fp.fedadmm(rho=0.5), {"faults": fp.Faults(), "client_store": "disk", "cohort": ANY}),
+}
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (scaffold(), {"solver": Solver([0.05, 0.1], 3, epochs=2), "evaluation": MEASURED}),
-        (ditto(lam=0.5), {"devices": 1, "seed": [0, 1]}),
-        pytest.param(
-            feddyn(alpha=0.7),
-            {"evaluation": Evaluation(every=EVERY, model="clients", gradients=False)},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            fedsplit(step_size=1.0),
-            {"solver": Solver(0.05, 3, epochs=2, gamma=0.5), "evaluation": MEASURED},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(fedadmm(rho=0.5), {"faults": Faults(), "client_store": "disk"}),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(pfedme(lam=1.0, eta=0.5), {"client_store": "device"}), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ditto(lam=0.5),
-            {
-                "privacy": Privacy(clip=1.0, noise_multiplier=0.5, delta=1e-5),
-                "cohort": Cohort(5, "bernoulli"),
-            },
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["scaffold", "ditto", "clients", "gamma", "finite", "pfedme", "privacy"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", KEEPING)
 def test_rounds_have_the_same_bits_in_one_call_or_many(
-    method: Algorithm, options: dict[str, Any], calls: list[int], monkeypatch: pytest.MonkeyPatch
+    case: str, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    method, options = KEEPING[case]
     together = runs(method, **options)
     seeds = len(options.get("seed", [0]))
     assert calls == [EVERY, ROUNDS - EVERY] * seeds
@@ -116,30 +78,31 @@ def test_rounds_have_the_same_bits_in_one_call_or_many(
 def test_rounds_whose_sizes_are_compared_have_the_same_bits_in_one_call_or_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"faults": Faults(norm=2.0), "cohort": Cohort(5, "bernoulli")}
-    together = runs(feddyn(alpha=0.7), **options)
+    options: dict[str, Any] = {"faults": fp.Faults(norm=2.0), "cohort": ANY}
+    together = runs(fp.feddyn(alpha=0.7), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
-    same_bits(runs(feddyn(alpha=0.7), **options), together)
+    same_bits(runs(fp.feddyn(alpha=0.7), **options), together)
     assert together[0].faulty
 
 
+@pytest.mark.slow
 def test_sweep_points_one_after_another_have_the_same_bits_in_one_call_or_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layout, "batch_points", lambda _: False)
-    solver = Solver([0.05, 0.1], 3, epochs=2)
-    together = runs(scaffold(), solver=solver, evaluation=MEASURED)
+    options: dict[str, Any] = {"solver": TWO_RATES, "evaluation": MEASURED}
+    together = runs(fp.scaffold(), **options)
     monkeypatch.setattr(layout, "STATE_BYTES", 0)
-    same_bits(runs(scaffold(), solver=solver, evaluation=MEASURED), together)
+    same_bits(runs(fp.scaffold(), **options), together)
 
 
 def test_a_call_has_only_rounds_whose_state_fits(
     calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = START.size * 4
-    together = runs(scaffold(), systems=Systems())
+    together = runs(fp.scaffold(), systems=fp.Systems())
     for size, rounds in ((CLIENTS * state, EVERY), (5 * 2 * state, 2), (5 * 2 * state - 1, 1)):
         calls.clear()
         monkeypatch.setattr(layout, "STATE_BYTES", size)
-        same_bits(runs(scaffold(), systems=Systems()), together)
+        same_bits(runs(fp.scaffold(), systems=fp.Systems()), together)
         assert max(calls) == rounds

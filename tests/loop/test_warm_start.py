@@ -13,24 +13,17 @@ import pytest
 import fedprox as fp
 from fedprox.cli import main
 from fedprox.report.records import metrics_line
-
-FEDERATION = fp.datasets.synthetic(clients=4)
-MODEL = fp.models.logistic(FEDERATION)
-
-
-def train(methods: Any = None, model: fp.Model = MODEL, **options: Any) -> list[fp.Run]:
-    return fp.simulate(
-        FEDERATION,
-        model,
-        methods or [fp.fedavg(), fp.scaffold(), fp.fedopt(optax.adam)],
-        solver=fp.Solver(0.1, 10, steps=3),
-        cohort=fp.Cohort(2),
-        **{"rounds": 2, "evaluation": fp.Evaluation(gradients=False), **options},
-    )
+from tests.objectives import MODEL
+from tests.settings import runs
 
 
-def lines(runs: list[fp.Run]) -> list[Any]:
-    return [metrics_line(record) for run in runs for record in run.history]
+def train(methods: Any = None, **options: Any) -> list[fp.Run]:
+    methods = methods or [fp.fedavg(), fp.scaffold(), fp.fedopt(optax.adam)]
+    return runs(**{"methods": methods, "rounds": 2} | options)
+
+
+def lines(found: list[fp.Run]) -> list[Any]:
+    return [metrics_line(record) for run in found for record in run.history]
 
 
 @pytest.mark.slow
@@ -48,15 +41,15 @@ def test_a_warm_start_is_a_model_that_begins_there_bit_for_bit(tmp_path: Path) -
 
 
 def test_containers_that_name_their_parts_alike_and_whole_numbers_are_taken() -> None:
-    model = fp.Model(lambda _: [jnp.zeros((60, 10))], lambda params, x: x @ params[0])
-    (run,) = train(fp.fedavg(), model, initial=(np.ones((60, 10), int),), rounds=1)
+    model = fp.Model(lambda _: [jnp.zeros((5, 3))], lambda params, x: x @ params[0])
+    (run,) = train(fp.fedavg(), model=model, initial=(np.ones((5, 3), int),), rounds=1)
     assert isinstance(run.params, list)
 
 
 @pytest.mark.parametrize(
     ("initial", "line"),
     [
-        ({"kernel": np.zeros((60, 10))}, "initial: parameters have 'kernel' where "),
+        ({"kernel": np.zeros((5, 3))}, "initial: parameters have 'kernel' where "),
         (lambda like: jax.tree.map(lambda a: a[:1], like), "initial: .*shape .* is needed"),
         (lambda like: jax.tree.map(lambda a: a / 0, like), "initial: .*: not all numbers are fin"),
         (lambda like: jax.tree.map(lambda a: a.astype(str), like), "initial: .*of type <U"),

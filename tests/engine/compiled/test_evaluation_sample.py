@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,12 +19,14 @@ from fedprox import Federation, InputError, Run
 from fedprox.datasets import mapped, write_mapped
 from fedprox.engine.storage import training_data
 from fedprox.experiment import parse, resolve
-from fedprox.federation import offsets_of
 from fedprox.measures import mean_error
-from fedprox.model import cross_entropy, top_1
 from fedprox.protocol.protocol import initial_params
 from fedprox.report.records import metrics_line, read_record
 from fedprox.report.table import notes_on, table
+from tests import objectives, outputs
+from tests.engine.compiled.test_compiled_once import keys
+from tests.loop.test_client_records import TESTED, losses_and_accuracies
+from tests.settings import CLIENTS, runs
 from tests.test_cli import LOSSES, SMALL, status
 from tests.variants import mostly_slow
 
@@ -90,116 +91,110 @@ def test_the_error_is_that_of_many_samples_and_covers_the_truth() -> None:
     assert 0.9 < covered < 0.97
 
 
-def federation() -> Federation:
-    return fp.datasets.synthetic(1.0, 1.0, clients=30, seed=3)
+FEW = 3
 
 
-def run(given: Federation, **options: Any) -> Run:
-    (only,) = fp.simulate(
-        given,
-        fp.models.logistic(given),
-        fp.fedprox(mu=0.1),
-        solver=fp.Solver(0.01, 10, epochs=1),
-        cohort=fp.Cohort(4),
-        rounds=2,
-        **{"evaluation": fp.Evaluation(gradients=False), **options},
-    )
+def run(**options: Any) -> Run:
+    (only,) = runs(**{"federation": TESTED, "methods": fp.fedprox(mu=0.1), "rounds": 2} | options)
     return only
 
 
 @pytest.fixture(scope="module")
 def exact() -> Run:
     """A run that is evaluated on all clients."""
-    return run(federation(), evaluation=fp.Evaluation())
+    return run(evaluation=fp.Evaluation())
 
 
 @pytest.fixture(scope="module")
 def estimated() -> Run:
-    """The same evaluated on ten of them."""
-    return run(federation(), evaluation=fp.Evaluation(clients=10))
+    """The same evaluated on some of them."""
+    return run(evaluation=fp.Evaluation(clients=FEW))
 
 
-@pytest.mark.parametrize("clients", mostly_slow([30, 99], 99))
+@pytest.mark.parametrize("clients", [CLIENTS, 99])
 def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
-    of_all = run(federation(), evaluation=fp.Evaluation(clients=clients))
+    of_all = run(evaluation=fp.Evaluation(clients=clients))
     assert repr(of_all.history) == repr(exact.history)  # with repr NaN is NaN
     assert cells([of_all])[:-1] == cells([exact])[:-1]  # all but the seconds
     assert notes_on([of_all]) == []
 
 
-@pytest.mark.slow
 def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated: Run) -> None:
-    for one, other in zip(*map(jax.tree.leaves, (exact.params, estimated.params)), strict=True):
-        np.testing.assert_array_equal(one, other)
-    few = federation().sample_clients(10)
-    assert len(few) == 10
-    model, params = fp.models.logistic(few), jax.tree.map(jnp.asarray, estimated.params)
-    by_row = cross_entropy(model.apply(params, few.train.x), jnp.asarray(few.train.y))
-    met = top_1(model.apply(params, few.test.x), jnp.asarray(few.test.y))
-    sizes, tests = few.train.sizes, few.test.sizes
-    losses = np.add.reduceat(np.asarray(by_row), few.train.offsets[:-1]) / sizes
-    right = np.diff(offsets_of(np.asarray(met))[few.test.offsets])
-    last = estimated.final
+    jax.tree.map(np.testing.assert_array_equal, exact.params, estimated.params)
+    few = TESTED.sample_clients(FEW)
+    assert len(few) == FEW
+    losses, share = losses_and_accuracies(few, estimated.params)
+    sizes, tests, last = few.train.sizes, few.test.sizes, estimated.final
+    share = np.where(tests > 0, share, 0)  # one has no test rows
     assert last.train_loss == pytest.approx(np.average(losses, weights=sizes), rel=1e-5)
-    assert last.test_accuracy == pytest.approx(right.sum() / tests.sum())
-    share = right / np.maximum(tests, 1)
+    assert last.test_accuracy == pytest.approx(np.average(share, weights=tests))
     for found, values, weights in (
         (last.train_loss_se, losses, sizes),
         (last.test_accuracy_se, share, tests),
     ):
-        assert found == pytest.approx(float(mean_error(values[:, None], weights, 30)[0]), rel=1e-4)
-        assert found is not None
-        assert found > 0
+        error = float(mean_error(values[:, None], weights, CLIENTS)[0])
+        assert found == pytest.approx(error, rel=1e-4)
+        assert error > 0
     # gradients are those of the sample
-    alone = run(few, evaluation=fp.Evaluation()).history[0]
-    for name in ("gradient_variance", "dissimilarity"):
-        of_these = getattr(alone, name)
-        assert getattr(estimated.history[0], name) == pytest.approx(of_these, rel=1e-5)
+    loop = objectives.Method(estimated.params, few.train)
+    gradients = []
+    for k in range(FEW):
+        x, y = few.train.client(k)
+        own = loop.gradient(loop.params, np.asarray(x, float), np.asarray(y), k)
+        gradients.append(np.concatenate([own[name].ravel() for name in ("body", "head")]))
+    mean = np.average(gradients, axis=0, weights=sizes)
+    scatter = np.average([((g - mean) ** 2).sum() for g in gradients], weights=sizes)
+    assert last.gradient_variance == pytest.approx(scatter, rel=1e-3)
+    assert last.dissimilarity == pytest.approx(np.sqrt(1 + scatter / (mean @ mean)), rel=1e-3)
 
 
-@pytest.mark.parametrize("clients", [30, 20])
+@pytest.mark.parametrize("clients", mostly_slow([CLIENTS, 5], 5))
 def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -> None:
-    whole = federation().sample_clients(clients)
-    few = whole.sample(3)
-    some = None if clients == 30 else clients
-    last = run(federation(), evaluation=fp.Evaluation(rows=3, clients=some, gradients=False)).final
-    params = jax.tree.map(jnp.asarray, run(federation()).params)
-    met = top_1(fp.models.logistic(few).apply(params, few.test.x), jnp.asarray(few.test.y))
-    right = np.diff(offsets_of(np.asarray(met))[few.test.offsets])
-    share, weights = right / np.maximum(few.test.sizes, 1), whole.test.sizes
-    assert np.ptp(weights / few.test.sizes) > 5  # clients are cut by very different parts
-    assert last.test_accuracy == pytest.approx(np.average(share, weights=weights))
-    error = None if clients == 30 else float(mean_error(share[:, None], weights, 30)[0])
-    assert last.test_accuracy_se == (error and pytest.approx(error))
+    whole = TESTED.sample_clients(clients)
+    few = whole.sample(2)
+    some = None if clients == CLIENTS else clients
+    found = run(evaluation=fp.Evaluation(rows=2, clients=some, gradients=False))
+    share, weights = losses_and_accuracies(few, found.params)[1], whole.test.sizes
+    tested = weights > 0
+    share, cut = np.where(tested, share, 0), (weights / np.maximum(few.test.sizes, 1))[tested]
+    assert np.ptp(cut) > 1  # clients are cut by very different parts
+    assert found.final.test_accuracy == pytest.approx(np.average(share, weights=weights))
+    error = None if some is None else float(mean_error(share[:, None], weights, CLIENTS)[0])
+    assert found.final.test_accuracy_se == (error and pytest.approx(error))
 
 
 def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
-    few = federation().sample_clients(10)
-    x = few.train.x.copy()
-    x[few.train.offsets[3]] = np.nan
-    spoilt = replace(few, train=replace(few.train, x=x))
-    model = fp.models.logistic(spoilt)
-    (found,) = fp.simulate(
-        spoilt,
-        model,
-        fp.fedavg(),
-        solver=fp.Solver(0.01, 10, epochs=1),
-        cohort=fp.Cohort(2),
-        rounds=1,
-        evaluation=fp.Evaluation(clients=9, gradients=False),
+    drawn = int(TESTED.drawn(5)[2])
+    parts = dict[str, Any]()
+    for name, rows in (("train", TESTED.train), ("test", TESTED.test)):
+        x = rows.x.copy()
+        x[rows.offsets[drawn]] = np.nan
+        parts[name] = replace(rows, x=x)
+    spoilt = replace(TESTED, **parts)
+    found = run(
+        federation=spoilt,
+        methods=fp.fedavg(),
+        evaluation=fp.Evaluation(clients=5, gradients=False),
         faults=fp.Faults(),
     )
-    few = spoilt.sample_clients(9)
-    start = initial_params(model, 0)
-    by_row = np.asarray(cross_entropy(model.apply(start, few.train.x), jnp.asarray(few.train.y)))
-    losses = np.add.reduceat(by_row, few.train.offsets[:-1]) / few.train.sizes
+    few = spoilt.sample_clients(5)
+    start = initial_params(objectives.MODEL, 0)
+    losses, _ = losses_and_accuracies(few, start)
     known = np.isfinite(losses)
     first, sizes = found.history[0], few.train.sizes * known
     assert first.unmeasured == 1 == (~known).sum()
     values = np.where(known, losses, 0.0)
     assert first.train_loss == pytest.approx(np.average(values, weights=sizes), rel=1e-5)
-    expected = float(mean_error(values[:, None], sizes, 10)[0])
+    expected = float(mean_error(values[:, None], sizes, CLIENTS)[0])
     assert first.train_loss_se == pytest.approx(expected, rel=1e-4)
+    # its test rows are no part of the test loss, and count for the accuracy
+    logits = objectives.represented(start, few.test.x) @ start["head"]
+    finite, left = np.isfinite(logits).all(axis=1), np.repeat(known, few.test.sizes)
+    assert not left.all()
+    z = np.where(finite[:, None], logits, 0)
+    expected = float(np.average(outputs.losses(z, few.test.y), weights=left))
+    assert first.test_loss == pytest.approx(expected, rel=1e-5)
+    assert first.test_accuracy == pytest.approx((outputs.met(z, few.test.y) * finite).mean())
 
 
 def test_errors_are_written_where_there_are_some(exact: Run, estimated: Run) -> None:
@@ -257,22 +252,19 @@ def test_the_sample_is_random_and_the_same_each_time() -> None:
 def test_too_many_clients_to_evaluate_on_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_mapped(tmp_path / "few", federation())
-    few = mapped(str(tmp_path / "few"), classes=10)
+    write_mapped(tmp_path / "few", TESTED)
+    few = mapped(str(tmp_path / "few"), classes=3)
     monkeypatch.setattr(training_data, "EVALUATED_BYTES", 1)
-    with pytest.raises(InputError, match=r"^evaluation.clients: none given.* of all 30 clients"):
-        run(few)
-    assert (
-        run(few, evaluation=fp.Evaluation(clients=5, gradients=False)).final.train_loss_se
-        is not None
-    )
-    assert run(federation()).final.train_loss_se is None  # on the devices anyway
+    with pytest.raises(InputError, match=r"^evaluation.clients: none given.* of all 6 clients"):
+        run(federation=few)
+    for options in ({"federation": few, "evaluation": fp.Evaluation(clients=5)}, {}):
+        assert "rounds" in keys(**options)  # not refused: few clients, and rows on the devices
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5])
 def test_no_clients_is_refused(most: Any) -> None:
     with pytest.raises(InputError, match=f"evaluation.clients = {most}"):
-        run(federation(), evaluation=fp.Evaluation(clients=most))
+        run(evaluation=fp.Evaluation(clients=most))
 
 
 def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> None:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.devices import programs
-from fedprox.engine.compiled import compile as compiling
 from fedprox.engine.compiled import layout as laying_out
-from fedprox.engine.compiled import round as round_program
+from fedprox.engine.compiled.compile import Compiler
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.batch_plan import Capacity, Shape
 from fedprox.engine.planning.round_work import round_work
 from fedprox.engine.storage import training_data
 from tests.quadratics import quadratic_model, ragged_quadratics
+from tests.variants import mostly_slow
 
 SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
 START = np.array([1.0, -2.0, 3.0])
@@ -43,52 +42,41 @@ def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
 
 @contextmanager
 def sampling(monkeypatch: pytest.MonkeyPatch, count: int) -> Iterator[list[Capacity]]:
-    """Room for the first `count` rounds; the room that programs are compiled for."""
-    compiled: list[Capacity] = []
-    original = round_program.rounds_program
-    programs.PROGRAMS.clear()
+    """Room for the first `count` rounds; the room that programs are asked for."""
+    asked: list[Capacity] = []
+    original = Compiler._rounds
 
-    def noted(*args: Any) -> Any:
-        compiled.append(args[1].room)
-        return original(*args)
+    def noted(self: Compiler, layout: Layout, state: Any) -> Any:
+        asked.append(layout.room)
+        return original(self, layout, state)
 
     with monkeypatch.context() as patch:
         patch.setattr(laying_out, "SAMPLE_ROUNDS", (count, count))
         # the lanes are chosen by the sample and change the order of sums
         patch.setattr(laying_out, "choose_lanes", lambda *_: 2)
-        patch.setattr(compiling, "rounds_program", noted)
-        yield compiled
+        patch.setattr(Compiler, "_rounds", noted)
+        yield asked
 
 
-@pytest.mark.parametrize(
-    ("method", "stays", "options"),
-    [
-        (fp.fedprox(mu=0.3), False, {"evaluation": fp.Evaluation(every=4)}),
-        pytest.param(
-            *(
-                fp.fedprox(mu=0.3),
-                True,
-                {"faults": fp.Faults(), "cohort": fp.Cohort(3, "bernoulli")},
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(fp.feddane(mu=0.3), True, {"cohort": fp.Cohort(3, "bernoulli")}),
-            marks=pytest.mark.slow,
-        ),
-        (fp.scaffold(), False, {"client_store": "device"}),
-    ],
-    ids=["fedprox", "faults", "feddane", "scaffold"],
-)
-def test_a_round_that_needs_more_room_gets_it(
-    method: fp.Algorithm, stays: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+ANY = fp.Cohort(3, "bernoulli")
+GROWING: dict[str, tuple[fp.Algorithm, bool, dict[str, Any]]] = {
+    "scaffold": (fp.scaffold(), False, {}),
+    "gradients": (fp.fedprox(mu=0.3), False, {"evaluation": fp.Evaluation(every=4)}),
+    "faults": (fp.fedprox(mu=0.3), True, {"faults": fp.Faults(), "cohort": ANY}),
+    "a first exchange": (fp.feddane(mu=0.3), True, {"cohort": ANY}),
+}
+"""A method, whether rows stay with the host, and settings."""
+
+
+@pytest.mark.parametrize("case", mostly_slow(GROWING, "scaffold"))
+def test_a_round_that_needs_more_room_gets_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, stays, options = GROWING[case]
     monkeypatch.setattr(training_data, "stays_with_host", lambda *_: stays)
     with sampling(monkeypatch, 1) as grown:
-        some = runs(method, seed=0, **options)
+        some = runs(method, **options)
     with sampling(monkeypatch, 24) as enough:
-        others = runs(method, seed=0, **options)
-    assert len(grown) > len(enough) == 1
+        others = runs(method, **options)
+    assert len(set(grown)) > len(set(enough)) == 1
     assert grown[-1].ticks > grown[0].ticks
     for a, b in zip(some, others, strict=True):
         np.testing.assert_allclose(a.params, b.params, rtol=1e-5)
@@ -99,13 +87,8 @@ def test_a_round_that_needs_more_room_gets_it(
 
 @pytest.mark.parametrize(
     "method",
-    [
-        fp.scaffold(),
-        pytest.param(fp.fedprox(mu=0.3), marks=pytest.mark.slow),
-        pytest.param(fp.qffl(q=1.0), marks=pytest.mark.slow),
-        pytest.param(fp.mime(), marks=pytest.mark.slow),
-    ],
-    ids=lambda m: m.name,
+    [fp.scaffold(), *(pytest.param(m, marks=pytest.mark.slow) for m in (fp.fedavg(), fp.mime()))],
+    ids=lambda method: method.name,
 )
 def test_a_run_that_grew_goes_on_bit_for_bit(
     method: fp.Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +119,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def first(record: fp.Record) -> None:
-        if record.round == 5:
+        if record.round == 4:
             raise Enough
 
     draws: list[int] = []
@@ -151,12 +134,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
         for method in (fp.fedprox(mu=0.3), fp.scaffold()):
             draws.append(0)
             with pytest.raises(Enough):
-                runs(
-                    method,
-                    rounds=number,
-                    evaluation=fp.Evaluation(every=5, gradients=False),
-                    callbacks=[fp.Callback(on_record=first)],
-                )
+                runs(method, rounds=number, callbacks=[fp.Callback(on_record=first)])
     assert max(draws) < 300
     assert np.ptp(draws[::2]) < 50 > np.ptp(draws[1::2])  # some are drawn behind the main thread
 
@@ -180,11 +158,6 @@ def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
 
 def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
     """Of rounds in one call or several, and of a store with as many rows as can be needed."""
-    few = runs(
-        fp.scaffold(), rounds=2, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
-    )
-    many = runs(
-        fp.scaffold(), rounds=12, cohort=fp.Cohort(3), evaluation=fp.Evaluation(gradients=False)
-    )
+    few, many = (runs(fp.scaffold(), rounds=rounds) for rounds in (4, 12))
     for a, b in zip(few, many, strict=True):
-        np.testing.assert_equal(a.history, b.history[:3])
+        np.testing.assert_equal(a.history, b.history[:2])

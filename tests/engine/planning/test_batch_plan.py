@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 
 from fedprox import Solver, Systems, line_search_descent
 from fedprox.engine.planning import batch_plan
-from fedprox.engine.planning.batch_plan import (
-    Capacity,
-    Shape,
-    job_ticks,
-    plan_bytes,
-    plan_rounds,
-)
+from fedprox.engine.planning.batch_plan import Capacity, Shape, job_ticks, plan_bytes, plan_rounds
 from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack, segments
 from fedprox.federation import offsets_of
 from fedprox.streams import Purpose, Streams, generator
@@ -99,7 +93,7 @@ def solvers(draw: st.DrawFn) -> Solver:
     return Solver(0.1, batch, gamma=gamma, **amount)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 @given(
     solver=solvers(),
     sizes=LISTS,

@@ -18,6 +18,7 @@ from fedprox.devices.processes import find_ownership
 from fedprox.engine.storage import training_data
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches
+from tests.variants import mostly_slow
 
 SIZES = [40, 3, 150, 1, 9, 70, 26, 2, 5, 12]
 """Several slices, and last clients that lie within a slice of the end."""
@@ -91,39 +92,37 @@ def same_bits(some: list[Run], others: list[Run]) -> None:
     assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(some[0].params))
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "options"),
-    [
-        pytest.param(
-            *("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
-            marks=pytest.mark.slow,
-        ),
-        ("half", fp.centralised(), {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)}),
-        (
-            "windows",
-            fp.scaffold(),
-            {
-                "cohort": fp.Cohort(3, "bernoulli"),
-                "evaluation": fp.Evaluation(every=3, model="clients", gradients=False),
-            },
-        ),
-        (
-            "vectors",
-            fp.fedavg(),
-            {"seed": [0, 1], "solver": fp.Solver([0.1, 0.2], 4, epochs=3, gamma=0.3)},
-        ),
-        pytest.param(
-            "prepared",
-            fp.fedprox(mu=1.0),
-            {"solver": SEARCH, "evaluation": fp.Evaluation(every=3, gradients=False)},
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_rows_in_mapped_files_change_no_bit(
-    map_: Map, kind: str, method: fp.Algorithm, options: dict[str, Any]
-) -> None:
+READ: dict[str, tuple[str, fp.Algorithm, dict[str, Any]]] = {
+    "windows": (
+        "windows",
+        fp.scaffold(),
+        {
+            "cohort": fp.Cohort(3, "bernoulli"),
+            "evaluation": fp.Evaluation(every=3, model="clients", gradients=False),
+        },
+    ),
+    "a first exchange": ("array", fp.feddane(mu=0.1), {"cohort": fp.Cohort(3, "proportional")}),
+    "some rows": (
+        "half",
+        fp.centralised(),
+        {"evaluation": fp.Evaluation(every=3, rows=2, gradients=False)},
+    ),
+    "a stop rule": (
+        "vectors",
+        fp.fedavg(),
+        {"seed": [0, 1], "solver": fp.Solver([0.1, 0.2], 4, epochs=3, gamma=0.3)},
+    ),
+    "a line search": (
+        "prepared",
+        fp.fedprox(mu=1.0),
+        {"solver": SEARCH, "evaluation": fp.Evaluation(every=3, gradients=False)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(READ, "windows"))
+def test_rows_in_mapped_files_change_no_bit(map_: Map, case: str) -> None:
+    kind, method, options = READ[case]
     here, there = federation(kind), federation(kind, put=map_)
     alone = find_ownership(there.train.offsets, 1)
     assert training_data.copy_to_devices(lane_mesh(), there, there, alone, alone).train is None
