@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+import fedprox as fp
 from fedprox.deployment.combine import Declared, sums_of
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
@@ -415,27 +416,26 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
 @pytest.mark.parametrize(
     ("method", "report", "line"),
     [
-        ({"name": "mime"}, ["loss"], 'mime: .* policy.report does not have "gradients"'),
-        ({"name": "mime", "lite": True}, ["loss"], "mime: its clients send what they measure"),
-        ({"name": "feddane", "mu": 1.0}, ["loss"], "feddane: its clients send what they measure"),
-        ({"name": "scaffold", "option": 1}, ["loss"], "scaffold: its clients send what they"),
-        ({"name": "qffl", "q": 1.0}, ["accuracy"], 'qffl: .* policy.report does not have "loss"'),
+        (fp.mime(), ["loss"], 'mime: .* policy.report does not have "gradients"'),
+        (fp.mime(lite=True), ["loss"], "mime: its clients send what they measure"),
+        (fp.feddane(mu=1.0), ["loss"], "feddane: its clients send what they measure"),
+        (fp.scaffold(option=1), ["loss"], "scaffold: its clients send what they measure"),
+        (fp.qffl(q=1.0), ["accuracy"], 'qffl: .* policy.report does not have "loss"'),
     ],
 )
 def test_methods_whose_clients_send_what_is_not_reported_are_refused(
-    method: dict[str, Any], report: list[Any], line: str, fresh: Fresh, tmp_path: Path
+    method: fp.Algorithm, report: list[Any], line: str
 ) -> None:
-    refused = refusal(fresh, tmp_path, Policy(report=report), TABLE | {"method": [method]})
-    assert re.match(f"{method['name']}.*: node 'node-1': it refuses: {line}", refused)
+    solver = fp.Solver(0.1, 10, epochs=1)
+    with pytest.raises(InputError, match=line):
+        Policy(report=report).check_measures(method, solver)
+    Policy(report=list(REPORTS)).check_measures(method, solver)
 
 
 def test_steps_that_show_gradients_are_refused(fresh: Fresh, tmp_path: Path) -> None:
-    table = table_of({"name": "fedprox", "mu": 1.0}, solver={"gamma": 0.5})
-    table["solver"]["batch_size"] = "all"
-    for policy in (Policy(report=["loss"]), Policy(fewest_clients=2)):
-        assert "it refuses: solver.gamma: steps show when" in refusal(
-            fresh, tmp_path, policy, table
-        )
+    table = table_of({"name": "fedprox", "mu": 1.0}, solver={"gamma": 0.5, "batch_size": "all"})
+    said = refusal(fresh, tmp_path, Policy(report=["loss"]), table)
+    assert "it refuses: solver.gamma: steps show when" in said
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,28 @@
 """Answers and requests that cannot be used are refused in one line, and the others go on."""
 
 import copy
+import itertools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox.deployment.combine import NodePart, combined
-from fedprox.deployment.conversation import Answered
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
-from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
-from fedprox.parts.faults import Faults
-from fedprox.parts.part import Reduction
 from fedprox.results.run import Run
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import (
-    Site,
-    changed,
-    deployed,
-    table_of,
-    unreliable,
-    vector,
-)
+from tests.deployment.federations import Site, changed, deployed, table_of, unreliable, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
 ALL = TABLE | {"cohort": {"clients_per_round": 4}}
@@ -75,23 +60,35 @@ def heading(**values: Any) -> CHANGE:
     return change
 
 
-Altered = Callable[[str, CHANGE], tuple[Run, list[str]]]
+Altered = Callable[..., tuple[Run, list[str]]]
 
 
 @pytest.fixture
 def altered(fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Altered:
-    """One round with changed answers of the second node to a kind of request, and the warnings."""
+    """A run in which each answer of the second node to a kind of request meets the next change.
 
-    def run_round(kind: str, change: CHANGE) -> tuple[Run, list[str]]:
-        one, two = fresh(tmp_path)
+    It returns the warnings as well, without the run and the node.
+    """
+
+    def run_with(
+        kind: str, changes: Iterable[CHANGE], table: dict[str, Any] = ALL, **sections: Any
+    ) -> tuple[Run, list[str]]:
+        one, two = fresh(tmp_path / str(len(list(tmp_path.iterdir()))))
+        left = iter(changes)
+
+        def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+            for each in itertools.islice(left, 1):
+                each(head, arrays)
+
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            (run,) = deployed(
-                TABLE | {"rounds": 1}, [one.answer, changed(two.answer, kind, change)]
-            )
-        return run, [record.getMessage() for record in caplog.records]
+            nodes = [one.answer, changed(two.answer, kind, change)]
+            (run,) = deployed(table | sections, nodes)
+        said = [record.getMessage().split(": node 'node-1': ") for record in caplog.records]
+        assert all(len(parts) == 2 for parts in said)
+        return run, [": ".join(parts) for parts in said]
 
-    return run_round
+    return run_with
 
 
 WEIGHT = "message[0]['dense']['weight']"
@@ -116,13 +113,14 @@ TRAINED: list[tuple[CHANGE, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "line"), TRAINED)
-def test_a_part_of_a_round_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
-    run, (logged,) = altered("train", change)
-    start = "scaffold, seed 0: round 1: node 'node-1': its answer is refused: "
-    assert logged.startswith(start + line)
-    assert logged.endswith("; without its 2 clients")
-    assert run.final.dropped == 2
+def test_a_part_of_a_round_is_checked(altered: Altered) -> None:
+    changes, lines = zip(*TRAINED, strict=True)
+    run, warnings = altered("train", changes, rounds=len(TRAINED))
+    for t, (line, said) in enumerate(zip(lines, warnings, strict=True)):
+        start = f"scaffold, seed 0: round {t + 1}: its answer is refused: {line}"
+        assert said.startswith(start), said
+        assert said.endswith("; without its 2 clients")
+    assert [record.dropped for record in run.history] == [0] + [2] * len(TRAINED)
     assert np.isfinite(vector(run.params)).all()
 
 
@@ -137,71 +135,60 @@ MEASURED: list[tuple[CHANGE, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "line"), MEASURED)
-def test_an_evaluation_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
-    run, warnings = altered("evaluate", change)
-    start = "scaffold, seed 0: node 'node-1': its answer is refused: "
-    for logged in warnings:
-        assert logged.startswith(start + line)
-        assert logged.endswith("; evaluated without it")
-    assert len(warnings) == 2
-    assert np.isfinite(run.final.train_loss)
+def test_an_evaluation_is_checked(altered: Altered) -> None:
+    changes, lines = zip(*MEASURED, strict=True)
+    run, warnings = altered("evaluate", changes, rounds=len(MEASURED) - 1)
+    for line, said in zip(lines, warnings, strict=True):
+        assert said.startswith(f"scaffold, seed 0: its answer is refused: {line}"), said
+        assert said.endswith("; evaluated without it")
+    assert all(np.isfinite(record.train_loss) for record in run.history)
 
 
-@pytest.mark.parametrize(
-    ("answer", "line"),
-    [
-        (Parcel(b"<html>"), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b"\xff"), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b"[" * 10_000), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b'{"id": "x"}', b"no arrays"), "its last answer is to another request"),
-        (Parcel(b'{"id": "x"}'), "its last answer is to another request"),
-    ],
-)
+NO_ANSWERS = [
+    (Parcel(b"<html>"), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b"\xff"), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b"[" * 10_000), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b'{"id": "x"}', b"no arrays"), "its last answer is to another request"),
+]
+
+
 def test_what_is_no_answer_is_refused(
-    answer: Parcel,
-    line: str,
-    fresh: Fresh,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = fresh(tmp_path)
 
     def wrong(parcel: Parcel) -> Parcel:
-        return answer if json.loads(parcel.head)["kind"] == "train" else two.answer(parcel)
+        head = json.loads(parcel.head)
+        return NO_ANSWERS[head["round"]][0] if head["kind"] == "train" else two.answer(parcel)
 
+    table = ALL | {"rounds": len(NO_ANSWERS)}
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE | {"rounds": 1}, [one.answer, wrong], patience=0.1)
-    (logged,) = (record.getMessage() for record in caplog.records)
-    assert logged.startswith(f"scaffold, seed 0: round 1: node 'node-1': {line}")
-    assert "\n" not in logged
-    assert run.final.dropped == 2
+        (run,) = deployed(table, [one.answer, wrong], patience=0.1)
+    for t, (record, (_, line)) in enumerate(zip(caplog.records, NO_ANSWERS, strict=True)):
+        logged = record.getMessage()
+        assert logged.startswith(f"scaffold, seed 0: round {t + 1}: node 'node-1': {line}")
+        assert "\n" not in logged
+    assert [record.dropped for record in run.history] == [0] + [2] * len(NO_ANSWERS)
 
 
-def test_a_node_that_says_that_state_is_lost_ends_no_run_that_needs_none(
-    altered: Altered, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_says_that_state_is_lost_ends_no_run_that_needs_none(altered: Altered) -> None:
     lost = heading(lost=True, refused="begin\nanew\x1b[2J")
-    line = "round 1: node 'node-1': it refuses: begin\\nanew\\x1b[2J; without its 2 clients"
-    run, logged = altered("train", lost)  # scaffold's first round, before clients have state
-    assert logged == [f"scaffold, seed 0: {line}"]
-    assert run.final.dropped == 2
-    one, two = fresh(tmp_path / "stateless")
-    table = table_of({"name": "fedavg"}, rounds=2, cohort={"clients_per_round": 4})
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [one.answer, changed(two.answer, "train", lost)])
-    logged = [record.getMessage() for record in caplog.records]
-    assert logged == [f"fedavg, seed 0: {line.replace('round 1', f'round {t}')}" for t in (1, 2)]
+    line = "it refuses: begin\\nanew\\x1b[2J; without its 2 clients"
+    # scaffold's first round, before clients have state
+    run, said = altered("train", [lost])
+    assert said == [f"scaffold, seed 0: round 1: {line}"]
+    assert [record.dropped for record in run.history] == [0, 2, 0]
+    run, said = altered("train", [lost, lost], method=[{"name": "fedavg"}])
+    assert said == [f"fedavg, seed 0: round {t}: {line}" for t in (1, 2)]
     assert run.final.round == 2
 
 
 def test_a_method_begins_without_a_node_whose_answer_makes_no_sense(altered: Altered) -> None:
-    run, (logged,) = altered("prepare", heading(other=1))
-    assert logged == (
-        "scaffold: node 'node-1': its answer is refused: answer: other: Extra inputs are not "
-        "permitted; it may take part later"
-    )
+    run, said = altered("prepare", [heading(other=1)], rounds=1)
+    assert said == [
+        "scaffold: its answer is refused: answer: other: Extra inputs are not permitted; it may "
+        "take part later"
+    ]
     assert run.final.dropped == 0
 
 
@@ -217,75 +204,33 @@ def enlarged(factor: float) -> CHANGE:
     return change
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e6])
 def test_a_node_with_a_faulty_message_is_left_out(
-    factor: float, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    altered: Altered, fresh: Fresh, tmp_path: Path
 ) -> None:
-    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}}
-    one, two = fresh(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [one.answer, changed(two.answer, "train", enlarged(factor))])
-    names = list(two.node.federation.names)
-    assert run.final.faulty == len(run.final.faulty_clients or []) > 0
-    assert set(run.final.faulty_clients or []) <= set(names)
-    for record in caplog.records:
-        assert ": node 'node-1': faulty update of " in record.getMessage()
-    assert len(caplog.records) == 2
+    table = ALL | {"rounds": 3, "faults": {"policy": "drop", "norm": 10.0}}
+    changes = [enlarged(factor) for factor in (np.nan, np.inf, 1e6)]
+    run, warnings = altered("train", changes, table)
+    for t, said in enumerate(warnings):
+        assert said.startswith(f"scaffold, seed 0: round {t + 1}: faulty update of ")
+    assert [record.faulty for record in run.history] == [0, 2, 2, 2]
+    assert len(warnings) == 3
+    one, two = fresh(tmp_path / "other")
+    assert set(run.final.faulty_clients or []) == set(two.node.federation.names)
     # client state of what was left out is not used either
 
     def lost(node: int, number: int, head: dict[str, Any]) -> Any:
         del number
         return "lost request" if node == 1 and head["kind"] == "train" else ""
 
-    (expected,) = deployed(table, unreliable(fresh(tmp_path / "other"), lost), patience=0.1)
+    (expected,) = deployed(table, unreliable([one, two], lost), patience=0.1)
     assert vector(run.params).tobytes() == vector(expected.params).tobytes()
-
-
-def test_a_faulty_message_ends_a_run_that_asks_for_it(fresh: Fresh, tmp_path: Path) -> None:
-    table = ALL | {"faults": {"policy": "fail", "norm": 10.0}}
-    one, two = fresh(tmp_path)
-    with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
-        deployed(table, [one.answer, changed(two.answer, "train", enlarged(1e6))])
-
-
-def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
-    altered: Altered,
-) -> None:
-    run, (logged,) = altered("train", enlarged(np.nan))
-    assert logged.startswith("scaffold, seed 0: round 1: node 'node-1': faulty update of ")
+    # without a section [faults] as well
+    run, (said,) = altered("train", changes[:1], rounds=1)
+    assert said.startswith("scaffold, seed 0: round 1: faulty update of ")
     assert np.isfinite(run.final.train_loss)
-    assert run.final.faulty
-
-
-def test_clipping_scales_the_message_of_a_node() -> None:
-    method: Any = SimpleNamespace(
-        points=[{}],
-        reduction=Reduction(screen=Faults("clip", norm=2.0)),
-        algorithm=SimpleNamespace(client=SimpleNamespace(size=None)),
-    )
-    jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
-    jobs = jobs._replace(client=np.arange(3), columns={})
-    parts = [
-        NodePart(
-            i,
-            np.array([i]),
-            RoundPart(
-                0.25 * np.array([[mean]], np.float32),
-                np.array([0.25], np.float32),
-                np.ones((1, 1), np.int64),
-                np.ones((1, 1), bool),
-                np.zeros((1, 1), bool),
-            ),
-            Answered(Answer(id=""), {}, 0, 0),
-        )
-        for i, mean in enumerate((1.0, -3.0, 100.0))
-    ]
-    shape = jax.ShapeDtypeStruct((1, 1), np.float32)
-    result = combined(method, jobs, parts, shape, optax.tree.norm)
-    # the median size is 3, and the largest one allowed is 6
-    assert result.mean == pytest.approx((1 - 3 + 6) / 3)
-    assert result.faulty.ravel().tolist() == [False, False, True]
-    assert result.counts.all()
+    assert run.final.faulty == 2
+    with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
+        altered("train", changes[2:], faults={"policy": "fail", "norm": 10.0})
 
 
 def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fresh) -> None:
@@ -299,17 +244,12 @@ def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fres
     )
 
 
-def test_losses_that_are_not_finite_are_refused_with_screening(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}, "rounds": 1}
-    for change in (setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")):
-        one, two = fresh(tmp_path)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            (run,) = deployed(table, [one.answer, changed(two.answer, "evaluate", change)])
-        assert np.isfinite(run.final.train_loss)
-        assert len(caplog.records) == 2
+def test_losses_that_are_not_finite_are_refused_with_screening(altered: Altered) -> None:
+    changes = [setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")]
+    faults = {"policy": "drop", "norm": 10.0}
+    run, warnings = altered("evaluate", changes, rounds=1, faults=faults)
+    assert all(np.isfinite(record.train_loss) for record in run.history)
+    assert len(warnings) == 2
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +333,7 @@ HIDING: dict[str, Any] = {
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_requests_with_strange_values_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
@@ -419,7 +359,7 @@ def test_requests_with_strange_values_get_an_answer(
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_requests_with_other_bytes_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
