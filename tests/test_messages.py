@@ -75,7 +75,7 @@ def said(error: InputError, key: str) -> str:
 
 
 @given(key=st.sampled_from(KEYS), value=TOML)
-@settings(max_examples=400)
+@settings(max_examples=120)
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     key: tuple[str, ...], value: Any
 ) -> None:
@@ -99,7 +99,7 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     ("catalogue", "where"), [(DATASETS, "data"), (MODELS, "model"), (ALGORITHMS, "method.0")]
 )
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
     catalogue: dict[str, Callable[..., Any]], where: str, data: st.DataObject, value: Any
 ) -> None:
@@ -114,7 +114,7 @@ def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
 
 
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
     data: st.DataObject, value: Any
 ) -> None:
@@ -131,7 +131,7 @@ def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
 
 
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_a_schedule_is_taken_or_refused_in_one_line(
     data: st.DataObject, value: Any
 ) -> None:

@@ -20,7 +20,8 @@ from fedprox.deployment.trial import check_allowed
 from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.files.whole import holder, locked
-from tests.deployment.federations import FEDPROX, deployed, in_memory, nodes_of, table_of
+from tests.deployment.conftest import Fresh
+from tests.deployment.federations import FEDPROX, deployed, in_memory, table_of
 from tests.test_cli import status
 
 NODE: dict[str, Any] = {
@@ -218,9 +219,9 @@ def test_an_operator_needs_no_data_and_others_do(tmp_path: Path) -> None:
         resolve(experiment)
 
 
-def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
-    table = table_of({"name": "scaffold"}, rounds=4, cohort={"clients_per_round": 4})
-    nodes = nodes_of(table, tmp_path, 2)
+def test_a_run_ends_if_a_node_has_lost_client_state(fresh: Fresh, tmp_path: Path) -> None:
+    table = table_of({"name": "scaffold"}, rounds=2, cohort={"clients_per_round": 4})
+    nodes = [site.node for site in fresh(tmp_path)]
     asked = 0
 
     def forgetful(parcel: Any) -> Any:
@@ -239,10 +240,10 @@ def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
-    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    refuses: bool, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    table = table_of(FEDPROX, rounds=2, evaluation={"every": 2})
-    nodes = nodes_of(table, tmp_path)
+    table = table_of({"name": "scaffold"}, rounds=2, cohort={"clients_per_round": 4})
+    nodes = [site.node for site in fresh(tmp_path)]
 
     def answering(node: Node) -> Any:
         def answer(parcel: Any) -> Any:
@@ -264,7 +265,7 @@ def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
     assert status("deploy", file, "--local", 2, "--out", out) == refuses
     said = capsys.readouterr().err.splitlines()
     line = (
-        "fedprox: fedprox mu=0.5, seed 0: no update was used in any of its 2 rounds; the last "
+        "fedprox: scaffold, seed 0: no update was used in any of its 2 rounds; the last "
         "reason: round 2: node 'node-1': it refuses: not today; without its "
     )
     assert [each for each in said if each.startswith(line)] == said[-1:] * refuses

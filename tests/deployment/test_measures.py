@@ -73,11 +73,17 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Reque
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
+def plain(
+    first_sites: list[Site], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Site], Requests]:
     """Two nodes, and requests of a run without privacy whose records have gradients."""
-    folder = tmp_path_factory.mktemp("plain")
-    table = table_of({"name": "fedavg"}, rounds=1, evaluation={"gradients": True})
-    sites = [Site(each) for each in nodes_of(table, folder)]
+    table = table_of(
+        {"name": "fedavg"},
+        rounds=1,
+        evaluation={"gradients": True},
+        cohort={"clients_per_round": 4},
+    )
+    sites = [site.moved(tmp_path_factory.mktemp("plain")) for site in first_sites]
     return sites, recorded(table, sites)
 
 
@@ -163,11 +169,11 @@ def test_no_gradient_gives_a_row_by_default(
     plain: tuple[list[Site], Requests], tmp_path: Path
 ) -> None:
     sites, requests = plain
-    node = sites[0].moved(tmp_path).node
-    one = alone(node.federation)
+    one = alone(sites[0].node.federation)
+    node = Node("alone", one, tmp_path / "alone", Policy())
     for policy, given in ((Policy(), False), (EVERYTHING, True)):
-        alone_node = Node("alone", one, tmp_path / str(given), policy)
-        answer = measured(alone_node, requests["evaluate"], model({}, {}))
+        node.policy = policy
+        answer = measured(node, requests["evaluate"], model({}, {}))
         gradient = [each for name, each in answer.items() if each.shape == (1, CLASSES, FEATURES)]
         assert bool(gradient) == given
         if given:  # what the policy has to name: the gradient of one row is the row

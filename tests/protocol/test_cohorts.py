@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, Systems, fedavg
+from fedprox import Cohort, Evaluation, InputError, Solver, Systems, fedavg, simulate
 from fedprox.protocol.cohort import Sampling, weights
 from fedprox.protocol.protocol import initial_params
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
-from tests.variants import mostly_slow
 
 THREE = np.array([0, 1, 3, 8])
 """Offsets of three clients with 1, 2 and 5 rows."""
+
+SIZES = np.array([1, 2, 5])
 
 MANY = np.arange(10**6 + 1) * 3
 """Offsets of a million clients."""
@@ -56,24 +57,29 @@ def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:
     assert sum((drawn[pair] - 1000) ** 2 / 1000 for pair in pairs) < 25.7
 
 
-def test_the_mean_is_weighted_by_the_cohorts_training_rows() -> None:
-    sizes = [1, 2, 5]
-    a, b = [np.eye(1)] * 3, [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    federation = quadratic_federation(a, b, rows=sizes)
-    solver = Solver(1.0, batch_size="all", steps=1)  # one step reaches b_k
-    for seed in range(3):
-        run = one_run(
-            federation,
-            quadratic_model(np.zeros(1)),
-            fedavg(),
-            solver,
-            cohort=Cohort(2),
-            seed=seed,
-        )
-        i, j = Cohort(2).draw(seed, 0, THREE).clients.tolist()
-        expected = (sizes[i] * b[i] + sizes[j] * b[j]) / (sizes[i] + sizes[j])
-        np.testing.assert_allclose(run.params, expected, rtol=1e-6)
-    np.testing.assert_allclose(weights(np.array(sizes)), [1 / 8, 2 / 8, 5 / 8])
+@pytest.mark.parametrize(
+    "cohort", [Cohort(2), Cohort(2, sampling="bernoulli"), Cohort(8, sampling="proportional")]
+)
+def test_a_rounds_mean_is_that_of_its_scheme(cohort: Cohort) -> None:
+    """A proportional cohort may be larger than the federation."""
+    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
+    b = np.array([1.0, 10.0, 100.0])
+    federation = quadratic_federation([np.eye(1)] * 3, [*b[:, None]], rows=SIZES.tolist())
+    model, solver = quadratic_model(np.zeros(1)), Solver(1.0, batch_size="all", steps=1)
+    settings = {"evaluation": Evaluation(gradients=False), "rounds": 1, "seed": list(range(6))}
+    runs = simulate(federation, model, fedavg(), solver=solver, cohort=cohort, **settings)
+    sizes = set()
+    for run in runs:
+        clients, mass = cohort.draw(run.seed, 0, THREE)
+        weight = SIZES[clients] if cohort.sampling == "uniform" else mass
+        np.testing.assert_allclose(run.params, [weight @ b[clients] / weight.sum()], rtol=1e-6)
+        assert run.final.clients == len(clients)
+        sizes.add(len(clients))
+    assert (len(sizes) > 1) == (cohort.sampling != "uniform")
+
+
+def test_weights_are_shares_of_rows() -> None:
+    np.testing.assert_allclose(weights(SIZES), [1 / 8, 2 / 8, 5 / 8])
     assert weights(np.zeros(0, int)).shape == (0,)
 
 
@@ -115,24 +121,6 @@ def test_bernoulli_sampling_by_exact_enumeration_on_three_clients() -> None:
     assert chi_squared(found, expected, 6000) < 27.9
 
 
-@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
-def test_a_rounds_mean_is_that_of_its_scheme(sampling: Any) -> None:
-    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
-    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    federation = quadratic_federation([np.eye(1)] * 3, b, rows=[1, 2, 5])
-    solver = Solver(1.0, batch_size="all", steps=1)
-    cohort, sizes = Cohort(2, sampling=sampling), set()
-    for seed in range(6):
-        model = quadratic_model(np.zeros(1))
-        run = one_run(federation, model, fedavg(), solver, cohort=cohort, seed=seed)
-        drawn = cohort.draw(seed, 0, THREE)
-        mean = sum(m * b[k][0] for k, m in zip(drawn.clients, drawn.mass, strict=True))
-        np.testing.assert_allclose(run.params, [mean / drawn.mass.sum()], rtol=1e-6)
-        assert run.final.clients == len(drawn.clients)
-        sizes.add(len(drawn.clients))
-    assert len(sizes) > 1
-
-
 def test_cohorts_of_different_purposes_are_independent() -> None:
     offsets = np.arange(101)
     pairs = Counter(
@@ -144,14 +132,6 @@ def test_cohorts_of_different_purposes_are_independent() -> None:
     )
     # the overlap is hypergeometric with mean 1
     assert sum(n * count for n, count in pairs.items()) / 1000 == pytest.approx(1, abs=0.15)
-
-
-def test_proportional_sampling_may_draw_more_than_there_are() -> None:
-    federation = quadratic_federation([np.eye(1)] * 2, [np.zeros(1), np.ones(1)])
-    solver = Solver(1.0, batch_size="all", steps=1)
-    model = quadratic_model(np.zeros(1))
-    run = one_run(federation, model, fedavg(), solver, cohort=Cohort(8, sampling="proportional"))
-    assert float(run.params[0]) in [n / 8 for n in range(9)]
 
 
 def test_an_unknown_sampling_is_refused() -> None:
