@@ -387,9 +387,9 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:
     with np.errstate(invalid="ignore"):  # NaN without a measured client
         added = weighted(weights, [each.mean for _, each in parts])
         means = jax.tree.map(lambda a: a / beside(total, a), added)
-        scatters = []
+        scatters, norm = [], jit_once(jax.vmap(optax.tree.norm))
         for weight, (share, each) in zip(weights, parts, strict=True):
             apart = jax.tree.map(np.subtract, each.mean, means)
-            distance = jax.vmap(optax.tree.norm)(apart) ** 2
+            distance = np.asarray(norm(apart)) ** 2
             scatters.append(np.where(weight > 0, share * each.scatter + weight * distance, 0))
     return Scatter(total, means, summed(scatters) * (of / total))
