@@ -202,8 +202,7 @@ SIMULATE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_progress"}),
+    "name", sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_progress"})
 )
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -271,10 +270,7 @@ def test_arguments_of_simulate(wrong: dict[str, Any], line: str) -> None:
             {"steps": 5},
             "solver: epochs = 2 and steps = 5; give either epochs or steps, and not both",
         ),
-        (
-            {"learning_rate": np.inf},
-            "solver.learning_rate = inf; it must be finite and above 0",
-        ),
+        ({"learning_rate": np.inf}, "solver.learning_rate = inf; it must be finite and above 0"),
         (
             {"learning_rate": [0.1, np.nan]},
             "solver.learning_rate = nan; it must be finite and above 0",

@@ -151,9 +151,7 @@ class Killed(BaseException):
 
 
 def unreliable(
-    sites: Sequence[Site],
-    fault: FaultOf,
-    online: Callable[[], Sequence[int]] | None = None,
+    sites: Sequence[Site], fault: FaultOf, online: Callable[[], Sequence[int]] | None = None
 ) -> Network:
     """A network in memory on which requests meet faults."""
     delivered, late = deque[Received](), deque[Received]()

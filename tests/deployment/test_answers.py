@@ -160,10 +160,7 @@ MEASURED: dict[str, Array] = {
 
 
 def measured(
-    changes: Mapping[str, float],
-    node: Declared = NODE,
-    *,
-    last: bool = False,
+    changes: Mapping[str, float], node: Declared = NODE, *, last: bool = False
 ) -> NodeMeasures:
     """Read an evaluation in which some arrays, or their last numbers, have another value."""
     arrays = {name: array.copy() for name, array in MEASURED.items()}
@@ -333,10 +330,7 @@ def jobs_of(steps: list[int], weight: list[float]) -> Jobs:
     """Jobs of some clients."""
     jobs = Jobs(*(np.zeros(len(steps)) for _ in no_jobs()))  # type: ignore[arg-type]
     return jobs._replace(
-        client=np.arange(len(steps)),
-        steps=np.array(steps),
-        weight=np.array(weight),
-        columns={},
+        client=np.arange(len(steps)), steps=np.array(steps), weight=np.array(weight), columns={}
     )
 
 
@@ -437,9 +431,7 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
     assert (
         arrays.keys()
         == shapes.keys()
-        == {
-            *("message['u']", "message['v']", "counted", "steps", "counts", "faulty"),
-        }
+        == {*("message['u']", "message['v']", "counted", "steps", "counts", "faulty")}
     )
     for name, array in arrays.items():
         assert (shapes[name].shape, shapes[name].dtype) == (array.shape, array.dtype), name

@@ -344,10 +344,7 @@ def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
         control = link.client
         app = Fab(content=flower.packed_app())
         control.StartRun(StartRunRequest(fab=app))  # nobody waits for this one
-        with (
-            pytest.raises(ZeroDivisionError),
-            operator_network(*superlink[:3]),
-        ):
+        with pytest.raises(ZeroDivisionError), operator_network(*superlink[:3]):
             raise ZeroDivisionError("by zero")
         with operator_network(*superlink[:3]):
             pass
@@ -399,10 +396,7 @@ def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
             (ConnectionError, "does not answer", ("127.0.0.1:1", ca_certificate, secret)),
         ]
         for kind, line, arguments in cases:
-            with (
-                pytest.raises(kind, match=re.escape(line)) as caught,
-                operator_network(*arguments),
-            ):
+            with pytest.raises(kind, match=re.escape(line)) as caught, operator_network(*arguments):
                 pass
             assert "\n" not in str(caught.value)
 
@@ -458,10 +452,7 @@ def test_both_ends_say_what_is_wrong_with_a_certificate(
         wait_until(lambda: bool(caplog.records))
         stop.set()
         node.join()
-        with (
-            pytest.raises(InputError) as raised,
-            operator_network(address, ca_certificate, key),
-        ):
+        with pytest.raises(InputError) as raised, operator_network(address, ca_certificate, key):
             pass
     (said,) = {record.getMessage() for record in caplog.records}
     assert line in said

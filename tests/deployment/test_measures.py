@@ -210,9 +210,7 @@ def test_no_measure_is_of_fewer_rows(plain: tuple[list[Site], Requests], tmp_pat
 
 @pytest.mark.parametrize("bound", [{"fewest_rows": 2}, {"fewest_clients": 2}])
 def test_the_model_does_not_choose_whose_losses_are_summed(
-    bound: dict[str, int],
-    plain: tuple[list[Site], Requests],
-    tmp_path: Path,
+    bound: dict[str, int], plain: tuple[list[Site], Requests], tmp_path: Path
 ) -> None:
     """A model of which some clients' losses are infinite shows the others' alone."""
     sites, requests = plain
@@ -239,11 +237,7 @@ METHODS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("method", "line"), METHODS)
 @pytest.mark.parametrize("kind", ["prepare", "train", "evaluate"])
 def test_a_node_runs_no_method_that_no_deployment_has(
-    method: dict[str, Any],
-    line: str,
-    kind: str,
-    plain: tuple[list[Site], Requests],
-    tmp_path: Path,
+    method: dict[str, Any], line: str, kind: str, plain: tuple[list[Site], Requests], tmp_path: Path
 ) -> None:
     """An operator whose program does not refuse it, too."""
     sites, requests = plain

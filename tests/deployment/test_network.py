@@ -146,11 +146,7 @@ def test_a_node_that_sends_nan_is_left_out(tmp_path: Path) -> None:
     nodes: list[dict[str, Any]] = nodes_of(table, 2)
     nodes.append({"data": {"name": "tests.deployment.network_data:hostile"}})
     with in_root(), machines(tmp_path, nodes) as federation:
-        operator = federation.operate(
-            written(tmp_path, table),
-            "--out",
-            str(tmp_path / "run"),
-        )
+        operator = federation.operate(written(tmp_path, table), "--out", str(tmp_path / "run"))
         assert operator.wait(600) == 0, federation.said
     first, *_, last = records(tmp_path / "run")
     assert last["train_loss"] < first["train_loss"]

@@ -184,22 +184,14 @@ ROWS = np.array([5, 20, 35])
             )
         ),
         (Policy(), "check_measures", [sends(loss=True), gamma(None)], ""),
-        (
-            Policy(),
-            "check_measures",
-            [sends(gradient=True), gamma(None)],
-            "own: its clients se",
-        ),
+        (Policy(), "check_measures", [sends(gradient=True), gamma(None)], "own: its clients se"),
         (THREE, "check_measures", [sends(), gamma(0.5)], "solver.gamma: "),
         (
             *(Policy(report=["loss", "accuracy", "metrics"]), "check_measures"),
             *([sends(), gamma(0.0)], "solver.gamma: "),
         ),
         (Policy(report=["gradients"]), "check_measures", [sends(), gamma(0.5)], ""),
-        (
-            *(Policy(report=["loss"]), "check_measures"),
-            *([sends(loss=True), gamma(None)], ""),
-        ),
+        (*(Policy(report=["loss"]), "check_measures"), *([sends(loss=True), gamma(None)], "")),
         (
             *(Policy(report=["gradients"]), "check_measures"),
             *([sends(gradient=True), gamma(None)], ""),

@@ -394,10 +394,7 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            lambda head: head["work"].update(steps=[1]),
-            "request: work: its lists have diff",
-        ),
+        (lambda head: head["work"].update(steps=[1]), "request: work: its lists have diff"),
         (lambda head: head["work"].update(names=["a", "b"]), "client 'a' is not on this node"),
         (
             lambda head: head["work"].update(names=head["work"]["names"][:1] * 2),
@@ -429,10 +426,7 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
         (lambda head: head.update(round=-5), "request: round: Input should be greater than or"),
         (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
-        (
-            lambda head: head["work"].update(state=[[3], [3]]),
-            "state of client '1' after round 4: ",
-        ),
+        (lambda head: head["work"].update(state=[[3], [3]]), "state of client '1' after round 4: "),
         (
             lambda head: head["work"].update(state=[[0], [0, 0]]),
             "work: each client's state has one round for each sweep point",

@@ -33,10 +33,7 @@ OLD = {
         ({"rows": "all"}, "evaluation.rows = 'all'; it must be a whole number of at least 1"),
         ({"clients": -1}, "evaluation.clients = -1; it must be a whole number of at least 1"),
         ({"clients": 1.5}, "evaluation.clients = 1.5; it must be a whole number of at least 1"),
-        (
-            {"model": "all"},
-            "evaluation.model = 'all'; it must be one of server, cohort, clients",
-        ),
+        ({"model": "all"}, "evaluation.model = 'all'; it must be one of server, cohort, clients"),
         ({"gradients": "no"}, "evaluation.gradients = 'no'; it must be True or False"),
         ({"gradients": 0}, "evaluation.gradients = 0; it must be True or False"),
         ({"by_client": 1}, "evaluation.by_client = 1; it must be True or False"),

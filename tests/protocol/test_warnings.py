@@ -11,7 +11,7 @@ import numpy as np
 import fedprox as fp
 from fedprox import Federation
 from fedprox.datasets import mapped, write_mapped
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, status
 
 
 def clients(*labels: list[int]) -> list[Any]:
@@ -138,7 +138,7 @@ def test_labels_in_files_are_not_read_for_a_warning(tmp_path: Path) -> None:
 
 def test_the_command_prints_each_once(tmp_path: Path, capsys: Any) -> None:
     """Once to the end of a run."""
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(LOSSES)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         settings = [
