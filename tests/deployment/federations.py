@@ -244,6 +244,19 @@ def changed(
     return changing
 
 
+def watched(
+    answer: Callable[[Parcel], Parcel], see: Callable[[dict[str, Any], Parcel], object]
+) -> Callable[[Parcel], Parcel]:
+    """A node of which a function sees the head of each request, and the answer."""
+
+    def watching(parcel: Parcel) -> Parcel:
+        answered = answer(parcel)
+        see(json.loads(parcel.head), answered)
+        return answered
+
+    return watching
+
+
 def described(**values: Any) -> dict[str, Any]:
     """A description of a node with one client, with some values changed."""
     kind = {

@@ -1,5 +1,6 @@
 """The commands `deploy` and `node`: what they refuse, and what they leave alone."""
 
+import importlib.metadata
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 from fedprox import InputError, cli
 from fedprox.commands import deployment
 from fedprox.deployment.coordinator import Ledger, read_ledger
+from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.trial import check_allowed
 from fedprox.deployment.wire import Answer, parcel_of
+from fedprox.errors import installing
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.files.whole import holder, locked
 from tests.deployment.conftest import Fresh
@@ -254,3 +257,20 @@ def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
     )
     assert [each for each in said if each.startswith(line)] == said[-1:] * refuses
     assert (out / "summary.json").exists()  # what was measured is there
+
+
+@pytest.mark.parametrize("version", ["1.40.1", "1.43.0", "2.0", ""])
+def test_another_version_of_flower_or_none_is_named(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if not version:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    needs = f"flwr {version} is installed; deployment needs 1.41 or 1.42"
+    with pytest.raises(InputError) as caught:
+        require_flower()
+    line = needs if version else "deployment needs Flower"
+    assert str(caught.value) == f"{line}: {installing('flower')}"

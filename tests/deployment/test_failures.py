@@ -14,6 +14,7 @@ from fedprox.deployment import conversation
 from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Network, Received
+from fedprox.errors import InputError
 from fedprox.loop.checkpoint import Checkpoints
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
@@ -92,7 +93,7 @@ def test_a_node_with_new_programs_has_the_same_bits(
 
 
 @given(plan=st.lists(st.sampled_from(get_args(Fault)), max_size=24))
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_any_faults_change_nothing(
     plan: list[Fault],
     first_sites: list[Site],
@@ -262,12 +263,19 @@ def test_nobody_waits_twice_for_a_node_that_is_not_connected(
     assert sum(r.seconds or 0 for r in run.history[3:4]) < 2.0
 
 
-def test_a_run_does_not_begin_without_nodes_that_answer(fresh: Fresh, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("prepare", r"^scaffold: node 'node-0': no answer$"),
+        ("evaluate", "no node answered an evaluation; resume the run"),
+    ],
+)
+def test_a_run_ends_if_nobody_answers(kind: str, line: str, fresh: Fresh, tmp_path: Path) -> None:
     def silent(node: int, number: int, head: dict[str, Any]) -> Fault:
         del node, number
-        return "" if head["kind"] == "describe" else "lost request"
+        return "lost request" if head["kind"] == kind else ""
 
-    with pytest.raises(Exception, match=r"^scaffold: node 'node-0': no answer$"):
+    with pytest.raises(InputError, match=line):
         deployed(SHORT, unreliable(fresh(tmp_path), silent), patience=0.1)
 
 
@@ -286,15 +294,6 @@ def test_a_later_method_begins_without_a_node(
         "feddane mu=1: node 'node-1': no answer; it may take part later"
     ]
     assert [run.final.dropped for run in runs] == [0, 0]
-
-
-def test_an_evaluation_that_nobody_answers_ends_the_run(fresh: Fresh, tmp_path: Path) -> None:
-    def fault(node: int, number: int, head: dict[str, Any]) -> Fault:
-        del node, number
-        return "lost request" if head["kind"] == "evaluate" else ""
-
-    with pytest.raises(Exception, match="no node answered an evaluation; resume the run"):
-        deployed(SHORT, unreliable(fresh(tmp_path), fault), patience=0.1)
 
 
 def test_an_answer_to_another_request_is_not_used(

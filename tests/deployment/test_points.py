@@ -1,6 +1,5 @@
 """Sweep points of a deployed method do not change one another."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedprox.algorithms.feddane import State
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import REPORTS, Policy
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import changed, deployed, table_of, vector
+from tests.deployment.federations import changed, deployed, table_of, vector, watched
 
 SCALED = f"{__name__}:scaled"
 
@@ -81,30 +80,22 @@ def test_an_exchange_reads_the_participation_of_the_cohort_that_trains(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share of all rows that its clients have."""
-    sites, names = fresh(tmp_path), list[str]()
-    rows = dict[str, int]()
-    for site in sites:
-        site.node.policy = Policy(methods=[SCALED], report=list(REPORTS))
-        rows |= zip(site.node.federation.names, site.node.federation.train.sizes, strict=True)
+    site, names = fresh(tmp_path)[0], list[str]()
+    site.node.policy = Policy(methods=[SCALED], report=list(REPORTS))
 
-    def answering(answer: Any) -> Any:
-        def recorded(parcel: Parcel) -> Parcel:
-            head = json.loads(parcel.head)
-            names.extend(head["work"]["names"] if head["kind"] == "train" else [])
-            return answer(parcel)
-
-        return recorded
+    def see(head: dict[str, Any], answer: Parcel) -> None:
+        del answer
+        names.extend(head["work"]["names"] if head["kind"] == "train" else [])
 
     def model() -> Any:
-        (run,) = deployed(
-            table_of({"name": SCALED}, rounds=1, evaluation={"gradients": False}), nodes
-        )
+        table = table_of({"name": SCALED}, rounds=1, cohort={"clients_per_round": 1})
+        table["evaluation"] = {"gradients": False}
+        (run,) = deployed(table, [watched(site.answer, see)])
         return vector(run.params)
 
-    nodes, whole = [answering(site.answer) for site in sites], scaled
-    ours = model()
-    assert len(names) == 3
-    share = sum(rows[name] for name in names) / sum(rows.values())
+    whole, ours, federation = scaled, model(), site.node.federation
+    (name,) = names
+    share = federation.train.sizes[federation.names.index(name)] / len(federation.train)
     monkeypatch.setitem(globals(), "scaled", lambda: whole(share))
     assert np.abs(model() - ours).max() < 1e-6
     monkeypatch.setitem(globals(), "scaled", lambda: whole(1.0))

@@ -95,18 +95,11 @@ WEIGHT = "message[0]['dense']['weight']"
 
 TRAINED: list[tuple[CHANGE, str]] = [
     (without(WEIGHT), f'the array "{WEIGHT}" is missing'),
-    (setting(WEIGHT, lambda a: a[:, :5]), f'the array "{WEIGHT}" is float32[1, 5, 60]; it must be'),
     (setting(WEIGHT, np.float64), f'the array "{WEIGHT}" is float64[1, 10, 60]; it must be'),
-    (without("steps"), "the array 'steps' is missing"),
-    (setting("counts", lambda a: a.astype(np.int8)), "the array 'counts' is int8["),
     (setting("counted", lambda a: a * 5), "it counts weights ["),
-    (setting("counted", lambda a: a / 2), "it counts weights ["),
-    (setting("counted", lambda a: -a), "it counts weights [-"),
     (setting("counted", lambda a: a * np.float32("nan")), "it counts weights [nan]"),
     (setting("counts", np.zeros_like), "it counts weights ["),
-    (setting("faulty", np.ones_like), "it counts faulty updates"),
     (setting("steps", lambda a: a + 1), "it says that clients took more steps than"),
-    (setting("steps", lambda a: -a), "it says that clients took more steps than"),
     (heading(other=1), "answer: other: Extra inputs are not permitted"),
     (heading(seconds="long"), "answer: seconds: Input should be a valid number"),
     (setting("other", lambda _: np.zeros(3)), "an array 'other' that was not asked for"),
@@ -127,9 +120,7 @@ def test_a_part_of_a_round_is_checked(altered: Altered) -> None:
 MEASURED: list[tuple[CHANGE, str]] = [
     (setting("loss", lambda a: a[:0]), "the array 'loss' is float32[0]"),
     (setting("weight", lambda a: a * 3), "it measures weights [3.0]"),
-    (setting("weight", lambda a: a * np.float32("nan")), "it measures weights [nan]"),
     (setting("test/accuracy['sum']", lambda a: a + np.float32(2**30)), "it counts [1073"),
-    (without("test/accuracy['rows']"), "the array \"test/accuracy['rows']\" is missing"),
     (without("test/loss['sum']"), "the array \"test/loss['sum']\" is missing"),
     (heading(lacks="no"), "answer: lacks: Input should be a valid boolean"),
 ]
