@@ -4,17 +4,17 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
-from fedprox.deployment.node_method import NodeMethod, planned_rows, shares_of_first
+from fedprox.deployment.node_method import NodeMethod, due, planned_rows, shares_of_first
 from fedprox.deployment.wire import unpack_arrays
 from fedprox.devices.mesh import lane_mesh
 from fedprox.engine.compiled import lanes as clocks
@@ -130,7 +130,9 @@ def test_slow_clients_send_partial_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("counted")
-def test_fedavg_drops_clients_that_do_not_finish(tmp_path: Path) -> None:
+def test_fedavg_drops_clients_that_do_not_finish(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The round is as if their node had not answered."""
     table = TABLE | {"method": METHODS[1:]}
     nodes = slowed(nodes_of(table, tmp_path))
@@ -143,6 +145,7 @@ def test_fedavg_drops_clients_that_do_not_finish(tmp_path: Path) -> None:
             for name, steps in zip(names, planned_steps(nodes[0]), strict=True)
         }
         assert (record.clients, record.stragglers, record.dropped) == (4, 2, 2)
+    assert "refused" not in caplog.text  # what the late node answered is no fault
 
     def silent(node: int, number: int, head: dict[str, Any]) -> Fault:
         del number
@@ -193,6 +196,10 @@ def test_passes_share_the_time_by_the_rows_that_they_read() -> None:
     assert shares_of_first(first, rows, jobs, owner).tolist() == [0.5, 0.75, 0.0]
     # at least a fourth, and nothing where nothing is read
     assert shares_of_first(first, 100 * rows, jobs, owner).tolist() == [0.25, 0.25, 0.0]
+    # of ten and five ticks of a node's two jobs, the last ones end together
+    end = np.array([[[[0, -1], [1, -1]]]])
+    ends: Any = SimpleNamespace(end=end, stop=np.array([[[10, 5]]]))
+    assert due(ends, 3).tolist() == [1.0, 0.5, 1.0]
 
 
 @pytest.mark.slow
@@ -277,10 +284,6 @@ def test_clients_that_finish_no_step_do_not_count(
     )
     nodes = nodes_of(ONE, tmp_path)
     assert nodes[0].mesh.devices.size == 2
-    # nobody is late
-    (run,) = deployed(ONE, [node.answer for node in nodes], ledger=Ledger(run="whole"))
-    assert (run.final.stragglers, run.final.dropped) == (0, 0)
-    # a node is late
     late.add(len(nodes[1].federation.train))
     (run,) = deployed(ONE, [node.answer for node in nodes])
     assert (run.final.stragglers, run.final.dropped) == (2, 2)

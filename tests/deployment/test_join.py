@@ -288,18 +288,22 @@ def test_only_the_nodes_of_a_list_join(caplog: pytest.LogCaptureFixture) -> None
         names("a", network=keyed)
 
 
-def test_a_silent_node_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "DESCRIBE_WAIT", 0.1)
-    monkeypatch.setattr(joining, "DESCRIBE_EVERY", 0.1)
-    nodes = [described_by("m", data("a")), described_by("n", data("b"))]
-    network, looks = in_memory(nodes), itertools.count()
+def second_is_silent() -> Network:
+    """Two nodes, m and n, of which the second never answers."""
+    network = in_memory([described_by("m", data("a")), described_by("n", data("b"))])
 
     def send(requests: Any) -> Any:
         numbers = network.send({node: each for node, each in requests.items() if node == 0})
         return {node: numbers.get(node, "lost") for node in requests}
 
-    late = Network(lambda: [1] if next(looks) < 6 else [0, 1], send, network.receive)
-    began = time.monotonic()
+    return network._replace(send=send)
+
+
+def test_a_silent_node_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "DESCRIBE_WAIT", 0.1)
+    monkeypatch.setattr(joining, "DESCRIBE_EVERY", 0.1)
+    looks, began = itertools.count(), time.monotonic()
+    late = second_is_silent()._replace(nodes=lambda: [1] if next(looks) < 6 else [0, 1])
     result = join(Conversation(late, patience=60.0), 1)
     assert [each.name for each in result.descriptions] == ["m"]
     assert time.monotonic() - began < 5
@@ -332,20 +336,11 @@ def test_too_few_nodes_are_named() -> None:
     a = described_by("m", data("a"))
     assert refused(a, count=2) == "deployment.nodes = 2: 1 joined within 0.1 s (m)"
     assert refused(count=1) == "deployment.nodes = 1: 0 joined within 0.1 s (none)"
-
-
-def test_a_node_that_does_not_answer_does_not_join() -> None:
-    network = in_memory([described_by("m", data("a")), described_by("n", data("b"))])
-
-    def send(requests: Any) -> Any:
-        numbers = network.send({node: each for node, each in requests.items() if node == 0})
-        return {node: numbers.get(node, "lost") for node in requests}
-
-    silent = network._replace(send=send)
+    conversation = Conversation(second_is_silent(), patience=0.1)
     with pytest.raises(InputError) as raised:
-        join(Conversation(silent, patience=0.1), 2)
-    assert str(raised.value) == ("deployment.nodes = 2: 1 joined within 0.1 s (m, 1: no answer)")
-    assert [each.name for each in join(Conversation(silent, patience=0.1), 1).descriptions] == ["m"]
+        join(conversation, 2)
+    assert str(raised.value) == "deployment.nodes = 2: 1 joined within 0.1 s (m, 1: no answer)"
+    assert [each.name for each in join(conversation, 1).descriptions] == ["m"]
 
 
 def test_nodes_may_join_late_and_in_any_order() -> None:
@@ -390,12 +385,8 @@ def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
         seed=[1, 2],
     )
     runs = deployed(table, [node.answer for node in nodes])
-    assert [(run.hparams["mu"], run.seed) for run in runs] == [
-        (0.0, 1),
-        (1.0, 1),
-        (0.0, 2),
-        (1.0, 2),
-    ]
+    points = [(run.hparams["mu"], run.seed) for run in runs]
+    assert points == [(0.0, 1), (1.0, 1), (0.0, 2), (1.0, 2)]
     for run in runs:
         assert run.params["dense"]["bias"].shape == (4,)
     assert (runs[0].params["dense"]["bias"] != runs[1].params["dense"]["bias"]).any()

@@ -151,6 +151,7 @@ ROWS = np.array([5, 20, 35])
                 {"privacy": PrivacyPolicy(epsilon=1.0, delta=1e-5)},
                 {"privacy": PrivacyPolicy(epsilon=1.0, delta=1e-5, exact_measures=True)},
                 {"secure": SECURE.secure},
+                {"fewest_clients": 2},
             )
         ),
         (Policy(), "check_measures", [sends(loss=True), gamma(None)], ""),

@@ -436,7 +436,7 @@ def test_arrays_that_were_changed_on_their_way_are_refused(
     assert head.refused == f"the array {name!r} was changed on its way"
 
 
-def test_an_error_in_the_node_is_reported_in_one_line(
+def test_errors_in_the_node_are_reported_in_one_line(
     requests: dict[str, Parcel],
     fresh: Fresh,
     tmp_path: Path,
@@ -446,22 +446,18 @@ def test_an_error_in_the_node_is_reported_in_one_line(
     def fail(*_: Any) -> Any:
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(NodeMethod, "evaluate", fail)
-    head = unpack_answer(fresh(tmp_path)[0].answer(requests["evaluate"]))
-    assert head.refused == "error in the node: RuntimeError: out of memory"
-    assert "Traceback" in caplog.text
-
-
-def test_a_full_disk_is_reported_in_one_line(
-    requests: dict[str, Parcel], fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device", "0.state")
 
+    monkeypatch.setattr(NodeMethod, "evaluate", fail)
     monkeypatch.setattr(States, "write", full)
     node = fresh(tmp_path)[0].node
     train = edited(requests["train"], lambda head: head["work"].update(state=[[-1], [-1]]))
     assert unpack_answer(node.answer(train)).refused == "0.state: No space left on device"
+    assert "Traceback" not in caplog.text
+    head = unpack_answer(node.answer(requests["evaluate"]))
+    assert head.refused == "error in the node: RuntimeError: out of memory"
+    assert "Traceback" in caplog.text
 
 
 def test_a_node_asks_for_arrays_that_it_lacks(

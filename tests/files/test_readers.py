@@ -64,7 +64,7 @@ def test_valid_files_are_read(name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_any_bytes_are_a_result_or_one_line(name: str, seed: int, times: int, folder: Path) -> None:
     """The short form of `tests/fuzz.py`, which is guided by coverage."""
     reader, draw = READERS[name], random.Random(seed)

@@ -129,7 +129,7 @@ def test_cohorts_of_different_purposes_are_independent() -> None:
     [
         (lambda: Cohort(2, sampling="round-robin"), "uniform, proportional, bernoulli"),  # type: ignore[arg-type]
         *(
-            (lambda clients=clients: Cohort(clients), f"_round = {clients}; it must be a whole")  # type: ignore[misc]
+            (lambda clients=clients: Cohort(clients), f"_round = {clients}; it must be a whole")
             for clients in (0, 2.5, True)
         ),
         (lambda: Systems(stragglers=-0.1), "it must be from 0 to 1"),

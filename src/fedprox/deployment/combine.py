@@ -113,7 +113,7 @@ def _screened(
         measure = jit_once(jax.vmap(size or method.algorithm.client.size))
         sizes = np.stack([measure(mean) for mean in means])
     weight = np.array([part.counted.max() for part in parts])
-    which_count = jit_once(partial(_which_count, reduction.screen, reduction.fixed))
+    which_count = jit_once(partial(_which_count, reduction.screen))
     screened = which_count(np.stack(are_sound) * answered, sizes, weight)
     scales, bad = np.asarray(screened.scale), answered & np.asarray(screened.flagged)
     if reduction.rule is not None:
@@ -129,10 +129,10 @@ def _screened(
 
 
 def _which_count(
-    screen: Screen, fixed: bool, sound: jax.Array, size: jax.Array | None, weight: jax.Array
+    screen: Screen, sound: jax.Array, size: jax.Array | None, weight: jax.Array
 ) -> Screened:
     """`Screen.screened` by position, so that equal settings share a program."""
-    return screen.screened(sound, size, weight, fixed=fixed)
+    return screen.screened(sound, size, weight)
 
 
 def _mean_and_soundness(message: Any, counted: jax.Array) -> tuple[Any, jax.Array]:
