@@ -3,7 +3,6 @@
 import tomllib
 from typing import Any
 
-import numpy as np
 import pytest
 import tomli_w
 
@@ -11,15 +10,6 @@ import fedprox as fp
 from fedprox.experiment import parse, resolve
 from fedprox.protocol.protocol import Evaluation
 from tests.test_cli import SMALL
-
-OLD = {
-    "evaluate_every": 2,
-    "evaluate_rows": 5,
-    "evaluate_clients": 4,
-    "evaluate_model": "clients",
-    "measure_gradients": False,
-}
-"""The keys of version 0.1 with a value each."""
 
 
 @pytest.mark.parametrize(
@@ -45,12 +35,6 @@ def test_each_bad_value_is_named_in_one_line(wrong: dict[str, Any], line: str) -
     with pytest.raises(fp.InputError) as refused:
         fp.Evaluation(**wrong)
     assert str(refused.value) == line
-
-
-def test_numpys_numbers_become_pythons() -> None:
-    made = fp.Evaluation(np.int64(2), np.int32(3), np.int16(4))  # type: ignore[arg-type]
-    assert made == fp.Evaluation(2, 3, 4)
-    assert {type(value) for value in (made.every, made.rows, made.clients)} == {int}
 
 
 @pytest.mark.parametrize(("clients", "drawn"), [(None, None), (5, 5), (6, None), (1000, None)])
@@ -79,22 +63,6 @@ def test_a_file_says_it_in_a_section_of_its_own() -> None:
     }
 
 
-@pytest.mark.parametrize("key", OLD)
-def test_old_keys_are_unknown(key: str) -> None:
-    with pytest.raises(fp.InputError, match=f"the file: unknown key '{key}'; .*allowed: rounds"):
-        parse("small", tomllib.loads(SMALL) | {key: OLD[key]})
-
-
-def test_a_misspelled_key_of_the_section_is_named() -> None:
-    table = tomllib.loads(SMALL) | {"evaluation": {"client": 4}}
-    with pytest.raises(fp.InputError) as refused:
-        parse("small", table)
-    assert str(refused.value) == (
-        "small: evaluation: unknown key 'client'; did you mean 'clients'? allowed: every, rows, "
-        "clients, model, gradients, fine_tune, by_client, client_records"
-    )
-
-
 def test_run_directories_hold_the_section() -> None:
     written = tomllib.loads(tomli_w.dumps(resolve(parse("small", tomllib.loads(SMALL))).table))
     assert written["evaluation"] == {
@@ -104,4 +72,3 @@ def test_run_directories_hold_the_section() -> None:
         "by_client": False,
         "client_records": False,
     }
-    assert not OLD.keys() & written.keys()
