@@ -1,9 +1,9 @@
 """What is said of values of a wrong type: one line with the key, the value and what is allowed."""
 
-import functools
 import inspect
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def said(error: InputError, key: str) -> str:
 
 
 @given(key=st.sampled_from(KEYS), value=TOML)
-@settings(max_examples=400)
+@settings(max_examples=120)
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     key: tuple[str, ...], value: Any
 ) -> None:
@@ -99,7 +99,7 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(
     ("catalogue", "where"), [(DATASETS, "data"), (MODELS, "model"), (ALGORITHMS, "method.0")]
 )
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
     catalogue: dict[str, Callable[..., Any]], where: str, data: st.DataObject, value: Any
 ) -> None:
@@ -114,7 +114,7 @@ def test_any_option_of_a_name_is_taken_or_refused_in_one_line(
 
 
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
     data: st.DataObject, value: Any
 ) -> None:
@@ -131,7 +131,7 @@ def test_any_option_of_an_optimizer_is_taken_or_refused_in_one_line(
 
 
 @given(data=st.data(), value=TOML)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_any_option_of_a_schedule_is_taken_or_refused_in_one_line(
     data: st.DataObject, value: Any
 ) -> None:
@@ -202,8 +202,7 @@ SIMULATE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_progress"}),
+    "name", sorted(inspect.signature(fp.simulate).parameters.keys() - {"on_progress"})
 )
 def test_any_argument_is_taken_or_refused_in_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -218,118 +217,57 @@ def test_any_argument_is_taken_or_refused_in_one_line(
             said(raised.value, name)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        (
-            {"methods": "fedavg"},
-            "methods = 'fedavg'; it must be an algorithm, such as fedprox.fedavg(), or a list of "
-            "them",
-        ),
-        (
-            {"methods": fp.fedavg},
-            "methods = fedavg, a function that was not called; it must be an algorithm, such as "
-            "fedprox.fedavg(), or a list of them",
-        ),
-        (
-            {"methods": [fp.fedavg(), fp.fedprox]},
-            "methods[1] = fedprox, a function that was not called; it must be an algorithm, such "
-            "as fedprox.fedavg(), or a list of them",
-        ),
-        (
-            {"methods": []},
-            "methods: none given; it must be an algorithm, such as fedprox.fedavg(), or a list of "
-            "them",
-        ),
-        (
-            {"cohort": fp.Cohort},
-            "cohort = Cohort, a class that was not called; it must be a fedprox.Cohort",
-        ),
-        ({"faults": "drop"}, "faults = 'drop'; it must be a fedprox.Faults or None"),
-        (
-            {"model": fp.models.logistic},
-            "model = logistic, a function that was not called; it must be a fedprox.Model",
-        ),
-        ({"evaluation": 5}, "evaluation = 5; it must be a fedprox.Evaluation"),
-        ({"checkpoints": "run"}, "checkpoints = 'run'; it must be a fedprox.Checkpoints or None"),
-        ({"seed": "12"}, "seed = '12'; it must be a whole number of at least 0"),
-    ],
-)
-def test_arguments_of_simulate(wrong: dict[str, Any], line: str) -> None:
+QUANTIZED = partial(fp.Compression, "quantize")
+PRIVATE = partial(fp.Privacy, 1.0, noise_multiplier=1.0)
+
+
+def simulate(**wrong: Any) -> None:
     federation = fp.datasets.synthetic(clients=3)
     model = fp.models.logistic(federation)
-    with pytest.raises(InputError) as raised:
-        fp.simulate(**{"federation": federation, "model": model, **SIMULATE} | wrong)
-    assert str(raised.value) == line
+    fp.simulate(**{"federation": federation, "model": model, **SIMULATE} | wrong)
+
+
+def solver(**wrong: Any) -> None:
+    fp.Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2} | wrong)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line"),
+    ("make", "wrong", "line"),
     [
-        ({"epochs": None}, "solver: neither epochs nor steps is given; give one of them"),
-        (
-            {"steps": 5},
-            "solver: epochs = 2 and steps = 5; give either epochs or steps, and not both",
-        ),
-        (
-            {"learning_rate": np.inf},
-            "solver.learning_rate = inf; it must be finite and above 0",
-        ),
-        (
-            {"learning_rate": [0.1, np.nan]},
-            "solver.learning_rate = nan; it must be finite and above 0",
-        ),
-        (
-            {"learning_rate": "0.1"},
-            "solver.learning_rate = '0.1'; it must be a number or a list of numbers",
-        ),
-        (
-            {"learning_rate": 1e-40},
-            "solver.learning_rate = 1e-40; it is beyond single precision, which holds 1.18e-38 to "
-            "3.4e+38",
-        ),
-        ({"clip": "10"}, "solver.clip = '10'; it must be a number above 0"),
-        ({"weight_decay": True}, "solver.weight_decay = True; it must be a number of at least 0"),
-        ({"gamma": "0.1"}, "solver.gamma = '0.1'; it must be a number from 0 to 1"),
-        (
-            {"batch_size": 2.5},
-            'solver.batch_size = 2.5; it must be a whole number of at least 1, or "all"',
-        ),
+        (simulate, {"methods": "fedavg"}, "methods = 'fedavg'; it must be an algorithm, such as "),
+        (simulate, {"methods": fp.fedavg}, "methods = fedavg, a function that was not called; it "),
+        (simulate, {"methods": [fp.fedavg(), fp.fedprox]}, "methods[1] = fedprox, a function that"),
+        (simulate, {"methods": []}, "methods: none given; it must be an algorithm, such as fedpro"),
+        (simulate, {"cohort": fp.Cohort}, "cohort = Cohort, a class that was not called; it must "),
+        (simulate, {"faults": "drop"}, "faults = 'drop'; it must be a fedprox.Faults or None"),
+        (simulate, {"model": fp.models.logistic}, "model = logistic, a function that was not call"),
+        (simulate, {"evaluation": 5}, "evaluation = 5; it must be a fedprox.Evaluation"),
+        (simulate, {"checkpoints": "run"}, "checkpoints = 'run'; it must be a fedprox.Checkpoints"),
+        (simulate, {"seed": "12"}, "seed = '12'; it must be a whole number of at least 0"),
+        (solver, {"epochs": None}, "solver: neither epochs nor steps is given; give one of them"),
+        (solver, {"steps": 5}, "solver: epochs = 2 and steps = 5; give either epochs or steps, an"),
+        (solver, {"learning_rate": np.inf}, "solver.learning_rate = inf; it must be finite and ab"),
+        (solver, {"learning_rate": [0.1, np.nan]}, "solver.learning_rate = nan; it must be finite"),
+        (solver, {"learning_rate": "0.1"}, "solver.learning_rate = '0.1'; it must be a number or "),
+        (solver, {"learning_rate": 1e-40}, "solver.learning_rate = 1e-40; it is beyond single pre"),
+        (solver, {"clip": "10"}, "solver.clip = '10'; it must be a number above 0"),
+        (solver, {"weight_decay": True}, "solver.weight_decay = True; it must be a number of at l"),
+        (solver, {"gamma": "0.1"}, "solver.gamma = '0.1'; it must be a number from 0 to 1"),
+        (solver, {"batch_size": 2.5}, "solver.batch_size = 2.5; it must be a whole number of at l"),
+        (fp.Cohort, {"clients_per_round": True}, "cohort.clients_per_round = True; it must be a w"),
+        (partial(fp.Cohort, 2), {"over_selection": 11}, "cohort.over_selection = 11; it must be f"),
+        (QUANTIZED, {"bits": 17}, "compression.bits = 17; it must be a whole number from 2 to 16"),
+        (QUANTIZED, {"rotate": 1}, "compression.rotate = 1; it must be True or False"),
+        (partial(fp.Attack, "noise"), {"share": 0.0}, "attack.share = 0.0; it must be above 0 and"),
+        (fp.Systems, {"deadline": "soon"}, "systems.deadline = 'soon'; it must be a number above "),
+        (PRIVATE, {"adaptive_clip": True}, "privacy.adaptive_clip = True; it must be a fedprox.Ad"),
     ],
 )
-def test_settings_of_a_solver(wrong: dict[str, Any], line: str) -> None:
+def test_a_setting_is_what_its_type_allows(
+    make: Callable[..., Any], wrong: dict[str, Any], line: str
+) -> None:
     with pytest.raises(InputError) as raised:
-        fp.Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2} | wrong)
-    assert str(raised.value) == line
-
-
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
-        (lambda: fp.Cohort(True), "cohort.clients_per_round = True; it must be a whole number of"),
-        (lambda: fp.Cohort(2, over_selection=11), "cohort.over_selection = 11; it must be from 1"),
-        (
-            lambda: fp.Compression("quantize", bits=17),
-            "compression.bits = 17; it must be a whole number from 2 to 16",
-        ),
-        (
-            lambda: fp.Compression("sign", rotate=1),  # type: ignore[arg-type]
-            "compression.rotate = 1; it must be True or False",
-        ),
-        (lambda: fp.Attack("noise", share=0.0), "attack.share = 0.0; it must be above 0 and below"),
-        (
-            lambda: fp.Systems(deadline="soon"),  # type: ignore[arg-type]
-            "systems.deadline = 'soon'; it must be a number above 0",
-        ),
-        (
-            lambda: fp.Privacy(1.0, noise_multiplier=1.0, adaptive_clip=True),  # type: ignore[arg-type]
-            "privacy.adaptive_clip = True; it must be a fedprox.AdaptiveClip or None",
-        ),
-    ],
-)
-def test_a_setting_is_what_its_type_allows(make: Callable[[], Any], line: str) -> None:
-    with pytest.raises(InputError) as raised:
-        make()
+        make(**wrong)
     assert str(raised.value).startswith(line)
 
 
@@ -341,7 +279,7 @@ def test_settings_hold_pythons_numbers() -> None:
 
 
 def test_an_optimizer_that_fails_is_named() -> None:
-    big = functools.partial(optax.sgd, momentum="big")
+    big = partial(optax.sgd, momentum="big")
     with pytest.raises(
         InputError, match=r"^solver.optimizer = sgd momentum=big; its update fails: "
     ):
@@ -352,18 +290,12 @@ def test_an_optimizer_that_fails_is_named() -> None:
     ("change", "line"),
     [
         (("rounds = 4", "rouds = 4"), "the file: unknown key 'rouds'; did you mean 'rounds'?"),
-        (
-            ('[[method]]\nname = "fedavg"\n\n[[method]]', "[method]"),
-            "method: write [[method]], with two brackets: there may be several",
-        ),
+        (('[[method]]\nname = "fedavg"\n\n[[method]]', "[method]"), "method: write [[method]], wi"),
         (("[cohort]", "[[cohort]]"), "cohort = [{'clients_per_round': 3}]; it must be a section, "),
         (("[cohort]", "[cohorts]"), "the file: unknown key 'cohorts'; did you mean 'cohort'?"),
         (("[cohort]\nclients_per_round = 3", ""), "the file: the section [cohort] is missing"),
         (("[[method]]\nname", "[[methods]]\nname"), "the file: unknown key 'methods'; did you "),
-        (
-            ('name = "synthetic"', 'nmae = "synthetic"'),
-            "data: the key 'name' is missing (is 'nmae' a misspelling of it?); allowed: synthetic",
-        ),
+        (('name = "synthetic"', 'nmae = "synthetic"'), "data: the key 'name' is missing (is 'nmae"),
         (
             ("epochs = 2", 'epochs = 2\noptimizer_options = {momentum = "big"}'),
             "solver.optimizer_options.momentum = 'big'; it must be a number",

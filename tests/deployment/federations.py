@@ -151,9 +151,7 @@ class Killed(BaseException):
 
 
 def unreliable(
-    sites: Sequence[Site],
-    fault: FaultOf,
-    online: Callable[[], Sequence[int]] | None = None,
+    sites: Sequence[Site], fault: FaultOf, online: Callable[[], Sequence[int]] | None = None
 ) -> Network:
     """A network in memory on which requests meet faults."""
     delivered, late = deque[Received](), deque[Received]()
@@ -244,6 +242,19 @@ def changed(
         return Parcel(json.dumps(head).encode(), pack_arrays(arrays))
 
     return changing
+
+
+def watched(
+    answer: Callable[[Parcel], Parcel], see: Callable[[dict[str, Any], Parcel], object]
+) -> Callable[[Parcel], Parcel]:
+    """A node of which a function sees the head of each request, and the answer."""
+
+    def watching(parcel: Parcel) -> Parcel:
+        answered = answer(parcel)
+        see(json.loads(parcel.head), answered)
+        return answered
+
+    return watching
 
 
 def described(**values: Any) -> dict[str, Any]:

@@ -160,10 +160,7 @@ MEASURED: dict[str, Array] = {
 
 
 def measured(
-    changes: Mapping[str, float],
-    node: Declared = NODE,
-    *,
-    last: bool = False,
+    changes: Mapping[str, float], node: Declared = NODE, *, last: bool = False
 ) -> NodeMeasures:
     """Read an evaluation in which some arrays, or their last numbers, have another value."""
     arrays = {name: array.copy() for name, array in MEASURED.items()}
@@ -219,6 +216,9 @@ def test_measures_are_bounded_by_the_declared_rows(name: str, value: float, line
 
 
 UP, OVER = 1 + 0.99 * ROUNDING, 1 + 1.1 * ROUNDING
+LOSS, ROWS = "test/loss['sum']", "test/loss['rows']"
+CORRECT, LABELS = "test/accuracy['sum']", "test/accuracy['rows']"
+GRADIENT = "scatter[1]['w']"
 
 
 @pytest.mark.parametrize(
@@ -228,22 +228,16 @@ UP, OVER = 1 + 0.99 * ROUNDING, 1 + 1.1 * ROUNDING
         ({"weight": 0.0}, {"weight": -1e-30}),
         ({"weight": 1 + ROUNDING}, {"weight": OVER}),
         ({"unmeasured": 3}, {"unmeasured": 4}),
-        ({"test/loss['sum']": 0.0, "test/loss['rows']": 0}, {"test/loss['sum']": -1e-30}),
-        ({"test/loss['rows']": 10 * (1 + ROUNDING)}, {"test/loss['rows']": 10 * OVER}),
-        (
-            {"test/accuracy['sum']": 0.0, "test/accuracy['rows']": 0.0},
-            {"test/accuracy['rows']": 0.0},
-        ),
-        ({"test/accuracy['rows']": 8 * UP}, {"test/accuracy['rows']": 8 * OVER}),
-        ({"test/accuracy['sum']": 8 * UP}, {"test/accuracy['sum']": 8 * OVER}),
-        (
-            {"test/accuracy['sum']": 4 * UP, "test/accuracy['rows']": 4},
-            {"test/accuracy['sum']": 4 * OVER, "test/accuracy['rows']": 4},
-        ),
+        ({LOSS: 0.0, ROWS: 0}, {LOSS: -1e-30}),
+        ({ROWS: 10 * (1 + ROUNDING)}, {ROWS: 10 * OVER}),
+        ({CORRECT: 0.0, LABELS: 0.0}, {LABELS: 0.0}),
+        ({LABELS: 8 * UP}, {LABELS: 8 * OVER}),
+        ({CORRECT: 8 * UP}, {CORRECT: 8 * OVER}),
+        ({CORRECT: 4 * UP, LABELS: 4}, {CORRECT: 4 * OVER, LABELS: 4}),
         ({"scatter[0]": 1 + ROUNDING}, {"scatter[0]": OVER}),
         ({"scatter[0]": 0.0}, {"scatter[0]": -1e-30}),
         ({"scatter[2]": 0.0}, {"scatter[2]": -1e-30}),
-        ({"scatter[0]": 0.0, "scatter[1]['w']": np.inf}, {"scatter[1]['w']": np.inf}),
+        ({"scatter[0]": 0.0, GRADIENT: np.inf}, {GRADIENT: np.inf}),
     ],
 )
 def test_the_largest_measures_are_read(largest: dict[str, float], beyond: dict[str, float]) -> None:
@@ -255,23 +249,14 @@ def test_the_largest_measures_are_read(largest: dict[str, float], beyond: dict[s
 
 
 @pytest.mark.parametrize(
-    ("missing", "line"),
-    [
-        ("loss", "the array 'loss' is missing"),
-        ("weight", "the array 'weight' is missing"),
-        ("unmeasured", "the array 'unmeasured' is missing"),
-        ("test/loss['rows']", "the array \"test/loss['rows']\" is missing"),
-        ("test/loss['sum']", "the array \"test/loss['sum']\" is missing"),
-        ("test/accuracy['rows']", "the array \"test/accuracy['rows']\" is missing"),
-        ("scatter[0]", "the array 'scatter[0]' is missing"),
-        ("scatter[2]", "the array 'scatter[2]' is missing"),
-    ],
+    "missing",
+    ["loss", "weight", "unmeasured", ROWS, LOSS, LABELS, "scatter[0]", "scatter[2]"],
 )
-def test_what_belongs_together_is_not_left_out(missing: str, line: str) -> None:
+def test_what_belongs_together_is_not_left_out(missing: str) -> None:
     rest = {name: array for name, array in MEASURED.items() if name != missing}
     with pytest.raises(InputError) as raised:
         read_sums(rest)
-    assert str(raised.value) == line
+    assert str(raised.value) == f"the array {missing!r} is missing"
     twice = MEASURED | {missing: np.zeros(3, np.float16)}
     with pytest.raises(InputError, match="is float16\\[3\\]; it must be "):
         read_sums(twice)
@@ -333,10 +318,7 @@ def jobs_of(steps: list[int], weight: list[float]) -> Jobs:
     """Jobs of some clients."""
     jobs = Jobs(*(np.zeros(len(steps)) for _ in no_jobs()))  # type: ignore[arg-type]
     return jobs._replace(
-        client=np.arange(len(steps)),
-        steps=np.array(steps),
-        weight=np.array(weight),
-        columns={},
+        client=np.arange(len(steps)), steps=np.array(steps), weight=np.array(weight), columns={}
     )
 
 
@@ -437,9 +419,7 @@ def test_the_arrays_of_a_part_are_its_own() -> None:
     assert (
         arrays.keys()
         == shapes.keys()
-        == {
-            *("message['u']", "message['v']", "counted", "steps", "counts", "faulty"),
-        }
+        == {*("message['u']", "message['v']", "counted", "steps", "counts", "faulty")}
     )
     for name, array in arrays.items():
         assert (shapes[name].shape, shapes[name].dtype) == (array.shape, array.dtype), name

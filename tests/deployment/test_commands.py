@@ -1,5 +1,6 @@
 """The commands `deploy` and `node`: what they refuse, and what they leave alone."""
 
+import importlib.metadata
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,13 +15,16 @@ from typer.testing import CliRunner
 from fedprox import InputError, cli
 from fedprox.commands import deployment
 from fedprox.deployment.coordinator import Ledger, read_ledger
+from fedprox.deployment.flower import require_flower
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.trial import check_allowed
 from fedprox.deployment.wire import Answer, parcel_of
+from fedprox.errors import installing
 from fedprox.experiment import parse, read_experiment, resolve
 from fedprox.files.whole import holder, locked
-from tests.deployment.federations import FEDPROX, deployed, in_memory, nodes_of, table_of
+from tests.deployment.conftest import Fresh
+from tests.deployment.federations import FEDPROX, deployed, in_memory, table_of
 from tests.test_cli import status
 
 NODE: dict[str, Any] = {
@@ -58,32 +62,16 @@ def test_deploy_needs_one_kind_of_federation(options: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        (
-            {"model": {"name": "mine:build"}},
-            ["--allow", "mine:other"],
-            "the nodes would refuse model 'mine:build'; allowed: bert, ",
-        ),
+        ({"model": {"name": "mine:build"}}, ["--allow", "mine:other"], "the nodes would refuse mo"),
         (
             {"solver": {"learning_rate": {"schedule": "mine:rate"}, "batch_size": 1, "steps": 1}},
             [],
             "the nodes would refuse solver 'mine:rate'; a node runs the solvers of its library",
         ),
         ({"cohort": {"clients_per_round": 0}}, [], "cohort.clients_per_round = 0; it must be"),
-        (
-            {"method": [{"name": "centralised"}]},
-            [],
-            "centralised: it has all rows in one place, so a deployment does not fit",
-        ),
-        (
-            {"evaluation": {"by_client": True}},
-            [],
-            "evaluation.by_client = True does not go with a deployment",
-        ),
-        (
-            {"attack": {"kind": "sign-flip", "share": 0.2}},
-            [],
-            "attack does not go with a deployment",
-        ),
+        ({"method": [{"name": "centralised"}]}, [], "centralised: it has all rows in one place, s"),
+        ({"evaluation": {"by_client": True}}, [], "evaluation.by_client = True does not go with a"),
+        ({"attack": {"kind": "sign-flip", "share": 0.2}}, [], "attack does not go with a deployme"),
     ],
 )
 def test_what_nodes_would_refuse_is_refused_before_they_start(
@@ -218,9 +206,9 @@ def test_an_operator_needs_no_data_and_others_do(tmp_path: Path) -> None:
         resolve(experiment)
 
 
-def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
-    table = table_of({"name": "scaffold"}, rounds=4, cohort={"clients_per_round": 4})
-    nodes = nodes_of(table, tmp_path, 2)
+def test_a_run_ends_if_a_node_has_lost_client_state(fresh: Fresh, tmp_path: Path) -> None:
+    table = table_of({"name": "scaffold"}, rounds=2, cohort={"clients_per_round": 4})
+    nodes = [site.node for site in fresh(tmp_path)]
     asked = 0
 
     def forgetful(parcel: Any) -> Any:
@@ -239,10 +227,10 @@ def test_a_run_ends_if_a_node_has_lost_client_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
-    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    refuses: bool, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    table = table_of(FEDPROX, rounds=2, evaluation={"every": 2})
-    nodes = nodes_of(table, tmp_path)
+    table = table_of({"name": "scaffold"}, rounds=2, cohort={"clients_per_round": 4})
+    nodes = [site.node for site in fresh(tmp_path)]
 
     def answering(node: Node) -> Any:
         def answer(parcel: Any) -> Any:
@@ -264,8 +252,25 @@ def test_a_run_without_any_update_ends_with_a_status_and_the_reason(
     assert status("deploy", file, "--local", 2, "--out", out) == refuses
     said = capsys.readouterr().err.splitlines()
     line = (
-        "fedprox: fedprox mu=0.5, seed 0: no update was used in any of its 2 rounds; the last "
+        "fedprox: scaffold, seed 0: no update was used in any of its 2 rounds; the last "
         "reason: round 2: node 'node-1': it refuses: not today; without its "
     )
     assert [each for each in said if each.startswith(line)] == said[-1:] * refuses
     assert (out / "summary.json").exists()  # what was measured is there
+
+
+@pytest.mark.parametrize("version", ["1.40.1", "1.43.0", "2.0", ""])
+def test_another_version_of_flower_or_none_is_named(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if not version:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    needs = f"flwr {version} is installed; deployment needs 1.41 or 1.42"
+    with pytest.raises(InputError) as caught:
+        require_flower()
+    line = needs if version else "deployment needs Flower"
+    assert str(caught.value) == f"{line}: {installing('flower')}"

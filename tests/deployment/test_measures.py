@@ -25,12 +25,14 @@ from fedprox.deployment.wire import (
 )
 from fedprox.errors import InputError
 from fedprox.federation import Federation, Rows
+from tests.deployment.conftest import Fresh
 from tests.deployment.federations import EVERYTHING, Site, deployed, nodes_of, table_of
 from tests.deployment.test_private_steps import steps_table
 from tests.deployment.test_spending import Requests, edited, recorded
 
 FEATURES, CLASSES = 60, 10
 PRIVATE = PrivacyPolicy(unit="example", epsilon=50.0, delta=1e-3)
+PRIVATE_RUN = steps_table(rounds=1, cohort={"clients_per_round": 4})
 
 
 class Asked(dict[str, Array]):
@@ -63,22 +65,42 @@ def model(bias: Mapping[int, float], weight: Mapping[tuple[int, int], float]) ->
     return [b, w]
 
 
+Recorded = tuple[Node, Requests]
+"""The first of two nodes, and requests that it was sent."""
+
+
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
+def private_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
     """Two nodes, and requests of a run whose local steps hide rows."""
     folder = tmp_path_factory.mktemp("private")
-    table = steps_table(rounds=1, cohort={"clients_per_round": 4})
-    sites = [Site(each) for each in nodes_of(table, folder)]
-    return sites, recorded(table, sites)
+    sites = [Site(each) for each in nodes_of(PRIVATE_RUN, folder)]
+    return sites, recorded(PRIVATE_RUN, sites)
+
+
+@pytest.fixture
+def private(private_run: tuple[list[Site], Requests], tmp_path: Path) -> Recorded:
+    """Of a run whose local steps hide rows."""
+    sites, requests = private_run
+    return sites[0].moved(tmp_path).node, requests
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Site], Requests]:
-    """Two nodes, and requests of a run without privacy whose records have gradients."""
+def plain_requests(first_sites: list[Site], tmp_path_factory: pytest.TempPathFactory) -> Requests:
+    """Of a run without privacy whose records have gradients."""
+    table = table_of(
+        {"name": "fedavg"},
+        rounds=1,
+        evaluation={"gradients": True},
+        cohort={"clients_per_round": 4},
+    )
     folder = tmp_path_factory.mktemp("plain")
-    table = table_of({"name": "fedavg"}, rounds=1, evaluation={"gradients": True})
-    sites = [Site(each) for each in nodes_of(table, folder)]
-    return sites, recorded(table, sites)
+    return recorded(table, [site.moved(folder) for site in first_sites])
+
+
+@pytest.fixture
+def plain(plain_requests: Requests, fresh: Fresh, tmp_path: Path) -> Recorded:
+    """Of a run without privacy whose records have gradients."""
+    return fresh(tmp_path)[0].node, plain_requests
 
 
 def stolen(node: Node, request: Parcel, **changes: Any) -> tuple[int, Array] | None:
@@ -106,10 +128,9 @@ def stolen(node: Node, request: Parcel, **changes: Any) -> tuple[int, Array] | N
 
 @pytest.mark.parametrize("changes", [{}, {"setup__rows": 1}])
 def test_seventy_one_evaluations_do_not_give_a_row(
-    changes: dict[str, Any], private: tuple[list[Site], Requests], tmp_path: Path
+    changes: dict[str, Any], private: Recorded
 ) -> None:
-    sites, requests = private
-    node = sites[0].moved(tmp_path).node
+    node, requests = private
     node.policy = Policy(privacy=PRIVATE, report=["loss", "accuracy"], fewest_rows=40)
     assert stolen(node, requests["evaluate"], **changes) is None
     assert node.reports == []
@@ -118,25 +139,21 @@ def test_seventy_one_evaluations_do_not_give_a_row(
     assert not node.spent.rounds  # nothing was computed from data
 
 
-def test_seventy_one_losses_of_a_row_are_the_row(
-    private: tuple[list[Site], Requests], tmp_path: Path
-) -> None:
+def test_seventy_one_losses_of_a_row_are_the_row(private: Recorded) -> None:
     """What `exact_measures` gives away of a node whose one row is measured."""
-    one = alone(private[0][0].node.federation)
+    node, requests = private
+    one = alone(node.federation)
     exact = PRIVATE.model_copy(update={"exact_measures": True})
-    node = Node("alone", one, tmp_path, Policy(privacy=exact))
-    found = stolen(node, private[1]["evaluate"])
+    node = Node("alone", one, node.folder, Policy(privacy=exact))
+    found = stolen(node, requests["evaluate"])
     assert found is not None
     label, row = found
     assert label == one.train.y[0]
     assert np.abs(row - one.train.x[0]).max() < 1e-3
 
 
-def test_exact_measures_are_answered_if_the_policy_says_so(
-    private: tuple[list[Site], Requests], tmp_path: Path
-) -> None:
-    sites, requests = private
-    node = sites[0].moved(tmp_path).node
+def test_exact_measures_are_answered_if_the_policy_says_so(private: Recorded) -> None:
+    node, requests = private
     exact = PRIVATE.model_copy(update={"exact_measures": True})
     node.policy = EVERYTHING.model_copy(update={"privacy": exact, "fewest_rows": 40})
     answer = measured(node, requests["evaluate"], model({}, {}))
@@ -147,27 +164,24 @@ def test_exact_measures_are_answered_if_the_policy_says_so(
 
 
 def test_a_private_run_goes_on_without_measures(
-    private: tuple[list[Site], Requests], tmp_path: Path
+    private_run: tuple[list[Site], Requests], tmp_path: Path
 ) -> None:
-    sites = [site.moved(tmp_path) for site in private[0]]
+    sites = [site.moved(tmp_path) for site in private_run[0]]
     for site in sites:
         site.node.policy = Policy(privacy=PRIVATE)
-    table = steps_table(rounds=1, cohort={"clients_per_round": 4})
-    (run,) = deployed(table, [site.answer for site in sites])
+    (run,) = deployed(PRIVATE_RUN, [site.answer for site in sites])
     assert [record.measured for record in run.history] == [False, False]
     assert run.final.dropped == 0
     assert run.final.epsilon is not None
 
 
-def test_no_gradient_gives_a_row_by_default(
-    plain: tuple[list[Site], Requests], tmp_path: Path
-) -> None:
-    sites, requests = plain
-    node = sites[0].moved(tmp_path).node
+def test_no_gradient_gives_a_row_by_default(plain: Recorded) -> None:
+    node, requests = plain
     one = alone(node.federation)
+    node = Node("alone", one, node.folder, Policy())
     for policy, given in ((Policy(), False), (EVERYTHING, True)):
-        alone_node = Node("alone", one, tmp_path / str(given), policy)
-        answer = measured(alone_node, requests["evaluate"], model({}, {}))
+        node.policy = policy
+        answer = measured(node, requests["evaluate"], model({}, {}))
         gradient = [each for name, each in answer.items() if each.shape == (1, CLASSES, FEATURES)]
         assert bool(gradient) == given
         if given:  # what the policy has to name: the gradient of one row is the row
@@ -186,31 +200,28 @@ def alone(federation: Federation) -> Federation:
     return Federation(train, test, first.classes, first.names)
 
 
-def test_no_measure_is_of_fewer_rows(plain: tuple[list[Site], Requests], tmp_path: Path) -> None:
-    sites, requests = plain
-    federation = sites[0].node.federation
+def test_no_measure_is_of_fewer_rows(plain: Recorded) -> None:
+    whole, requests = plain
+    federation = whole.federation
     tested = len(federation.test)
     assert tested < federation.train.sizes.min()
     for fewest, shown in ((tested, True), (tested + 1, False)):
         policy = EVERYTHING.model_copy(update={"fewest_rows": fewest})
-        node = Node("node-0", federation, tmp_path / str(fewest), policy)
+        node = Node("node-0", federation, whole.folder / str(fewest), policy)
         answer = measured(node, requests["evaluate"], model({}, {}))
         assert "loss" in answer
         assert any(name.startswith("test/") for name in answer) == shown
     policy = Policy(fewest_rows=10, measured_rows=9)
     with pytest.raises(InputError, match=r"^policy\.measured_rows = 9; it must be .*at least 10"):
-        Node("node-0", federation, tmp_path / "few", policy)
+        Node("node-0", federation, whole.folder / "few", policy)
 
 
 @pytest.mark.parametrize("bound", [{"fewest_rows": 2}, {"fewest_clients": 2}])
 def test_the_model_does_not_choose_whose_losses_are_summed(
-    bound: dict[str, int],
-    plain: tuple[list[Site], Requests],
-    tmp_path: Path,
+    bound: dict[str, int], plain: Recorded
 ) -> None:
     """A model of which some clients' losses are infinite shows the others' alone."""
-    sites, requests = plain
-    node = sites[0].moved(tmp_path).node
+    node, requests = plain
 
     def answer(weight: float) -> Asked:
         return measured(node, requests["evaluate"], model({}, {(0, 0): weight, (0, 1): -weight}))
@@ -233,15 +244,10 @@ METHODS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("method", "line"), METHODS)
 @pytest.mark.parametrize("kind", ["prepare", "train", "evaluate"])
 def test_a_node_runs_no_method_that_no_deployment_has(
-    method: dict[str, Any],
-    line: str,
-    kind: str,
-    plain: tuple[list[Site], Requests],
-    tmp_path: Path,
+    method: dict[str, Any], line: str, kind: str, plain: Recorded
 ) -> None:
     """An operator whose program does not refuse it, too."""
-    sites, requests = plain
-    node = sites[0].moved(tmp_path).node
+    node, requests = plain
     refused = Asked(node.answer(edited(requests[kind], setup__method=method))).refused
     assert line in refused
 
@@ -255,11 +261,8 @@ UNREAD: dict[str, Any] = {
 """Values of fields that an evaluation does not read, but for the work."""
 
 
-def test_a_request_has_nothing_that_its_kind_does_not_read(
-    plain: tuple[list[Site], Requests], tmp_path: Path
-) -> None:
-    sites, requests = plain
-    node = sites[0].moved(tmp_path).node
+def test_a_request_has_nothing_that_its_kind_does_not_read(plain: Recorded) -> None:
+    node, requests = plain
     work = json.loads(requests["train"].head)["work"]
     given = {**UNREAD, "work": work, "round": 1, "arrays": ["0" * 32]}
     for kind, reads in READS.items():
@@ -327,12 +330,9 @@ ALONE: dict[str, tuple[Any, str]] = {
 """What an evaluation that differs in one field alone is answered."""
 
 
-def test_evaluations_that_differ_in_one_field(
-    plain: tuple[list[Site], Requests], tmp_path: Path
-) -> None:
+def test_evaluations_that_differ_in_one_field(plain: Recorded) -> None:
     """No field but the model says what is measured."""
-    sites, requests = plain
-    node = sites[0].moved(tmp_path).node
+    node, requests = plain
     node.arrays = {}
     request = requests["evaluate"]
     first = Asked(node.answer(edited(request)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -19,7 +21,7 @@ from fedprox.deployment.policy import REPORTS
 from fedprox.report.saved import model_file
 from tests.deployment.federations import apart, simulated, table_of
 from tests.deployment.machines import Machines, machines
-from tests.deployment.test_processes_together import nodes_of, written
+from tests.deployment.test_processes_together import SCAFFOLD, model_in, nodes_of, written
 from tests.deployment.test_same_results import METHODS, OF_LAYERS
 
 pytestmark = pytest.mark.network
@@ -146,11 +148,7 @@ def test_a_node_that_sends_nan_is_left_out(tmp_path: Path) -> None:
     nodes: list[dict[str, Any]] = nodes_of(table, 2)
     nodes.append({"data": {"name": "tests.deployment.network_data:hostile"}})
     with in_root(), machines(tmp_path, nodes) as federation:
-        operator = federation.operate(
-            written(tmp_path, table),
-            "--out",
-            str(tmp_path / "run"),
-        )
+        operator = federation.operate(written(tmp_path, table), "--out", str(tmp_path / "run"))
         assert operator.wait(600) == 0, federation.said
     first, *_, last = records(tmp_path / "run")
     assert last["train_loss"] < first["train_loss"]
@@ -183,3 +181,50 @@ def test_a_policy_that_refuses_ends_the_run_in_one_line(tmp_path: Path) -> None:
         line = refusal(federation, written(tmp_path, table), tmp_path / "run")
     assert line == ("fedprox: fedavg: node 'node-1': it refuses: method 'fedavg'; allowed: fedprox")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+KILLS = 20
+
+
+def test_random_kills_of_nodes_and_of_the_operator_change_no_bit(tmp_path: Path) -> None:
+    table = {**SCAFFOLD, "rounds": 240}
+    chance = random.Random(0)
+    with machines(tmp_path / "quiet", nodes_of(table)) as quiet:
+        file = written(tmp_path, table)
+        assert quiet.operate(file, "--out", str(tmp_path / "a")).wait(1200) == 0, quiet.said
+    with machines(tmp_path / "loud", nodes_of(table)) as loud:
+        operator = loud.operate(file, "--out", str(tmp_path / "b"))
+        loud.wait_for("round 2:")
+        done = {"operator": 0, "node": 0}
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.0, 4.0))
+            if operator.poll() is not None:
+                break
+            if chance.random() < 0.5:
+                operator.kill()
+                operator.wait()
+                operator = loud.operate("--resume", str(tmp_path / "b"))
+                done["operator"] += 1
+            else:
+                victim = chance.randrange(3)
+                loud.kill(victim)
+                loud.start(victim)
+                done["node"] += 1
+            wait_for_progress(loud, operator)
+        assert operator.wait(1200) == 0, loud.said
+    print(done)
+    assert sum(done.values()) == KILLS, f"the run ended after {done}; give it more rounds"
+    first, second = model_in(tmp_path / "a"), model_in(tmp_path / "b")
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+    assert (tmp_path / "a" / "metrics.jsonl").read_text().count("\n") == (
+        (tmp_path / "b" / "metrics.jsonl").read_text().count("\n")
+    )
+
+
+def wait_for_progress(federation: Machines, operator: object, seconds: float = 240) -> None:
+    """Wait until the operator has printed another round, or has ended."""
+    before, deadline = federation.said.count(", round "), time.monotonic() + seconds
+    while federation.said.count(", round ") == before and operator.poll() is None:  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline, federation.said
+        time.sleep(0.1)

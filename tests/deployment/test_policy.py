@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
+import fedprox as fp
 from fedprox.deployment.combine import Declared, sums_of
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
@@ -23,12 +23,23 @@ from fedprox.deployment.wire import Answer, parcel_of, unpack_answer, unpack_arr
 from fedprox.errors import InputError
 from fedprox.experiment.schema import Section
 from fedprox.federation import Federation
+from fedprox.results.run import Run
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import EVERYTHING, changed, deployed, table_of, vector
+from tests.deployment.federations import (
+    EVERYTHING,
+    Site,
+    changed,
+    deployed,
+    table_of,
+    vector,
+    watched,
+)
 
-TABLE = table_of({"name": "scaffold"}, rounds=1, evaluation={"every": 1})
-ALL = TABLE | {"cohort": {"clients_per_round": 4}}
+ALL = table_of(
+    {"name": "scaffold"}, rounds=1, evaluation={"every": 1}, cohort={"clients_per_round": 4}
+)
 OWN = "tests.deployment.test_policy:own"
+SEARCHED = {"learning_rate": 0.05, "batch_size": "all", "epochs": 2, "gamma": 0.5}
 
 
 def own(federation: Federation) -> Any:
@@ -36,30 +47,26 @@ def own(federation: Federation) -> Any:
     raise AssertionError(federation)
 
 
-def refusal(fresh: Fresh, folder: Path, policy: Policy, table: dict[str, Any]) -> str:
-    """The error of a run of which the second node refuses a method."""
-    one, two = fresh(folder)
-    two.node.policy = policy
-    with pytest.raises(InputError) as raised:
-        deployed(table, [one.answer, two.answer])
-    return str(raised.value)
+def run_of(sites: Sequence[Site], table: dict[str, Any], *policies: Policy) -> Run:
+    """The run of nodes with these policies."""
+    for site, policy in zip(sites, policies, strict=True):
+        site.node.policy = policy
+    (run,) = deployed(table, [site.answer for site in sites])
+    return run
 
 
 @pytest.mark.parametrize(
-    ("policy", "line"),
+    ("policy", "change", "line"),
     [
-        (Policy(methods=["fedavg", "fedprox"]), "method 'scaffold'; allowed: fedavg, fedprox"),
-        (
-            Policy(most_rounds=4),
-            "5 more rounds; the node has answered 0, and at most 4 are allowed over all runs",
-        ),
+        (Policy(methods=["fedavg", "fedprox"]), {}, "method 'scaffold'; allowed: fedavg, fedprox"),
+        (Policy(report=["loss"]), {"solver": SEARCHED}, "solver.gamma: steps show when"),
     ],
 )
 def test_what_a_policy_does_not_allow_ends_the_run(
-    policy: Policy, line: str, fresh: Fresh, tmp_path: Path
+    policy: Policy, change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
 ) -> None:
-    refused = refusal(fresh, tmp_path, policy, TABLE | {"rounds": 5})
-    assert refused == f"scaffold: node 'node-1': it refuses: {line}"
+    with pytest.raises(InputError, match=f"^scaffold: node 'node-1': it refuses: {line}"):
+        run_of(fresh(tmp_path), ALL | change, EVERYTHING, policy)
 
 
 def preparing(node: Node) -> Parcel:
@@ -73,7 +80,7 @@ def preparing(node: Node) -> Parcel:
         return node.answer(parcel)
 
     with pytest.raises(InputError, match="enough"):
-        deployed(TABLE | {"cohort": {"clients_per_round": 2}}, [record])
+        deployed(ALL | {"cohort": {"clients_per_round": 2}}, [record])
     return seen[-1]
 
 
@@ -85,11 +92,6 @@ def refused_by(
     change(head["setup"])
     node.last = {}
     return unpack_answer(node.answer(Parcel(json.dumps(head).encode()))).refused
-
-
-def prepared(node: Node, change: Callable[[dict[str, Any]], None]) -> str:
-    """Why a node refuses a run whose setup is changed; empty if it does not."""
-    return refused_by(node, preparing(node), change)
 
 
 HIDING = {
@@ -107,18 +109,10 @@ Changes = dict[str, Any]
 REFUSED_BEFOREHAND: dict[str, tuple[Changes, Changes, str]] = {
     "methods": ({"methods": ["fedavg"]}, {}, "method 'scaffold'; allowed: fedavg"),
     "models": ({"models": ["cnn"]}, {}, "model 'logistic'; allowed: cnn"),
-    "base": (
-        {},
-        {"model": {"name": "logistic", "frozen": ["dense"]}},
-        "model: the run freezes values; the node's policy names no base",
-    ),
+    "base": ({}, {"model": {"name": "logistic", "frozen": ["dense"]}}, "model: the run freezes va"),
     "most_rounds": ({"most_rounds": 4}, {"rounds": 5}, "5 more rounds; the node has answered 0"),
     "most_epochs": ({"most_epochs": 1.5}, {}, "2 epochs; at most 1.5 are allowed"),
-    "report": (
-        {"report": ["loss"]},
-        {"method": {"name": "mime"}},
-        "mime: its clients send what they measure, and policy.report does not have",
-    ),
+    "report": ({"report": ["loss"]}, {"method": {"name": "mime"}}, "mime: its clients send what t"),
     "fewest_clients": (
         {"fewest_clients": 3, "report": list(REPORTS)},
         {"method": {"name": "mime"}},
@@ -209,7 +203,7 @@ def test_what_was_prepared_otherwise_is_refused_in_its_round(
         return two.answer(parcel)
 
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE, [one.answer, stricter])
+        (run,) = deployed(ALL, [one.answer, stricter])
     node, operator = (record.getMessage() for record in caplog.records)
     line = "2 epochs; at most 1.5 are allowed"
     assert node == (
@@ -221,34 +215,12 @@ def test_what_was_prepared_otherwise_is_refused_in_its_round(
     assert run.final.dropped == 2
 
 
-def test_functions_of_users_are_refused_unless_listed(fresh: Fresh, tmp_path: Path) -> None:
+def test_functions_of_users_are_called_if_they_are_listed(fresh: Fresh, tmp_path: Path) -> None:
     node = fresh(tmp_path)[0].node
-    for key in ("method", "model"):
-        line = prepared(node, lambda setup, key=key: setup[key].update(name=OWN))  # type: ignore[misc]
-        assert line.startswith(f"{key} {OWN!r}; allowed: ")
-    schedule = {"schedule": OWN}
-    for section in ("solver", "method"):
-
-        def change(setup: dict[str, Any], section: str = section) -> None:
-            own = setup if section == "solver" else setup["method"]
-            own["solver"] = {**own.get("solver", {}), "learning_rate": schedule}
-
-        line = prepared(node, change)
-        assert line == f"solver {OWN!r}; a node runs the solvers of its library"
     node.policy = Policy(models=["logistic", OWN])
-    line = prepared(node, lambda setup: setup.update(model={"name": OWN}))
-    assert line.startswith(f"{OWN} raised AssertionError: ")  # it was called
-
-
-def test_policies_are_checked() -> None:
-    for key, value in (
-        ("most_rounds", "many"),
-        ("report", ["losses"]),
-        ("methods", "fedavg"),
-        ("other", 1),
-    ):
-        with pytest.raises(ValidationError):
-            Policy.model_validate({key: value})
+    change = {"model": {"name": OWN}}
+    line = refused_by(node, preparing(node), lambda setup: setup.update(change))
+    assert line.startswith(f"{OWN} raised AssertionError: ")
 
 
 def test_clients_with_few_rows_are_not_mentioned(fresh: Fresh, tmp_path: Path) -> None:
@@ -262,16 +234,14 @@ def test_clients_with_few_rows_are_not_mentioned(fresh: Fresh, tmp_path: Path) -
         Node("none", node.federation, tmp_path, Policy(fewest_rows=99))
 
 
-GRADIENTS = table_of({"name": "fedavg"}, rounds=1, evaluation={"gradients": True, "every": 1})
+GRADIENTS = table_of(
+    {"name": "fedavg"}, rounds=1, evaluation={"gradients": True}, cohort={"clients_per_round": 4}
+)
 
 
 def test_measures_are_those_of_the_nodes_that_report_them(fresh: Fresh, tmp_path: Path) -> None:
     def run(*reports: list[Any]) -> Any:
-        sites = fresh(tmp_path)
-        for site, report in zip(sites, reports, strict=True):
-            site.node.policy = Policy(report=report)
-        (run,) = deployed(GRADIENTS, [site.answer for site in sites])
-        return run
+        return run_of(fresh(tmp_path), GRADIENTS, *(Policy(report=each) for each in reports))
 
     everything = ["loss", "accuracy", "metrics", "gradients"]
     whole = run(everything, everything)
@@ -289,8 +259,8 @@ def test_measures_are_those_of_the_nodes_that_report_them(fresh: Fresh, tmp_path
     mixed = run(everything, ["loss"])
     assert mixed.final.train_loss == pytest.approx(whole.final.train_loss)
     assert mixed.final.gradient_variance == pytest.approx(one.final.gradient_variance, rel=1e-4)
-    assert math.isnan(run(["loss"], ["loss"]).final.test_accuracy)
     nothing = run(["loss"], ["loss"]).final
+    assert math.isnan(nothing.test_accuracy)
     assert math.isnan(nothing.gradient_variance)
     assert nothing.train_loss == pytest.approx(whole.final.train_loss)
     assert (vector(mixed.params) == vector(whole.params)).all()
@@ -299,15 +269,13 @@ def test_measures_are_those_of_the_nodes_that_report_them(fresh: Fresh, tmp_path
 def test_a_node_sends_nothing_that_it_does_not_report(fresh: Fresh, tmp_path: Path) -> None:
     (site, other), sent = fresh(tmp_path), []
 
-    def record(parcel: Parcel) -> Parcel:
-        answer = site.answer(parcel)
-        if json.loads(parcel.head)["kind"] == "evaluate":
+    def see(head: dict[str, Any], answer: Parcel) -> None:
+        if head["kind"] == "evaluate":
             assert unpack_answer(answer).withheld == ["accuracy", "metrics", "gradients"]
             sent.append(set(unpack_arrays(answer.body)))
-        return answer
 
     site.node.policy = Policy(report=["loss"])
-    deployed(GRADIENTS, [record, other.answer])
+    deployed(GRADIENTS, [watched(site.answer, see), other.answer])
     expected = {"loss", "weight", "unmeasured", "test/loss['sum']", "test/loss['rows']"}
     assert sent == [expected, expected]
 
@@ -316,11 +284,8 @@ def test_a_run_without_losses_goes_on_without_measures(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run(folder: str, report: list[Any]) -> Any:
-        sites = fresh(tmp_path / folder)
-        for site in sites:
-            site.node.policy = Policy(report=report)
-        (run,) = deployed(TABLE | {"rounds": 2}, [site.answer for site in sites])
-        return run
+        policy = Policy(report=report)
+        return run_of(fresh(tmp_path / folder), ALL | {"rounds": 2}, policy, policy)
 
     whole = run("whole", ["loss", "accuracy"])
     caplog.clear()
@@ -339,40 +304,24 @@ def test_a_run_without_losses_goes_on_without_measures(
     assert [record.measured for record in whole.history] == [True] * 3
 
 
+ADAPTIVE = {"method": [{"name": "fedprox", "mu": 1.0, "adapt": True}]}
+BEST = {"selection": {"keep": "best", "measure": "test_loss"}}
+
+
 @pytest.mark.parametrize(
     ("report", "change", "line"),
     [
-        (
-            ["accuracy"],
-            {"target_loss": 0.1},
-            'target_loss needs train_loss, and no node reports "l',
-        ),
-        (
-            ["loss"],
-            {"target_accuracy": 0.9},
-            "target_accuracy needs test_accuracy, and no node rep",
-        ),
-        (
-            ["accuracy"],
-            {"method": [{"name": "fedprox", "mu": 1.0, "adapt": True}]},
-            'fedprox: an adaptive mu needs train_loss, and no node reports "loss" (policy.report',
-        ),
-        (
-            ["accuracy"],
-            {"selection": {"keep": "best", "measure": "test_loss"}},
-            'selection needs test_loss, and no node reports "loss"',
-        ),
+        ("accuracy", {"target_loss": 0.1}, 'target_loss needs train_loss, and no node reports "l'),
+        ("loss", {"target_accuracy": 0.9}, "target_accuracy needs test_accuracy, and no node re"),
+        ("accuracy", ADAPTIVE, 'fedprox: an adaptive mu needs train_loss, and no node reports "l'),
+        ("accuracy", BEST, 'selection needs test_loss, and no node reports "loss"'),
     ],
 )
 def test_a_run_that_needs_measures_is_refused_without_them(
-    report: list[Any], change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
+    report: Any, change: dict[str, Any], line: str, fresh: Fresh, tmp_path: Path
 ) -> None:
-    sites = fresh(tmp_path)
-    for site in sites:
-        site.node.policy = Policy(report=report)
-    with pytest.raises(InputError) as raised:
-        deployed(TABLE | change, [site.answer for site in sites])
-    assert str(raised.value).startswith(line)
+    with pytest.raises(InputError, match=f"^{line}"):
+        run_of(fresh(tmp_path), ALL | change, *[Policy(report=[report])] * 2)
 
 
 def test_what_follows_measures_stays_where_nothing_is_measured(
@@ -390,11 +339,7 @@ def test_what_follows_measures_stays_where_nothing_is_measured(
 
         return change
 
-    table = TABLE | {
-        "rounds": 3,
-        "method": [{"name": "fedprox", "mu": 1.0, "adapt": True}],
-        "selection": {"measure": "test_loss", "patience": 1},
-    }
+    table = ALL | ADAPTIVE | {"rounds": 3, "selection": {"measure": "test_loss", "patience": 1}}
     sites = fresh(tmp_path)
     nodes = [changed(site.answer, "evaluate", silent(i)) for i, site in enumerate(sites)]
     (run,) = deployed(table, nodes)
@@ -415,33 +360,26 @@ def test_a_metric_may_be_named_like_a_measure() -> None:
 @pytest.mark.parametrize(
     ("method", "report", "line"),
     [
-        ({"name": "mime"}, ["loss"], 'mime: .* policy.report does not have "gradients"'),
-        ({"name": "mime", "lite": True}, ["loss"], "mime: its clients send what they measure"),
-        ({"name": "feddane", "mu": 1.0}, ["loss"], "feddane: its clients send what they measure"),
-        ({"name": "scaffold", "option": 1}, ["loss"], "scaffold: its clients send what they"),
-        ({"name": "qffl", "q": 1.0}, ["accuracy"], 'qffl: .* policy.report does not have "loss"'),
+        (fp.mime(), ["loss"], 'mime: .* policy.report does not have "gradients"'),
+        (fp.mime(lite=True), ["loss"], "mime: its clients send what they measure"),
+        (fp.feddane(mu=1.0), ["loss"], "feddane: its clients send what they measure"),
+        (fp.scaffold(option=1), ["loss"], "scaffold: its clients send what they measure"),
+        (fp.qffl(q=1.0), ["accuracy"], 'qffl: .* policy.report does not have "loss"'),
     ],
 )
 def test_methods_whose_clients_send_what_is_not_reported_are_refused(
-    method: dict[str, Any], report: list[Any], line: str, fresh: Fresh, tmp_path: Path
+    method: fp.Algorithm, report: list[Any], line: str
 ) -> None:
-    refused = refusal(fresh, tmp_path, Policy(report=report), TABLE | {"method": [method]})
-    assert re.match(f"{method['name']}.*: node 'node-1': it refuses: {line}", refused)
-
-
-def test_steps_that_show_gradients_are_refused(fresh: Fresh, tmp_path: Path) -> None:
-    table = table_of({"name": "fedprox", "mu": 1.0}, solver={"gamma": 0.5})
-    table["solver"]["batch_size"] = "all"
-    for policy in (Policy(report=["loss"]), Policy(fewest_clients=2)):
-        assert "it refuses: solver.gamma: steps show when" in refusal(
-            fresh, tmp_path, policy, table
-        )
+    solver = fp.Solver(0.1, 10, epochs=1)
+    with pytest.raises(InputError, match=line):
+        Policy(report=report).check_measures(method, solver)
+    Policy(report=list(REPORTS)).check_measures(method, solver)
 
 
 @pytest.mark.parametrize(
     ("method", "kinds"),
     [
-        ({"name": "mime"}, {"gradients", "train"}),
+        ({"name": "mime"}, {"gradients"}),
         pytest.param({"name": "qffl", "q": 1.0}, {"train"}, marks=pytest.mark.slow),
         ({"name": "fedavg"}, set()),
     ],
@@ -455,19 +393,17 @@ def test_no_sum_of_gradients_or_losses_is_of_fewer_clients(
 ) -> None:
     """A node with too few clients in a round sits it out, and the run goes on."""
     one, two = fresh(tmp_path)
-    one.node.policy = Policy(report=["loss", "gradients"], fewest_clients=2)
+    one.node.policy = two.node.policy = Policy(report=["loss", "gradients"], fewest_clients=2)
     answered: dict[tuple[str, int], list[bool]] = {}
 
-    def record(parcel: Parcel) -> Parcel:
-        answer, head = one.answer(parcel), json.loads(parcel.head)
+    def see(head: dict[str, Any], answer: Parcel) -> None:
         if head["work"] is not None and not unpack_answer(answer).lacks:
             case = head["kind"], len(head["work"]["names"])
             answered.setdefault(case, []).append(bool(answer.body))
-        return answer
 
     table = table_of(method, rounds=4, cohort={"clients_per_round": 2})
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [record, two.answer])
+        (run,) = deployed(table, [watched(one.answer, see), two.answer])
     assert {kind for kind, clients in answered if clients == 1} >= kinds
     for (kind, clients), sent in answered.items():
         assert all(sent) == (clients > 1 or kind not in kinds), (kind, clients)
@@ -492,15 +428,13 @@ def test_clients_that_are_left_out_do_not_count(
     monkeypatch.setattr(NodeMethod, "evaluate", some)
     sent: list[set[str]] = []
 
-    def record(parcel: Parcel) -> Parcel:
+    def see(head: dict[str, Any], answer: Parcel) -> None:
         nonlocal left_out
-        answer = one.answer(parcel)
-        if json.loads(parcel.head)["kind"] == "evaluate":
+        if head["kind"] == "evaluate":
             sent.append(set(unpack_arrays(answer.body)))
             left_out = 1
-        return answer
 
-    deployed(ALL, [record, two.answer])
+    deployed(ALL, [watched(one.answer, see), two.answer])
     assert "loss" in sent[0]
     assert sent[-1] == {"test/accuracy['sum']", "test/accuracy['rows']"}
 

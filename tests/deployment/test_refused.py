@@ -1,43 +1,28 @@
 """Answers and requests that cannot be used are refused in one line, and the others go on."""
 
 import copy
+import itertools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox.deployment.combine import NodePart, combined
-from fedprox.deployment.conversation import Answered
 from fedprox.deployment.kept import States
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import Answer, Setup, pack_arrays, unpack_answer, unpack_arrays
-from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
-from fedprox.parts.faults import Faults
-from fedprox.parts.part import Reduction
 from fedprox.results.run import Run
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import (
-    Site,
-    changed,
-    deployed,
-    table_of,
-    unreliable,
-    vector,
-)
+from tests.deployment.federations import Site, changed, deployed, table_of, unreliable, vector
 
 TABLE = table_of({"name": "scaffold"}, rounds=2, evaluation={"every": 1})
 ALL = TABLE | {"cohort": {"clients_per_round": 4}}
@@ -75,133 +60,126 @@ def heading(**values: Any) -> CHANGE:
     return change
 
 
-Altered = Callable[[str, CHANGE], tuple[Run, list[str]]]
+Altered = Callable[..., tuple[Run, list[str]]]
 
 
 @pytest.fixture
 def altered(fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Altered:
-    """One round with changed answers of the second node to a kind of request, and the warnings."""
+    """A run in which each answer of the second node to a kind of request meets the next change.
 
-    def run_round(kind: str, change: CHANGE) -> tuple[Run, list[str]]:
-        one, two = fresh(tmp_path)
+    It returns the warnings as well, without the run and the node.
+    """
+
+    def run_with(
+        kind: str, changes: Iterable[CHANGE], table: dict[str, Any] = ALL, **sections: Any
+    ) -> tuple[Run, list[str]]:
+        one, two = fresh(tmp_path / str(len(list(tmp_path.iterdir()))))
+        left = iter(changes)
+
+        def change(head: dict[str, Any], arrays: dict[str, Any]) -> None:
+            for each in itertools.islice(left, 1):
+                each(head, arrays)
+
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            (run,) = deployed(
-                TABLE | {"rounds": 1}, [one.answer, changed(two.answer, kind, change)]
-            )
-        return run, [record.getMessage() for record in caplog.records]
+            nodes = [one.answer, changed(two.answer, kind, change)]
+            (run,) = deployed(table | sections, nodes)
+        said = [record.getMessage().split(": node 'node-1': ") for record in caplog.records]
+        assert all(len(parts) == 2 for parts in said)
+        return run, [": ".join(parts) for parts in said]
 
-    return run_round
+    return run_with
 
 
 WEIGHT = "message[0]['dense']['weight']"
 
 TRAINED: list[tuple[CHANGE, str]] = [
     (without(WEIGHT), f'the array "{WEIGHT}" is missing'),
-    (setting(WEIGHT, lambda a: a[:, :5]), f'the array "{WEIGHT}" is float32[1, 5, 60]; it must be'),
     (setting(WEIGHT, np.float64), f'the array "{WEIGHT}" is float64[1, 10, 60]; it must be'),
-    (without("steps"), "the array 'steps' is missing"),
-    (setting("counts", lambda a: a.astype(np.int8)), "the array 'counts' is int8["),
     (setting("counted", lambda a: a * 5), "it counts weights ["),
-    (setting("counted", lambda a: a / 2), "it counts weights ["),
-    (setting("counted", lambda a: -a), "it counts weights [-"),
     (setting("counted", lambda a: a * np.float32("nan")), "it counts weights [nan]"),
     (setting("counts", np.zeros_like), "it counts weights ["),
-    (setting("faulty", np.ones_like), "it counts faulty updates"),
     (setting("steps", lambda a: a + 1), "it says that clients took more steps than"),
-    (setting("steps", lambda a: -a), "it says that clients took more steps than"),
     (heading(other=1), "answer: other: Extra inputs are not permitted"),
     (heading(seconds="long"), "answer: seconds: Input should be a valid number"),
     (setting("other", lambda _: np.zeros(3)), "an array 'other' that was not asked for"),
 ]
 
 
-@pytest.mark.parametrize(("change", "line"), TRAINED)
-def test_a_part_of_a_round_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
-    run, (logged,) = altered("train", change)
-    start = "scaffold, seed 0: round 1: node 'node-1': its answer is refused: "
-    assert logged.startswith(start + line)
-    assert logged.endswith("; without its 2 clients")
-    assert run.final.dropped == 2
+def test_a_part_of_a_round_is_checked(altered: Altered) -> None:
+    changes, lines = zip(*TRAINED, strict=True)
+    run, warnings = altered("train", changes, rounds=len(TRAINED))
+    for t, (line, said) in enumerate(zip(lines, warnings, strict=True)):
+        start = f"scaffold, seed 0: round {t + 1}: its answer is refused: {line}"
+        assert said.startswith(start), said
+        assert said.endswith("; without its 2 clients")
+    assert [record.dropped for record in run.history] == [0] + [2] * len(TRAINED)
     assert np.isfinite(vector(run.params)).all()
 
 
 MEASURED: list[tuple[CHANGE, str]] = [
     (setting("loss", lambda a: a[:0]), "the array 'loss' is float32[0]"),
     (setting("weight", lambda a: a * 3), "it measures weights [3.0]"),
-    (setting("weight", lambda a: a * np.float32("nan")), "it measures weights [nan]"),
     (setting("test/accuracy['sum']", lambda a: a + np.float32(2**30)), "it counts [1073"),
-    (without("test/accuracy['rows']"), "the array \"test/accuracy['rows']\" is missing"),
     (without("test/loss['sum']"), "the array \"test/loss['sum']\" is missing"),
     (heading(lacks="no"), "answer: lacks: Input should be a valid boolean"),
 ]
 
 
-@pytest.mark.parametrize(("change", "line"), MEASURED)
-def test_an_evaluation_is_checked(change: CHANGE, line: str, altered: Altered) -> None:
-    run, warnings = altered("evaluate", change)
-    start = "scaffold, seed 0: node 'node-1': its answer is refused: "
-    for logged in warnings:
-        assert logged.startswith(start + line)
-        assert logged.endswith("; evaluated without it")
-    assert len(warnings) == 2
-    assert np.isfinite(run.final.train_loss)
+def test_an_evaluation_is_checked(altered: Altered) -> None:
+    changes, lines = zip(*MEASURED, strict=True)
+    run, warnings = altered("evaluate", changes, rounds=len(MEASURED) - 1)
+    for line, said in zip(lines, warnings, strict=True):
+        assert said.startswith(f"scaffold, seed 0: its answer is refused: {line}"), said
+        assert said.endswith("; evaluated without it")
+    assert all(np.isfinite(record.train_loss) for record in run.history)
 
 
-@pytest.mark.parametrize(
-    ("answer", "line"),
-    [
-        (Parcel(b"<html>"), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b"\xff"), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b"[" * 10_000), "its answer is refused: answer: : Invalid JSON"),
-        (Parcel(b'{"id": "x"}', b"no arrays"), "its last answer is to another request"),
-        (Parcel(b'{"id": "x"}'), "its last answer is to another request"),
-    ],
-)
+NO_ANSWERS = [
+    (Parcel(b"<html>"), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b"\xff"), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b"[" * 10_000), "its answer is refused: answer: : Invalid JSON"),
+    (Parcel(b'{"id": "x"}', b"no arrays"), "its last answer is to another request"),
+]
+
+
 def test_what_is_no_answer_is_refused(
-    answer: Parcel,
-    line: str,
-    fresh: Fresh,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = fresh(tmp_path)
 
     def wrong(parcel: Parcel) -> Parcel:
-        return answer if json.loads(parcel.head)["kind"] == "train" else two.answer(parcel)
+        head = json.loads(parcel.head)
+        return NO_ANSWERS[head["round"]][0] if head["kind"] == "train" else two.answer(parcel)
 
+    table = ALL | {"rounds": len(NO_ANSWERS)}
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(TABLE | {"rounds": 1}, [one.answer, wrong], patience=0.1)
-    (logged,) = (record.getMessage() for record in caplog.records)
-    assert logged.startswith(f"scaffold, seed 0: round 1: node 'node-1': {line}")
-    assert "\n" not in logged
-    assert run.final.dropped == 2
+        (run,) = deployed(table, [one.answer, wrong], patience=0.1)
+    for t, (record, (_, line)) in enumerate(zip(caplog.records, NO_ANSWERS, strict=True)):
+        logged = record.getMessage()
+        assert logged.startswith(f"scaffold, seed 0: round {t + 1}: node 'node-1': {line}")
+        assert "\n" not in logged
+    assert [record.dropped for record in run.history] == [0] + [2] * len(NO_ANSWERS)
 
 
-def test_a_node_that_says_that_state_is_lost_ends_no_run_that_needs_none(
-    altered: Altered, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_says_that_state_is_lost_ends_no_run_that_needs_none(altered: Altered) -> None:
     lost = heading(lost=True, refused="begin\nanew\x1b[2J")
-    line = "round 1: node 'node-1': it refuses: begin\\nanew\\x1b[2J; without its 2 clients"
-    run, logged = altered("train", lost)  # scaffold's first round, before clients have state
-    assert logged == [f"scaffold, seed 0: {line}"]
-    assert run.final.dropped == 2
-    one, two = fresh(tmp_path / "stateless")
-    table = table_of({"name": "fedavg"}, rounds=2, cohort={"clients_per_round": 4})
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [one.answer, changed(two.answer, "train", lost)])
-    logged = [record.getMessage() for record in caplog.records]
-    assert logged == [f"fedavg, seed 0: {line.replace('round 1', f'round {t}')}" for t in (1, 2)]
+    line = "it refuses: begin\\nanew\\x1b[2J; without its 2 clients"
+    # scaffold's first round, before clients have state
+    run, said = altered("train", [lost])
+    assert said == [f"scaffold, seed 0: round 1: {line}"]
+    assert [record.dropped for record in run.history] == [0, 2, 0]
+    run, said = altered("train", [lost, lost], method=[{"name": "fedavg"}])
+    assert said == [f"fedavg, seed 0: round {t}: {line}" for t in (1, 2)]
     assert run.final.round == 2
 
 
 def test_a_method_begins_without_a_node_whose_answer_makes_no_sense(altered: Altered) -> None:
-    run, (logged,) = altered("prepare", heading(other=1))
-    assert logged == (
-        "scaffold: node 'node-1': its answer is refused: answer: other: Extra inputs are not "
-        "permitted; it may take part later"
-    )
+    run, said = altered("prepare", [heading(other=1)], rounds=1)
+    assert said == [
+        "scaffold: its answer is refused: answer: other: Extra inputs are not permitted; it may "
+        "take part later"
+    ]
     assert run.final.dropped == 0
 
 
@@ -217,75 +195,33 @@ def enlarged(factor: float) -> CHANGE:
     return change
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e6])
 def test_a_node_with_a_faulty_message_is_left_out(
-    factor: float, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    altered: Altered, fresh: Fresh, tmp_path: Path
 ) -> None:
-    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}}
-    one, two = fresh(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [one.answer, changed(two.answer, "train", enlarged(factor))])
-    names = list(two.node.federation.names)
-    assert run.final.faulty == len(run.final.faulty_clients or []) > 0
-    assert set(run.final.faulty_clients or []) <= set(names)
-    for record in caplog.records:
-        assert ": node 'node-1': faulty update of " in record.getMessage()
-    assert len(caplog.records) == 2
+    table = ALL | {"rounds": 3, "faults": {"policy": "drop", "norm": 10.0}}
+    changes = [enlarged(factor) for factor in (np.nan, np.inf, 1e6)]
+    run, warnings = altered("train", changes, table)
+    for t, said in enumerate(warnings):
+        assert said.startswith(f"scaffold, seed 0: round {t + 1}: faulty update of ")
+    assert [record.faulty for record in run.history] == [0, 2, 2, 2]
+    assert len(warnings) == 3
+    one, two = fresh(tmp_path / "other")
+    assert set(run.final.faulty_clients or []) == set(two.node.federation.names)
     # client state of what was left out is not used either
 
     def lost(node: int, number: int, head: dict[str, Any]) -> Any:
         del number
         return "lost request" if node == 1 and head["kind"] == "train" else ""
 
-    (expected,) = deployed(table, unreliable(fresh(tmp_path / "other"), lost), patience=0.1)
+    (expected,) = deployed(table, unreliable([one, two], lost), patience=0.1)
     assert vector(run.params).tobytes() == vector(expected.params).tobytes()
-
-
-def test_a_faulty_message_ends_a_run_that_asks_for_it(fresh: Fresh, tmp_path: Path) -> None:
-    table = ALL | {"faults": {"policy": "fail", "norm": 10.0}}
-    one, two = fresh(tmp_path)
-    with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
-        deployed(table, [one.answer, changed(two.answer, "train", enlarged(1e6))])
-
-
-def test_a_message_that_is_not_finite_is_left_out_without_a_section_faults(
-    altered: Altered,
-) -> None:
-    run, (logged,) = altered("train", enlarged(np.nan))
-    assert logged.startswith("scaffold, seed 0: round 1: node 'node-1': faulty update of ")
+    # without a section [faults] as well
+    run, (said,) = altered("train", changes[:1], rounds=1)
+    assert said.startswith("scaffold, seed 0: round 1: faulty update of ")
     assert np.isfinite(run.final.train_loss)
-    assert run.final.faulty
-
-
-def test_clipping_scales_the_message_of_a_node() -> None:
-    method: Any = SimpleNamespace(
-        points=[{}],
-        reduction=Reduction(screen=Faults("clip", norm=2.0)),
-        algorithm=SimpleNamespace(client=SimpleNamespace(size=None)),
-    )
-    jobs = Jobs(*(np.zeros(3) for _ in no_jobs()))  # type: ignore[arg-type]
-    jobs = jobs._replace(client=np.arange(3), columns={})
-    parts = [
-        NodePart(
-            i,
-            np.array([i]),
-            RoundPart(
-                0.25 * np.array([[mean]], np.float32),
-                np.array([0.25], np.float32),
-                np.ones((1, 1), np.int64),
-                np.ones((1, 1), bool),
-                np.zeros((1, 1), bool),
-            ),
-            Answered(Answer(id=""), {}, 0, 0),
-        )
-        for i, mean in enumerate((1.0, -3.0, 100.0))
-    ]
-    shape = jax.ShapeDtypeStruct((1, 1), np.float32)
-    result = combined(method, jobs, parts, shape, optax.tree.norm)
-    # the median size is 3, and the largest one allowed is 6
-    assert result.mean == pytest.approx((1 - 3 + 6) / 3)
-    assert result.faulty.ravel().tolist() == [False, False, True]
-    assert result.counts.all()
+    assert run.final.faulty == 2
+    with pytest.raises(InputError, match=r"^scaffold, seed 0: round 1: faulty update of client "):
+        altered("train", changes[2:], faults={"policy": "fail", "norm": 10.0})
 
 
 def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fresh) -> None:
@@ -299,17 +235,12 @@ def test_clipping_is_refused_where_nodes_store_state(tmp_path: Path, fresh: Fres
     )
 
 
-def test_losses_that_are_not_finite_are_refused_with_screening(
-    fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = ALL | {"faults": {"policy": "drop", "norm": 10.0}, "rounds": 1}
-    for change in (setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")):
-        one, two = fresh(tmp_path)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            (run,) = deployed(table, [one.answer, changed(two.answer, "evaluate", change)])
-        assert np.isfinite(run.final.train_loss)
-        assert len(caplog.records) == 2
+def test_losses_that_are_not_finite_are_refused_with_screening(altered: Altered) -> None:
+    changes = [setting("loss", lambda a: a + np.float32("nan")), without("unmeasured")]
+    faults = {"policy": "drop", "norm": 10.0}
+    run, warnings = altered("evaluate", changes, rounds=1, faults=faults)
+    assert all(np.isfinite(record.train_loss) for record in run.history)
+    assert len(warnings) == 2
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +324,7 @@ HIDING: dict[str, Any] = {
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_requests_with_strange_values_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
@@ -419,7 +350,7 @@ def test_requests_with_strange_values_get_an_answer(
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_requests_with_other_bytes_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
@@ -454,49 +385,28 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            lambda head: head["work"].update(steps=[1]),
-            "request: work: its lists have diff",
-        ),
+        (lambda head: head["work"].update(steps=[1]), "request: work: its lists have diff"),
         (lambda head: head["work"].update(names=["a", "b"]), "client 'a' is not on this node"),
         (
             lambda head: head["work"].update(names=head["work"]["names"][:1] * 2),
             "request: work: a client appears twice",
         ),
-        (
-            lambda head: head["work"].update(steps=[2**40] * 2),
-            "request: work.steps.0: Input should be less than or equal to 2147483647",
-        ),
+        (lambda head: head["work"].update(steps=[2**40] * 2), "request: work.steps.0: Input sho"),
         (lambda head: head["work"].update(rows=[1, 1]), "client '1' has "),
-        (
-            lambda head: head["work"].update(steps=[99] * 2),
-            "client '1': 99 steps; the solver takes",
-        ),
-        (
-            lambda head: head["work"].update(weight=[-1.0, 1.0]),
-            "request: work.weight.0: Input should be greater than or equal to 0",
-        ),
+        (lambda head: head["work"].update(steps=[99] * 2), "client '1': 99 steps; the solver take"),
+        (lambda head: head["work"].update(weight=[-1.0, 1.0]), "request: work.weight.0: Input sho"),
         (lambda head: head.update(work=None), "train: the work is missing"),
         (lambda head: head.update(setup=None), "train: the setup is missing"),
         (lambda head: head.update(arrays=head["arrays"][:2]), "2 arrays; the method needs"),
         (lambda head: head.update(kind="run"), "request: kind: Input should be 'describe'"),
         (lambda head: head.update(code="1"), "request: code: Extra inputs are not permitted"),
-        (
-            lambda head: head["setup"].update(run="../evil"),
-            "request: setup.run: String should match",
-        ),
+        (lambda head: head["setup"].update(run="../evil"), "request: setup.run: String should mat"),
         (lambda head: head["setup"].update(clients=0), "request: setup.clients: Input should be"),
         (lambda head: head.update(round=-5), "request: round: Input should be greater than or"),
         (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
-        (
-            lambda head: head["work"].update(state=[[3], [3]]),
-            "state of client '1' after round 4: ",
-        ),
-        (
-            lambda head: head["work"].update(state=[[0], [0, 0]]),
-            "work: each client's state has one round for each sweep point",
-        ),
+        (lambda head: head["work"].update(state=[[3], [3]]), "state of client '1' after round 4: "),
+        (lambda head: head["work"].update(state=[[0], [0, 0]]), "work: each client's state has on"),
         (timed(None, 1.0), "seconds = 1.0; the method has no deadline"),
         (timed(1.0, None), "seconds = None; they must be from 0 to the deadline, 1.0"),
         (timed(1.0, 2.0), "seconds = 2.0; they must be from 0 to the deadline, 1.0"),
@@ -526,7 +436,7 @@ def test_arrays_that_were_changed_on_their_way_are_refused(
     assert head.refused == f"the array {name!r} was changed on its way"
 
 
-def test_an_error_in_the_node_is_reported_in_one_line(
+def test_errors_in_the_node_are_reported_in_one_line(
     requests: dict[str, Parcel],
     fresh: Fresh,
     tmp_path: Path,
@@ -536,22 +446,18 @@ def test_an_error_in_the_node_is_reported_in_one_line(
     def fail(*_: Any) -> Any:
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(NodeMethod, "evaluate", fail)
-    head = unpack_answer(fresh(tmp_path)[0].answer(requests["evaluate"]))
-    assert head.refused == "error in the node: RuntimeError: out of memory"
-    assert "Traceback" in caplog.text
-
-
-def test_a_full_disk_is_reported_in_one_line(
-    requests: dict[str, Parcel], fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device", "0.state")
 
+    monkeypatch.setattr(NodeMethod, "evaluate", fail)
     monkeypatch.setattr(States, "write", full)
     node = fresh(tmp_path)[0].node
     train = edited(requests["train"], lambda head: head["work"].update(state=[[-1], [-1]]))
     assert unpack_answer(node.answer(train)).refused == "0.state: No space left on device"
+    assert "Traceback" not in caplog.text
+    head = unpack_answer(node.answer(requests["evaluate"]))
+    assert head.refused == "error in the node: RuntimeError: out of memory"
+    assert "Traceback" in caplog.text
 
 
 def test_a_node_asks_for_arrays_that_it_lacks(

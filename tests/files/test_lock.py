@@ -1,9 +1,10 @@
-"""One writer to a folder, and a lock that goes with its process."""
+"""One writer to a folder, a lock that goes with its process, and files of their owner alone."""
 
 import errno
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from fedprox import InputError
 from fedprox.files import whole as lock
-from fedprox.files.whole import locked
+from fedprox.files.whole import locked, write_private
 from fedprox.report.directory import RunDirectory
 from tests.test_cli import LOSSES, record, status
 
@@ -141,3 +142,13 @@ def test_a_lock_that_is_a_link_is_refused(target: str, tmp_path: Path) -> None:
     assert str(error.value) == f"{link} is a symbolic link, which is not followed; remove it"
     assert (tmp_path / "file").read_text() == "another's"
     assert link.is_symlink()
+
+
+def test_a_private_file_is_new_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "secret"
+    elsewhere.write_text("other")
+    path.symlink_to(elsewhere)
+    write_private(path, b"secret")
+    assert path.read_bytes() == b"secret"
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert elsewhere.read_text() == "other"

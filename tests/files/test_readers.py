@@ -64,7 +64,7 @@ def test_valid_files_are_read(name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
-@settings(max_examples=60)
+@settings(max_examples=15)
 def test_any_bytes_are_a_result_or_one_line(name: str, seed: int, times: int, folder: Path) -> None:
     """The short form of `tests/fuzz.py`, which is guided by coverage."""
     reader, draw = READERS[name], random.Random(seed)
@@ -277,8 +277,8 @@ def test_a_long_text_with_points_is_no_key() -> None:
     text = f"step_seconds = [{numbers}]\npath = '/x/{word}'  # see {word}\n" + f"# {word} " * 1000
     assert len(parse_toml(text)["step_seconds"]) == 1000
     assert parse_toml(" . ".join("abcdefghijklmnop") + " = 1")["a"]["b"]
-    # each of these would take days in a search that goes back
-    for word in ("a" * 10**6, '"' * 10**6, "a." * 15 + "!" * 10**6, "'a' . " * 10**5 + "\n"):
+    # each of these would take hours in a search that goes back
+    for word in ("a" * 10**5, '"' * 10**5, "a." * 15 + "!" * 10**5, "'a' . " * 10**4 + "\n"):
         with pytest.raises(ValueError, match=r"\(at "):
             parse_toml(word)
 

@@ -9,18 +9,19 @@ from typing import Any, get_args
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, InputError, Solver, Systems, fedavg
+from fedprox import Cohort, Evaluation, InputError, Solver, Systems, fedavg, simulate
 from fedprox.protocol.cohort import Sampling, weights
 from fedprox.protocol.protocol import initial_params
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
-from tests.variants import mostly_slow
 
 THREE = np.array([0, 1, 3, 8])
 """Offsets of three clients with 1, 2 and 5 rows."""
+
+SIZES = np.array([1, 2, 5])
 
 MANY = np.arange(10**6 + 1) * 3
 """Offsets of a million clients."""
@@ -28,6 +29,7 @@ MANY = np.arange(10**6 + 1) * 3
 SOLVER = Solver(0.1, batch_size=10, epochs=20)
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 10**6), k=st.integers(1, 50))
 def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> None:
     offsets = np.arange(51) * 3
@@ -47,90 +49,66 @@ def test_a_cohort_of_a_million_clients_takes_no_memory_for_the_others(sampling: 
     assert peak < 100_000  # a byte for each client would be ten times that
 
 
-def test_uniform_sampling_by_exact_enumeration_on_three_clients() -> None:
-    # every ordered pair of three clients is equally likely: chi-squared with 5 degrees of freedom,
-    # above 25.7 with probability 1e-4
-    drawn = Counter(tuple(Cohort(2).draw(0, t, THREE).clients.tolist()) for t in range(6000))
-    pairs = list(itertools.permutations(range(3), 2))
-    assert set(drawn) == set(pairs)
-    assert sum((drawn[pair] - 1000) ** 2 / 1000 for pair in pairs) < 25.7
+@pytest.mark.parametrize(
+    "cohort", [Cohort(2), Cohort(2, sampling="bernoulli"), Cohort(8, sampling="proportional")]
+)
+def test_a_rounds_mean_is_that_of_its_scheme(cohort: Cohort) -> None:
+    """A proportional cohort may be larger than the federation."""
+    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
+    b = np.array([1.0, 10.0, 100.0])
+    federation = quadratic_federation([np.eye(1)] * 3, [*b[:, None]], rows=SIZES.tolist())
+    model, solver = quadratic_model(np.zeros(1)), Solver(1.0, batch_size="all", steps=1)
+    shared: Any = {"evaluation": Evaluation(gradients=False), "rounds": 1, "seed": list(range(6))}
+    runs = simulate(federation, model, fedavg(), solver=solver, cohort=cohort, **shared)
+    sizes = set()
+    for run in runs:
+        clients, mass = cohort.draw(run.seed, 0, THREE)
+        weight = SIZES[clients] if cohort.sampling == "uniform" else mass
+        np.testing.assert_allclose(run.params, [weight @ b[clients] / weight.sum()], rtol=1e-6)
+        assert run.final.clients == len(clients)
+        sizes.add(len(clients))
+    assert (len(sizes) > 1) == (cohort.sampling != "uniform")
 
 
-def test_the_mean_is_weighted_by_the_cohorts_training_rows() -> None:
-    sizes = [1, 2, 5]
-    a, b = [np.eye(1)] * 3, [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    federation = quadratic_federation(a, b, rows=sizes)
-    solver = Solver(1.0, batch_size="all", steps=1)  # one step reaches b_k
-    for seed in range(3):
-        run = one_run(
-            federation,
-            quadratic_model(np.zeros(1)),
-            fedavg(),
-            solver,
-            cohort=Cohort(2),
-            seed=seed,
-        )
-        i, j = Cohort(2).draw(seed, 0, THREE).clients.tolist()
-        expected = (sizes[i] * b[i] + sizes[j] * b[j]) / (sizes[i] + sizes[j])
-        np.testing.assert_allclose(run.params, expected, rtol=1e-6)
-    np.testing.assert_allclose(weights(np.array(sizes)), [1 / 8, 2 / 8, 5 / 8])
+def test_weights_are_shares_of_rows() -> None:
+    np.testing.assert_allclose(weights(SIZES), [1 / 8, 2 / 8, 5 / 8])
     assert weights(np.zeros(0, int)).shape == (0,)
 
 
-def draws(cohort: Cohort, count: int) -> Counter[tuple[tuple[int, int], ...]]:
-    """How often each cohort of THREE, as sorted (client, mass), was drawn in `count` rounds."""
-    drawn = (cohort.draw(0, t, THREE) for t in range(count))
-    return Counter(
-        tuple(sorted(zip(d.clients.tolist(), d.mass.tolist(), strict=True))) for d in drawn
-    )
+def uniform() -> dict[Any, float]:
+    """Every ordered pair is equally likely; the mass is a client's rows."""
+    return {((i, SIZES[i]), (j, SIZES[j])): 1 / 6 for i, j in itertools.permutations(range(3), 2)}
 
 
-def chi_squared(found: Counter[Any], expected: dict[Any, float], count: int) -> float:
-    """Of the frequencies found, which must be of the outcomes expected and no others."""
-    assert set(found) == set(expected)
-    assert sum(expected.values()) == pytest.approx(1)
-    return sum((found[key] - count * p) ** 2 / (count * p) for key, p in expected.items())
-
-
-def test_proportional_sampling_by_exact_enumeration_on_three_clients() -> None:
-    # two draws with replacement by p = 1/8, 2/8, 5/8; the mass is how often a client was drawn
-    p = [1 / 8, 2 / 8, 5 / 8]
+def proportional() -> dict[Any, float]:
+    """Two draws with replacement by rows; the mass is how often a client was drawn."""
+    p = SIZES / 8
     expected: dict[Any, float] = {((k, 2),): p[k] ** 2 for k in range(3)}
-    expected |= {((i, 1), (j, 1)): 2 * p[i] * p[j] for i, j in itertools.combinations(range(3), 2)}
-    found = draws(Cohort(2, sampling="proportional"), 6000)
-    # 5 degrees of freedom: above 25.7 with probability 1e-4
-    assert chi_squared(found, expected, 6000) < 25.7
+    pairs = itertools.combinations(range(3), 2)
+    return expected | {((i, 1), (j, 1)): 2 * p[i] * p[j] for i, j in pairs}
 
 
-def test_bernoulli_sampling_by_exact_enumeration_on_three_clients() -> None:
-    # each client by itself with probability q = 2/3, given that somebody takes part
-    q, sizes = 2 / 3, [1, 2, 5]
-    expected: dict[Any, float] = {}
+def bernoulli() -> dict[Any, float]:
+    """Each client by itself with probability 2/3, given that somebody takes part."""
+    q, expected = 2 / 3, dict[Any, float]()
     for count in (1, 2, 3):
+        chance = q**count * (1 - q) ** (3 - count) / (1 - (1 - q) ** 3)
         for who in itertools.combinations(range(3), count):
-            chance = q**count * (1 - q) ** (3 - count) / (1 - (1 - q) ** 3)
-            expected[tuple((k, sizes[k]) for k in who)] = chance
-    found = draws(Cohort(2, sampling="bernoulli"), 6000)
-    # 6 degrees of freedom: above 27.9 with probability 1e-4
-    assert chi_squared(found, expected, 6000) < 27.9
+            expected[tuple((k, SIZES[k]) for k in who)] = chance
+    return expected
 
 
-@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
-def test_a_rounds_mean_is_that_of_its_scheme(sampling: Any) -> None:
-    # one step reaches b_k: the model is the scheme's mean of the cohort's b_k
-    b = [np.array([v]) for v in (1.0, 10.0, 100.0)]
-    federation = quadratic_federation([np.eye(1)] * 3, b, rows=[1, 2, 5])
-    solver = Solver(1.0, batch_size="all", steps=1)
-    cohort, sizes = Cohort(2, sampling=sampling), set()
-    for seed in range(6):
-        model = quadratic_model(np.zeros(1))
-        run = one_run(federation, model, fedavg(), solver, cohort=cohort, seed=seed)
-        drawn = cohort.draw(seed, 0, THREE)
-        mean = sum(m * b[k][0] for k, m in zip(drawn.clients, drawn.mass, strict=True))
-        np.testing.assert_allclose(run.params, [mean / drawn.mass.sum()], rtol=1e-6)
-        assert run.final.clients == len(drawn.clients)
-        sizes.add(len(drawn.clients))
-    assert len(sizes) > 1
+@pytest.mark.parametrize("expected", [uniform, proportional, bernoulli])
+def test_sampling_by_exact_enumeration_on_three_clients(expected: Any) -> None:
+    cohort, chances = Cohort(2, sampling=expected.__name__), expected()
+    found = Counter[Any]()
+    for t in range(6000):
+        pairs = list(zip(*(each.tolist() for each in cohort.draw(0, t, THREE)), strict=True))
+        found[tuple(pairs if expected is uniform else sorted(pairs))] += 1
+    assert set(found) == set(chances)
+    assert sum(chances.values()) == pytest.approx(1)
+    # chi-squared with 5 or 6 degrees of freedom: above 25.7 with probability 1e-4
+    assert sum((found[key] - 6000 * p) ** 2 / (6000 * p) for key, p in chances.items()) < 25.7
 
 
 def test_cohorts_of_different_purposes_are_independent() -> None:
@@ -146,25 +124,21 @@ def test_cohorts_of_different_purposes_are_independent() -> None:
     assert sum(n * count for n, count in pairs.items()) / 1000 == pytest.approx(1, abs=0.15)
 
 
-def test_proportional_sampling_may_draw_more_than_there_are() -> None:
-    federation = quadratic_federation([np.eye(1)] * 2, [np.zeros(1), np.ones(1)])
-    solver = Solver(1.0, batch_size="all", steps=1)
-    model = quadratic_model(np.zeros(1))
-    run = one_run(federation, model, fedavg(), solver, cohort=Cohort(8, sampling="proportional"))
-    assert float(run.params[0]) in [n / 8 for n in range(9)]
-
-
-def test_an_unknown_sampling_is_refused() -> None:
-    with pytest.raises(InputError, match="uniform, proportional, bernoulli"):
-        Cohort(2, sampling="round-robin")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("clients", [0, 2.5, True])
-def test_a_cohort_is_a_whole_number_of_clients(clients: Any) -> None:
-    with pytest.raises(
-        InputError, match=f"cohort.clients_per_round = {clients}; it must be a whol"
-    ):
-        Cohort(clients)
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Cohort(2, sampling="round-robin"), "uniform, proportional, bernoulli"),  # type: ignore[arg-type]
+        *(
+            (lambda clients=clients: Cohort(clients), f"_round = {clients}; it must be a whole")
+            for clients in (0, 2.5, True)
+        ),
+        (lambda: Systems(stragglers=-0.1), "it must be from 0 to 1"),
+        (lambda: Systems(stragglers=1.1), "it must be from 0 to 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        make()
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
@@ -173,6 +147,7 @@ def test_a_cohort_larger_than_the_federation_is_refused() -> None:
         one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, cohort=Cohort(2))
 
 
+@settings(max_examples=25)
 @given(
     k=st.integers(1, 30),
     fraction=st.floats(0, 1),
@@ -223,25 +198,16 @@ def test_with_one_epoch_partial_work_is_a_number_of_steps() -> None:
     assert drawn == {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.1])
-def test_a_fraction_out_of_range_is_refused(fraction: float) -> None:
-    with pytest.raises(InputError, match="it must be from 0 to 1"):
-        Systems(stragglers=fraction)
-
-
+@settings(max_examples=25)
 @given(size=st.integers(1, 300), count=st.integers(1, 4), client=st.integers(0, 2**40))
 def test_permutations_are_permutations_and_a_prefix_of_longer_ones(
     size: int, count: int, client: int
 ) -> None:
-    few = (
+    few, many = (
         Streams(1, Purpose.BATCHES)
-        .orders([5], [client], counts=[count], sizes=[size])
+        .orders([5], [client], counts=[each], sizes=[size])
         .reshape(-1, size)
-    )
-    many = (
-        Streams(1, Purpose.BATCHES)
-        .orders([5], [client], counts=[count + 2], sizes=[size])
-        .reshape(-1, size)
+        for each in (count, count + 2)
     )
     assert (np.sort(few, axis=1) == np.arange(size)).all()
     np.testing.assert_array_equal(few, many[:count])
@@ -299,6 +265,7 @@ def test_every_seed_begins_with_a_model_of_its_own() -> None:
     assert initial_params(model, 7).tolist() == jax.random.uniform(key, (3,)).tolist()
 
 
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**63 - 1), round_=st.integers(0, 2**40), client=st.integers(0, 2**40))
 def test_a_stream_is_philoxs_of_its_names(seed: int, round_: int, client: int) -> None:
     # 256 bits of counter, of which a stream counts in the lower half

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import fedprox as fp
 from fedprox import Federation
 from fedprox.datasets import mapped, write_mapped
-from tests.test_cli import SMALL, status
+from tests.test_cli import LOSSES, status
 
 
 def clients(*labels: list[int]) -> list[Any]:
@@ -49,17 +48,10 @@ def warned(federation: Federation, model: fp.Model | None = None, **options: Any
 PLAIN = clients([0, 1, 0], [1, 1])
 
 
-def test_a_plain_run_does_not_warn() -> None:
-    federation = Federation.from_arrays(PLAIN, PLAIN)
-    losses = fp.Evaluation(every=2, gradients=False)
-    assert warned(federation, evaluation=losses, on_progress=None) == []
-
-
-@pytest.mark.slow
 def test_evaluating_less_often_than_there_are_rounds_warns() -> None:
     federation = Federation.from_arrays(PLAIN, PLAIN)
-    # once, to the end
-    (line,) = warned(federation, evaluation=fp.Evaluation(every=3), on_progress=None)
+    assert warned(federation, evaluation=fp.Evaluation(every=2)) == []
+    (line,) = warned(federation, evaluation=fp.Evaluation(every=3))
     assert line == (
         "evaluation.every = 3 is more than rounds = 2: only the initial and the final model are "
         "evaluated"
@@ -145,7 +137,8 @@ def test_labels_in_files_are_not_read_for_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_each_once(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
+    """Once to the end of a run."""
+    (tmp_path / "small.toml").write_text(LOSSES)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         settings = [

@@ -1,4 +1,4 @@
-"""What is printed: streams that break, encodings that lack characters, and progress."""
+"""What is printed: streams that break, encodings that lack characters, progress, and bars."""
 
 import io
 import os
@@ -6,19 +6,21 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from rich.console import Console
 
+from fedprox import terminal as bar
 from fedprox.errors import printable
 from fedprox.loop import following
 from fedprox.loop.following import Progress, showing
 from fedprox.report.table import table
-from fedprox.terminal import safe_stream
+from fedprox.terminal import Bar, safe_stream
 from tests.report.test_report import make_run
 
 ENTRY = [sys.executable, "-c", "from _fedprox import main; main()"]
@@ -98,27 +100,28 @@ def test_a_log_gets_lines_and_a_short_run_none(monkeypatch: pytest.MonkeyPatch) 
         report(NOW)
 
 
-def bars(monkeypatch: pytest.MonkeyPatch, columns: int, *steps: Progress) -> str:
-    """What a terminal is sent, of which the other end goes before the end."""
-    monkeypatch.setenv("COLUMNS", str(columns))
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> Iterator[io.FileIO]:
+    """The other end of a terminal that stderr writes to."""
     monkeypatch.setenv("TERM", "xterm")
-    other, terminal = pty.openpty()
-    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    other, inner = pty.openpty()
+    with io.FileIO(other) as end, os.fdopen(inner, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        text = ""
-        with showing(True) as report:
-            for step in steps:
-                report(step)
-            while "10/10" not in text:
-                text += os.read(other, 4096).decode(errors="replace")
-            os.close(other)
+        yield end
         monkeypatch.undo()
-    return text
 
 
 @pytest.mark.parametrize("columns", [120, 40])
 def test_a_terminal_gets_bars(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = bars(monkeypatch, columns, NOW, NOW._replace(round=10, loss=0.25))
+    """Also if its other end goes before the end."""
+    text = ""
+    with terminal(monkeypatch, columns) as other, showing(True) as report:
+        report(NOW)
+        report(NOW._replace(round=10, loss=0.25))
+        while "10/10" not in text:
+            text += other.read(4096).decode(errors="replace")
+        other.close()
     assert "seed 0" in text
     assert "loss 0.2500" in text
     assert "diverged" not in text
@@ -144,3 +147,36 @@ def test_a_notebook_gets_one_output_that_is_replaced(monkeypatch: pytest.MonkeyP
     assert "10/10" in text.getvalue()
     assert "loss 0.2500" in text.getvalue()
     assert "text/plain" in Output.shown[-1]._repr_mimebundle_([], [])
+
+
+def test_two_bars_stand_below_each_other_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as other:
+        with Bar("loading the data"), Bar("train.gz", 200) as file:
+            time.sleep(bar.BAR_REFRESH)
+            file.update(50)
+            time.sleep(5 * bar.BAR_REFRESH)
+        assert bar._display is None
+        text = other.read(1 << 16).decode(errors="replace")
+    assert "25%" in text
+    assert text.index("loading the data") < text.index("train.gz")
+
+
+def test_what_is_quick_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as other:
+        with Bar("train.gz", 200, delay=60) as file:
+            file.update(200)
+        os.set_blocking(other.fileno(), False)
+        assert other.read(1) is None
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_terminal_nothing_is_shown(
+    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "log").open("w") as log:
+        stream: TextIO | None = None if closed else log
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Bar("train.gz", 10) as file:
+            file.update(10)
+        monkeypatch.undo()
+    assert (tmp_path / "log").read_text() == ""

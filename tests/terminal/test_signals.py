@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,30 +125,27 @@ def test_the_second_signal_ends_at_once(tmp_path: Path, output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_while_results_are_written_names_the_last_checkpoint(
-    tmp_path: Path, output: Path
+@pytest.mark.parametrize(
+    ("where", "number", "how", "options"),
+    [
+        ("writing", signal.SIGINT, "interrupted", ["--checkpoint-every", "20"]),
+        ("the second method", signal.SIGTERM, "ended by SIGTERM", []),
+    ],
+)
+def test_a_run_that_was_ended_continues_from_its_last_checkpoint(
+    where: str, number: signal.Signals, how: str, options: list[str], tmp_path: Path, output: Path
 ) -> None:
+    """While results are written, and where a finished method is kept and the next is compiled."""
     out = tmp_path / "out"
-    line = end(tmp_path, output, "writing", signal.SIGINT, "--checkpoint-every", "20")
+    line = end(tmp_path, output, where, number, *options)
     again = f"continue from the last checkpoint with: fedprox run --resume {out}"
-    assert line == f"fedprox: interrupted; {again}\n"
-    assert status(start(output, ["run", "--resume", str(out)])) == 0
-    assert (out / "summary.json").exists()
-
-
-@pytest.mark.slow
-def test_finished_methods_are_kept_where_the_next_is_being_compiled(
-    tmp_path: Path, output: Path
-) -> None:
-    out = tmp_path / "out"
-    line = end(tmp_path, output, "the second method", signal.SIGTERM)
-    again = f"continue from the last checkpoint with: fedprox run --resume {out}"
-    assert line == f"fedprox: ended by SIGTERM; {again}\n"
+    assert line == f"fedprox: {how}; {again}\n"
     before = (out / "metrics.jsonl").read_bytes()
     assert status(start(output, ["run", "--resume", str(out)])) == 0
     after = (out / "metrics.jsonl").read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == 2 * 11
+    assert (out / "summary.json").exists()
 
 
 def slow_between(marker: Path, seconds: float) -> None:
@@ -170,44 +166,27 @@ def slow_between(marker: Path, seconds: float) -> None:
     pytest.MonkeyPatch().setattr(snapshot, "write_arrays", slow)
 
 
-def signalled(output: Path, command: list[str], marker: Path, numbers: Sequence[int]) -> int:
-    """The exit status of a command that gets signals while it writes a checkpoint."""
-    process = start(output, command, slow_between, marker, 1.0)
-    while not marker.exists() and process.is_alive():
-        time.sleep(0.02)
-    for number in numbers:
-        os.kill(process.pid, number)
-        time.sleep(0.2)
-    return status(process)
-
-
-def test_a_signal_during_a_checkpoint_between_methods_waits_for_it(
-    tmp_path: Path, output: Path
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_during_a_checkpoint_between_methods_waits_for_it_and_the_second_does_not(
+    signals: int, tmp_path: Path, output: Path
 ) -> None:
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
-    out = tmp_path / "out"
+    out, marker = tmp_path / "out", tmp_path / "marker"
     command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "40"]
-    numbers = [signal.SIGTERM]
-    ended = signalled(output, [*command, "--out", str(out)], tmp_path / "marker", numbers)
-    assert ended == 128 + signal.SIGTERM
-    first, last = said(output).splitlines()
+    process = start(output, [*command, "--out", str(out)], slow_between, marker, 1.0)
+    while not marker.exists() and process.is_alive():
+        time.sleep(0.02)
+    for _ in range(signals):
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+    assert status(process) == 128 + signal.SIGTERM
+    first, *_, last = said(output).splitlines()
     assert first.startswith("SIGTERM: finishing the rounds under way for a checkpoint; once more")
-    assert last == (
-        "fedprox: stopped after fedavg, seed 0; continue with: fedprox run --resume " + str(out)
-    )
-    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0-40.state"]
-
-
-def test_the_second_signal_during_a_checkpoint_ends_at_once(tmp_path: Path, output: Path) -> None:
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
-    out = tmp_path / "out"
-    command = ["run", str(tmp_path / "experiment.toml"), "--checkpoint-every", "40"]
-    numbers = [signal.SIGTERM, signal.SIGTERM]
-    ended = signalled(output, [*command, "--out", str(out)], tmp_path / "marker", numbers)
-    assert ended == 128 + signal.SIGTERM
-    last = f"fedprox: ended by SIGTERM; {out}/metrics.jsonl holds the rounds evaluated so far"
-    assert said(output).splitlines()[-1] == last
-    assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["0-0.state"]
+    waited = f"stopped after fedavg, seed 0; continue with: fedprox run --resume {out}"
+    ended = f"ended by SIGTERM; {out}/metrics.jsonl holds the rounds evaluated so far"
+    assert last == f"fedprox: {waited if signals == 1 else ended}"
+    kept = [path.name for path in (out / "checkpoint").iterdir()]
+    assert kept == ["0-40.state" if signals == 1 else "0-0.state"]
 
 
 def fail_to_answer() -> None:

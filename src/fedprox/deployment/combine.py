@@ -29,7 +29,7 @@ from fedprox.errors import require
 from fedprox.measures import Scatter
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy
-from fedprox.parts.part import beside, mean_of, scaled, sound
+from fedprox.parts.part import Screen, Screened, beside, mean_of, scaled, sound
 from fedprox.precision import in_shape
 from fedprox.protocol.method import Method
 
@@ -106,15 +106,15 @@ def _screened(
     reduction = method.reduction
     assert reduction.screen is not None  # a deployment always screens
     answered = np.stack([part.counted > 0 for part in parts])
-    means = [mean_of(part.message, jnp.asarray(part.counted)) for part in parts]
-    is_sound = jit_once(jax.vmap(sound))
-    finite = jnp.stack([is_sound(mean) for mean in means])
+    of_part = jit_once(_mean_and_soundness)
+    means, are_sound = zip(*(of_part(part.message, part.counted) for part in parts), strict=True)
     sizes = None
     if reduction.screen.compares:
         measure = jit_once(jax.vmap(size or method.algorithm.client.size))
-        sizes = jnp.stack([measure(mean) for mean in means])
-    weight = jnp.array([part.counted.max() for part in parts])
-    screened = reduction.screened(finite * answered, sizes, weight)
+        sizes = np.stack([measure(mean) for mean in means])
+    weight = np.array([part.counted.max() for part in parts])
+    which_count = jit_once(partial(_which_count, reduction.screen))
+    screened = which_count(np.stack(are_sound) * answered, sizes, weight)
     scales, bad = np.asarray(screened.scale), answered & np.asarray(screened.flagged)
     if reduction.rule is not None:
         stacked = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *means)
@@ -124,8 +124,21 @@ def _screened(
     mean = weighted(scales, [part.message for part in parts])
     if not reduction.fixed:
         counted = [part.counted * (scale > 0) for part, scale in zip(parts, scales, strict=True)]
-        mean = mean_of(mean, summed(counted))
+        mean = jit_once(mean_of)(mean, summed(counted))
     return mean, scales, bad
+
+
+def _which_count(
+    screen: Screen, sound: jax.Array, size: jax.Array | None, weight: jax.Array
+) -> Screened:
+    """`Screen.screened` by position, so that equal settings share a program."""
+    return screen.screened(sound, size, weight)
+
+
+def _mean_and_soundness(message: Any, counted: jax.Array) -> tuple[Any, jax.Array]:
+    """The mean of a part's updates, and whether it is finite, at each sweep point."""
+    mean = mean_of(message, counted)
+    return mean, jax.vmap(sound)(mean)
 
 
 def summed(parts: Sequence[Any]) -> Any:
@@ -374,9 +387,9 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:
     with np.errstate(invalid="ignore"):  # NaN without a measured client
         added = weighted(weights, [each.mean for _, each in parts])
         means = jax.tree.map(lambda a: a / beside(total, a), added)
-        scatters = []
+        scatters, norm = [], jit_once(jax.vmap(optax.tree.norm))
         for weight, (share, each) in zip(weights, parts, strict=True):
             apart = jax.tree.map(np.subtract, each.mean, means)
-            distance = jax.vmap(optax.tree.norm)(apart) ** 2
+            distance = np.asarray(norm(apart)) ** 2
             scatters.append(np.where(weight > 0, share * each.scatter + weight * distance, 0))
     return Scatter(total, means, summed(scatters) * (of / total))
