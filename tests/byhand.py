@@ -138,7 +138,7 @@ def beside_the_oracle(
     federation = ragged_quadratics(0, ROWS)
     setting: dict[str, Any] = {
         "solver": Solver(0.2, 3, epochs=2, learning_rate_decay=0.9, weight_decay=0.05, clip=1.5),
-        "cohort": SOME,
+        "cohort": options.pop("cohort", SOME),
         "systems": SLOW,
         "population": DEVICES,
         "rounds": rounds,
@@ -153,6 +153,7 @@ def beside_the_oracle(
         **options,
     )
     for run in runs:
+        setting["solver"] = setting["solver"].changed(learning_rate=run.learning_rate)
         path = methods.run(oracle(run.hparams, federation), federation, seed=run.seed, **setting)
         expected = getattr(path, evaluated)[-1]
         np.testing.assert_allclose(run.params, expected, rtol=2e-4, atol=2e-5, err_msg=run.label)
