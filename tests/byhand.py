@@ -161,6 +161,7 @@ def beside_the_oracle(
         for record in run.history:
             loss = methods.objective(federation, getattr(path, evaluated)[record.round])
             np.testing.assert_allclose(record.train_loss, loss, rtol=2e-4)
+            assert record.communication == record.round * algorithm.communication
 
 
 def distance(run: Run, expected: Vector) -> float:

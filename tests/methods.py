@@ -530,7 +530,9 @@ def in_time(
     """
     seconds = population.step_seconds
     assert isinstance(seconds, list)
-    reading = [s * solver.steps_per_epoch(int(n)) for s, n in zip(seconds, train.sizes, strict=True)]
+    reading = [
+        s * solver.steps_per_epoch(int(n)) for s, n in zip(seconds, train.sizes, strict=True)
+    ]
     heard = [k for k in first if reading[k] <= deadline / 4]
     before = min(deadline / 4, max(reading[k] for k in first)) if method.exchanges else 0.0
     steps = []

@@ -213,20 +213,22 @@ def test_what_does_not_fit_in_a_part_is_named(
     refused(changed(WHOLE, {f"{part}.{name}": value for name, value in change.items()}), expected)
 
 
-def checked(method: fp.Algorithm, rate: Any = 0.1) -> None:
-    """Check a method as `simulate` does, on three rows; nothing is trained."""
-    data = [(np.ones((1, 2)), np.array([k])) for k in range(3)]
-    model = fp.Model(
-        lambda key: {"body": jax.random.normal(key, (2, 3)), "head": jnp.zeros((3, 3))},
-        lambda params, x: x @ params["body"] @ params["head"],
-        representation=lambda params, x: x @ params["body"],
-    )
+MODEL_OF_LAYERS = fp.Model(
+    lambda key: {"body": jax.random.normal(key, (2, 3)), "head": jnp.zeros((3, 3))},
+    lambda params, x: x @ params["body"] @ params["head"],
+    representation=lambda params, x: x @ params["body"],
+)
+THREE_ROWS = fp.Federation.from_arrays([(np.ones((1, 2)), np.array([k])) for k in range(3)])
+
+
+def checked(method: fp.Algorithm) -> None:
+    """Check a method as `simulate` does; nothing is trained."""
     prepare(
         method,
         seed=0,
-        federation=fp.Federation.from_arrays(data),
-        model=model,
-        solver=fp.Solver(rate, "all", steps=1),
+        federation=THREE_ROWS,
+        model=MODEL_OF_LAYERS,
+        solver=fp.Solver(0.1, "all", steps=1),
         cohort=fp.Cohort(3),
         rounds=2,
     )

@@ -1,6 +1,6 @@
 """Methods beside their oracles, and where the oracles themselves end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     oracle: Callable[[Numbers, fp.Federation], methods.Method]
     lanes: int | None = None
     widest: int | None = None
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = {}
 
 
 def feddc(numbers: Numbers, federation: fp.Federation) -> methods.Method:
