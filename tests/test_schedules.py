@@ -241,9 +241,7 @@ HALVED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("own", HALVED, ids=lambda own: own["schedule"])
-def test_a_step_schedule_changes_the_rate_in_the_round_it_names(
-    own: dict[str, Any],
-) -> None:
+def test_a_step_schedule_changes_the_rate_in_the_round_it_names(own: dict[str, Any]) -> None:
     resolved = resolve(parse("x", TABLE | {"solver": TABLE["solver"] | {"learning_rate": own}}))
     rates = [resolved.solver.factor(t) for t in (0, 49, 50, 99, 100, 149)]
     assert rates == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]

@@ -230,18 +230,9 @@ METHODS: list[tuple[dict[str, Any], str]] = [
         f"{SUBPROBLEM} raised TypeError: <lambda>() take",
     ),
     ({"subproblem": lambda w, n, o: posed(w, n["nu"], o)}, f"{SUBPROBLEM} raised KeyError: 'nu'"),
-    (
-        {"client.message": lambda *a: a[3].params},
-        f"{MESSAGE} returns a value of type dict; it",
-    ),
-    (
-        {"client.message": lambda *_: None},
-        f"{MESSAGE} returns None; it must return two values",
-    ),
-    (
-        {"server.update": halved_if_large},
-        f"mine: update(state, mean, hparams) {BRANCH}; it was",
-    ),
+    ({"client.message": lambda *a: a[3].params}, f"{MESSAGE} returns a value of type dict; it"),
+    ({"client.message": lambda *_: None}, f"{MESSAGE} returns None; it must return two values"),
+    ({"server.update": halved_if_large}, f"mine: update(state, mean, hparams) {BRANCH}; it was"),
     ({"server.update": missing}, "mine: update(state, mean, hparams) raised KeyError: 'kernal'"),
     ({"server.init": missing}, "mine: init(params) raised KeyError: 'kernal'"),
     ({"server.params": missing}, "mine: params(state) raised KeyError: 'kernal'"),

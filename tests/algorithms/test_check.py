@@ -127,10 +127,7 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
         ({"server.params": lambda state: wide(state["w"])}, f"params.* gives .*like {MODEL}"),
         ({"server.params": lambda state: ints(state["w"])}, f"params.* gives .*like {MODEL}"),
         ({"server.params": lambda state: state["w"]["a"]}, f"params.* gives .*like {MODEL}"),
-        (
-            {"server.evaluated": lambda state: wide(state["w"])},
-            f"evaluated.* gives .*like {MODEL}",
-        ),
+        ({"server.evaluated": lambda state: wide(state["w"])}, f"evaluated.* gives .*like {MODEL}"),
         ({"first.exchange": lambda *given: wide(given[0])}, f"exchange.* gives .*like {BEFORE}"),
         ({"server.update": lambda *given: given[0]["w"]}, f"update.* gives .*like {BEFORE}"),
         (
@@ -184,11 +181,7 @@ def refused(method: fp.Algorithm, expected: str) -> None:
             "memory.update.* gives .*the memory",
         ),
         ("client.memory", {"init": lambda *_: None}, "memory.update.* raised TypeError"),
-        (
-            "adapt",
-            {"update": lambda *given: given[:1]},
-            "adapt.update gives .*what it is given",
-        ),
+        ("adapt", {"update": lambda *given: given[:1]}, "adapt.update gives .*what it is given"),
         ("adapt", {"init": lambda _: 0}, "adapt.init raised TypeError"),
         (
             "personal",

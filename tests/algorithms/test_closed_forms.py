@@ -273,12 +273,7 @@ def test_rounds_in_which_everyone_is_dropped_change_nothing_and_are_counted(ever
     [
         (fedprox(mu=0.0), {"deadline": 0.01}, "uniform", "a single step"),
         (centralised(), {"deadline": 0.01}, "uniform", "a single step"),
-        (
-            fedavg(),
-            {"deadline": 1.0},
-            "uniform",
-            "all of its steps, and stragglers are dropped",
-        ),
+        (fedavg(), {"deadline": 1.0}, "uniform", "all of its steps, and stragglers are dropped"),
         (fedavg(), {"stragglers": 1.0}, "bernoulli", "all clients of every cohort of 5 are"),
         (fedavg(), {"stragglers": 0.75}, "uniform", "all clients of every cohort of 2 are"),
     ],

@@ -100,12 +100,7 @@ def test_feddane() -> None:
     method = fp.feddane(mu=0.7)
     assert method.first.exchange is not None
     state = method.first.exchange(method.server.init(W), MEAN, of(method))
-    posed(
-        method.subproblem(state, of(method), context()),
-        mu=0.7,
-        anchor=w,
-        linear=mean - gradient,
-    )
+    posed(method.subproblem(state, of(method), context()), mu=0.7, anchor=w, linear=mean - gradient)
     after = method.server.update(state, OTHER, of(method))
     same(after.params, w + other)
     same(after.gradient, mean)
@@ -202,11 +197,7 @@ def test_fedexp() -> None:
 @pytest.mark.parametrize("given", [{}, {"mu": 0.7}, {"mu": 5.0}, {"momentum": 0.75}])
 def test_fednova(given: dict[str, float]) -> None:
     method, mu, rho = fp.fednova(**given), given.get("mu", 0.0), given.get("momentum", 0.0)
-    posed(
-        method.subproblem(W, of(method), context()),
-        mu=mu or None,
-        anchor=w if mu else None,
-    )
+    posed(method.subproblem(W, of(method), context()), mu=mu or None, anchor=w if mu else None)
     for steps in (0, STEPS):
         proximal = [abs(1 - RATE * mu) ** j for j in range(steps)]
         momentum = [(1 - rho**j) / (1 - rho) for j in range(1, steps + 1)]

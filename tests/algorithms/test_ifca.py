@@ -277,10 +277,7 @@ FROZEN = fp.freeze(MODEL, starts(0, 1)[0], ["body"])
         (BUFFERED, "its clients measure several models, so asynchronous does not fit"),
         ({"compression": fp.Compression("top-k", share=0.5)}, "a method whose clients do not"),
         ({"aggregation": fp.Aggregation("median")}, ".* their updates are of different"),
-        (
-            {"attack": fp.Attack("sign-flip", share=0.3)},
-            ".*, so attack.kind = .sign-flip. does",
-        ),
+        ({"attack": fp.Attack("sign-flip", share=0.3)}, ".*, so attack.kind = .sign-flip. does"),
         ({"faults": fp.Faults("clip")}, '.*, so faults.policy = "clip" does not fit'),
         (
             {"evaluation": fp.Evaluation(model="cohort", gradients=False)},

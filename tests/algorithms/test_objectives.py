@@ -196,10 +196,7 @@ def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
 
 
 SEARCH = fp.Solver(1.0, "all", steps=3, optimizer=fp.line_search_descent)
-WITH_GAMMA = {
-    "solver": fp.Solver(0.1, "all", steps=3, gamma=0.1),
-    "evaluation": fp.Evaluation(),
-}
+WITH_GAMMA = {"solver": fp.Solver(0.1, "all", steps=3, gamma=0.1), "evaluation": fp.Evaluation()}
 SQUARED = fp.Model(MODEL.init, MODEL.apply, lambda z, y: (z[:, 0] - y) ** 2)
 OF_TAIL = fp.Algorithm(
     "mine",

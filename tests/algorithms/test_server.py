@@ -98,8 +98,7 @@ def test_a_method_with_a_rule_is_the_product_of_the_two(product: tuple[str, str]
     """Every sweep point of both, with stragglers, and rounds in which nobody takes part."""
     (ours, theirs), (step, same) = METHODS[product[0]], RULES[product[1]]
     beside_the_oracle(
-        ours.with_server(step),
-        lambda numbers, _: methods.Ruled(theirs(numbers), same(numbers)),
+        ours.with_server(step), lambda numbers, _: methods.Ruled(theirs(numbers), same(numbers))
     )
 
 
@@ -277,10 +276,7 @@ def test_what_is_no_rule_is_refused(rule: Any) -> None:
         (lambda: fp.server.adam(0.1, b1=1.0), "server.adam: b1 = 1.0; it must be below 1"),
         (lambda: fp.server.yogi(0.1, b2=-0.5), r"server.yogi: b2 = -0\.5; it must be at least 0"),
         (lambda: fp.server.yogi(0.1, eps=0.0), r"server.yogi: eps = 0\.0; it must be above 0"),
-        (
-            lambda: fp.server.momentum(momentum=1.5),
-            "server.momentum: momentum = 1.5; it must be",
-        ),
+        (lambda: fp.server.momentum(momentum=1.5), "server.momentum: momentum = 1.5; it must be"),
         (
             lambda: fp.server.adagrad(0.1, initial_accumulator_value=-1.0),
             "server.adagrad: initial_accumulator_value = -1.0; it must be at least 0",
