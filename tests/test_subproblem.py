@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedprox import Solver, Subproblem
 from fedprox.subproblem import inexactness
-from tests.quadratics import Vector, random_quadratics
+from tests.quadratics import random_quadratics
 
 Prox = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -82,41 +82,6 @@ def test_value_and_gradient_of_h_agree(mu: Any) -> None:
 
 def test_gamma_where_a_gradient_vanishes() -> None:
     # solved where it began, solved, left where it was solved, and nothing done
-    nothing, something = np.zeros(2, "f"), np.float32([3.0, -4.0])
+    nothing, something = np.zeros(2, "f"), np.array([3.0, -4.0], "f")
     pairs = [(nothing, nothing), (nothing, something), (something, nothing), (something, something)]
     assert [float(inexactness(*pair)) for pair in pairs] == [0, 0, np.inf, 1]
-
-
-def splitting(a: list[Vector], b: list[Vector], s: float, rounds: int) -> Vector:
-    """FedSplit with every client: w_k = prox_{sF_k}(2 x - z_k), z_k += 2 (w_k - x), x = mean z."""
-    z = np.zeros((len(a), len(b[0])))
-    for _ in range(rounds):
-        x = z.mean(axis=0)
-        for k in range(len(a)):
-            arguments = (a[k], b[k], x, 2 * x - z[k], 1 / s)
-            z[k] += 2 * (np.asarray(solved(len(x))(*map(jnp.float32, arguments))) - x)
-    return np.asarray(z.mean(axis=0))
-
-
-@pytest.mark.parametrize("s", [0.5, 2.0])
-def test_splitting_with_exact_answers_ends_at_the_minimiser(s: float) -> None:
-    a, b = random_quadratics(5, 4, 4)
-    minimiser = np.linalg.solve(sum(a), sum(x @ y for x, y in zip(a, b, strict=True)))
-    np.testing.assert_allclose(splitting(a, b, s, rounds=60), minimiser, atol=2e-3)
-
-
-def test_splitting_is_peaceman_rachfords() -> None:
-    # z <- R_f R_mean z with reflections R = 2 prox - 1, done here with closed forms
-    a, b = random_quadratics(6, 3, 4)
-    z, s = np.zeros((3, 4)), 1.0
-    for _ in range(5):
-        x = z.mean(axis=0)
-        reflected = 2 * x - z
-        prox = np.array(
-            [
-                np.linalg.solve(a[k] + np.eye(4) / s, a[k] @ b[k] + reflected[k] / s)
-                for k in range(3)
-            ]
-        )
-        z = 2 * prox - reflected
-    np.testing.assert_allclose(splitting(a, b, s, rounds=5), z.mean(axis=0), rtol=1e-3, atol=1e-3)

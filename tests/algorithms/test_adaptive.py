@@ -53,12 +53,12 @@ def curves(draw: st.DrawFn) -> list[float]:
 @example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], start=1.0)
 @example(losses=[5.0] * 8, start=1.0)
 def test_the_schedule_is_the_papers(losses: list[float], start: float) -> None:
-    hparams: Any = {"mu": np.float32([start])}
+    hparams: Any = {"mu": np.array([start], "f")}
     trend: Any = ADAPTIVE_MU.init(hparams, jnp.array(losses[:1]))
     used = []
     for loss in losses[1:]:
         used.append(float(hparams["mu"][0]))
-        hparams, trend = STEP(hparams, trend, np.float32([loss]))
+        hparams, trend = STEP(hparams, trend, np.array([loss], "f"))
     np.testing.assert_allclose(used, by_hand(start, losses), atol=1e-5)
 
 

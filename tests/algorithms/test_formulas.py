@@ -58,6 +58,12 @@ def context(state: Any = None, memory: Any = None) -> ClientContext:
     return ClientContext(GRADIENT, state, jnp.float32(SIZE), jnp.float32(LOSS), memory)
 
 
+def first_own(method: fp.Algorithm) -> Any:
+    """A client's first state."""
+    assert method.client.state is not None
+    return method.client.state(W)
+
+
 def posed(
     problem: fp.Subproblem,
     *,
@@ -110,11 +116,10 @@ def test_feddane() -> None:
 @pytest.mark.parametrize("option", [1, 2])
 def test_scaffold(option: int) -> None:
     method = fp.scaffold(option=option, server_learning_rate=0.6)
-    assert method.client.state is not None
     first = method.server.init(W)
     same(first.params, w)
     same(first.control, 0 * w)
-    same(method.client.state(W), 0 * w)
+    same(first_own(method), 0 * w)
     state = first._replace(control=OTHER)
     posed(method.subproblem(state, of(method), context(STATE)), linear=other - kept)
     (step, change), own = answer(method, state, STATE)
@@ -134,8 +139,7 @@ def test_scaffold(option: int) -> None:
 @pytest.mark.parametrize("balance", [False, True])
 def test_feddyn(balance: bool) -> None:
     method = fp.feddyn(alpha=0.6, balance=balance)
-    assert method.client.state is not None
-    same(method.client.state(W), 0 * w)
+    same(first_own(method), 0 * w)
     first = method.server.init(W)
     same(first.h, 0 * w)
     alpha = 0.6 / SIZE if balance else 0.6
@@ -152,8 +156,7 @@ def test_feddyn(balance: bool) -> None:
 @pytest.mark.parametrize("average", ["all", "active"])
 def test_fedsplit(average: Any) -> None:
     method = fp.fedsplit(step_size=0.4, average=average)
-    assert method.client.state is not None
-    same(method.client.state(W), w)
+    same(first_own(method), w)
     posed(method.subproblem(W, of(method), context(STATE)), mu=1 / 0.4, anchor=2 * w - kept)
     sent, own = answer(method, W, STATE)
     same(own, kept + 2 * (wk - w))
@@ -167,8 +170,7 @@ def test_fedsplit(average: Any) -> None:
 
 def test_fedadmm() -> None:
     method = fp.fedadmm(rho=0.6, server_learning_rate=0.3)
-    assert method.client.state is not None
-    first = method.client.state(W)
+    first = first_own(method)
     same(first, np.concatenate([w, 0 * w]))
     own = (STATE, OTHER)
     posed(method.subproblem(W, of(method), context(own)), mu=0.6, anchor=w, linear=other)
@@ -283,8 +285,7 @@ def test_mime(lite: bool) -> None:
 
 def test_feddc() -> None:
     method = fp.feddc(alpha=0.6)
-    assert method.client.state is not None
-    first, own = method.server.init(W), method.client.state(W)
+    first, own = method.server.init(W), first_own(method)
     for part in (first.drift, first.change, *own):
         same(part, 0 * w)
     state = first._replace(drift=STATE, change=OTHER)
@@ -358,8 +359,7 @@ def test_fedlcs_margins() -> None:
 
 def test_scaffnew() -> None:
     method = fp.scaffnew(p=0.3)
-    assert method.client.state is not None
-    first = method.client.state(W)
+    first = first_own(method)
     same(first, np.concatenate([0 * w, w]))
     own = (STATE, OTHER)
     h = kept + 0.3 / RATE * (w - other)
@@ -381,9 +381,8 @@ def test_ditto_and_its_second_pass() -> None:
         same(sent, [0.0])
         same(after.model, wk)
         assert bool(after.trained)
-    assert method.client.state is not None
-    assert not bool(method.client.state(W).trained)
-    same(method.client.state(W).model, w)
+    assert not bool(first_own(method).trained)
+    same(first_own(method).model, w)
 
 
 @pytest.mark.parametrize(("inner_steps", "count"), [(None, 0), (3, 0), (3, 2)])
@@ -427,13 +426,12 @@ def test_another_model_that_is_evaluated(evaluated: Any) -> None:
     inner = fp.feddyn(alpha=0.6)
     method = reporting(inner, evaluated)
     assert inner.client.state is not None
-    assert method.client.state is not None
     assert method.server.evaluated is not None
     first = method.server.init(W)
     same(method.server.params(first), w)
     same(method.server.evaluated(first), w)
     state = first._replace(state=first.state._replace(h=OTHER), mean=STATE)
-    own = method.client.state(W)
+    own = first_own(method)
     if evaluated == "clients":
         same(own, np.concatenate([0 * w, w]))
         own = own._replace(state=OTHER, last=GRADIENT)
@@ -475,7 +473,7 @@ def test_first_exchanges_and_memories_are_the_inner_methods(evaluated: Any) -> N
     same(after.state.gradient, mean)
     same(after.state.params, w)
     same(after.mean, kept)
-    known = context(method.client.state and method.client.state(W), memory=OTHER)
+    known = context(method.client.state and first_own(method), memory=OTHER)
     same(method.client.memory.init(after, known), mean)
     expected = 0.5 * (w + 2 * mean + 4 * other + 8 * wk)
     same(method.client.memory.update(after, of(method), known, WK), expected)

@@ -80,10 +80,11 @@ def of(tree: Any, j: int) -> Any:
 def test_a_client_and_its_cluster_do_what_the_local_method_does(local: fp.Algorithm) -> None:
     """Of three clusters a client chooses the second, two are chosen, and the third stays."""
     method, shares = fp.ifca(3, local=local), [0.25, 0.75, 0.0]
-    hparams = {k: np.float32(v[0]) for k, v in local.hparams.items()}  # type: ignore[index]
+    hparams: Any = {k: np.float32(v[0]) for k, v in local.hparams.items()}  # type: ignore[index]
     hparams |= {"learning_rate": np.float32(0.25), "participation": np.float32(0.5)}
     own = numbers(1) if local.client.state else None
-    context = ClientContext(None, own, np.float32(1.5), probed=np.array([2.0, 1.0, 3.0], "f"))
+    size: Any = np.float32(1.5)
+    context = ClientContext(None, own, size, probed=np.array([2.0, 1.0, 3.0], "f"))
 
     @jax.jit
     def computed(models: Any, found: Any, means: Any) -> tuple[Any, Any]:

@@ -150,10 +150,11 @@ DROPPING = fp.Model(MODEL.init, MODEL.apply, train=dropping)
 def test_dropout_is_the_same_in_all_calls_of_an_objective() -> None:
     """With rho = 0 FedSAM's loss is that of the mini-batch with the same units dropped."""
     x, y = map(np.asarray, FEDERATION.train.client(1))
+    rows: dict[str, Any] = {"x": x, "y": y, "weights": np.full(len(y), 1 / len(y), "f")}
 
     @jax.jit
     def losses(params: Any, key: jax.Array) -> Any:
-        batch = Batch(x, y, np.full(len(y), 1 / len(y), np.float32), key)
+        batch = Batch(**rows, key=key)
         own = perturbed(DROPPING, params, batch, jnp.float32(0))
         return own, batch.loss(DROPPING, params), batch.loss(MODEL, params)
 

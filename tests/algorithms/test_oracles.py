@@ -1,7 +1,7 @@
 """Methods beside their oracles, and where the oracles themselves end."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,106 +10,18 @@ import fedprox as fp
 from fedprox.engine.compiled import layout
 from fedprox.engine.planning import batch_plan
 from tests import methods
-from tests.byhand import CLIENTS, DEVICES, ROWS, SLOW, SOME, START, beside_the_oracle
+from tests.byhand import (
+    CASES,
+    CLIENTS,
+    DEVICES,
+    ROWS,
+    SLOW,
+    SOME,
+    START,
+    beside_the_oracle,
+    feddc,
+)
 from tests.quadratics import ragged_quadratics
-
-Numbers = dict[str, float]
-
-
-class Case(NamedTuple):
-    """A method and its oracle.
-
-    Attributes:
-        method: The method, with two points of its sweep.
-        oracle: A point's numbers, federation -> the oracle's method.
-        lanes: Lanes of clients; None for the library's choice.
-        widest: Most rows that are read at once; None for the library's choice.
-        options: More of `beside_the_oracle`'s.
-    """
-
-    method: fp.Algorithm
-    oracle: Callable[[Numbers, fp.Federation], methods.Method]
-    lanes: int | None = None
-    widest: int | None = None
-    options: Mapping[str, Any] = {}
-
-
-def feddc(numbers: Numbers, federation: fp.Federation) -> methods.Method:
-    method = methods.FedDC(START, len(federation), numbers["alpha"])
-    method.weights = federation.train.sizes / federation.train.sizes.sum()
-    return method
-
-
-CASES = {
-    "fedavg": Case(
-        fp.fedavg(stragglers="keep", average="clients").with_solver(learning_rate=[0.1, 0.2]),
-        lambda *_: methods.FedProx(START, CLIENTS, by_rows=False),
-    ),
-    "fedprox drop": Case(
-        fp.fedprox(mu=[0.0, 0.5]).with_stragglers("drop"),
-        lambda n, _: methods.FedProx(START, CLIENTS, n["mu"], drop=True),
-    ),
-    "feddane": Case(
-        fp.feddane(mu=[0.0, 0.5]),
-        lambda n, federation: methods.FedDane(START, federation, n["mu"]),
-        options={"cohort": fp.Cohort(6), "evaluated": "clients"},
-    ),
-    "scaffold 1": Case(
-        fp.scaffold(option=1, server_learning_rate=[0.8, 1.0]),
-        lambda n, _: methods.Scaffold(START, CLIENTS, 1, n["server_learning_rate"]),
-        lanes=1,
-        options={"devices": 2},
-    ),
-    "scaffold 2": Case(
-        fp.scaffold(option=2, server_learning_rate=[0.8, 1.0]),
-        lambda n, _: methods.Scaffold(START, CLIENTS, 2, n["server_learning_rate"]),
-        lanes=2,
-        options={"devices": 1},
-    ),
-    "feddyn": Case(
-        fp.feddyn(alpha=[0.3, 2.0]), lambda n, _: methods.FedDyn(START, CLIENTS, n["alpha"])
-    ),
-    "fedsplit": Case(
-        fp.fedsplit(step_size=[0.5, 2.0], average="all"),
-        lambda n, _: methods.FedSplit(START, CLIENTS, n["step_size"], "all"),
-    ),
-    "fedadmm": Case(
-        fp.fedadmm(rho=[0.5, 2.0], server_learning_rate=0.3),
-        lambda n, _: methods.FedAdmm(START, CLIENTS, n["rho"], 0.3),
-    ),
-    "fedexp": Case(
-        fp.fedexp(epsilon=[1e-4, 0.1]),
-        lambda n, _: methods.Ruled(
-            methods.FedProx(START, CLIENTS, drop=True, by_rows=False),
-            methods.Extrapolation(n["epsilon"]),
-        ),
-    ),
-    # the clip and the weight decay count as part of the gradients
-    "fednova": Case(
-        fp.fednova(mu=[0.0, 2.0]), lambda n, _: methods.FedNova(START, CLIENTS, n["mu"])
-    ),
-    "qffl": Case(fp.qffl(q=[0.3, 2.0]), lambda n, f: methods.QFfl(START, f, n["q"])),
-    "fedcm": Case(
-        fp.fedcm(alpha=[0.4, 1.0]), lambda n, _: methods.FedCM(START, CLIENTS, n["alpha"])
-    ),
-    # gradients are added up over the parts of a mini-batch, and each mini-batch is corrected once
-    "mime": Case(
-        fp.mime(beta=[0.0, 0.6]), lambda n, _: methods.Mime(START, CLIENTS, n["beta"]), widest=2
-    ),
-    "mimelite": Case(
-        fp.mime(beta=[0.0, 0.9], lite=True),
-        lambda n, _: methods.Mime(START, CLIENTS, n["beta"], lite=True),
-    ),
-    "mime of whole gradients": Case(
-        fp.mime(beta=[0.0, 0.6], whole_gradients=True),
-        lambda n, _: methods.Mime(START, CLIENTS, n["beta"], whole_gradients=True),
-    ),
-    # its gradient of a mini-batch has no parts, so the mini-batch is read in one piece
-    "fedsam": Case(
-        fp.fedsam(rho=[0.0, 0.5]), lambda n, _: methods.FedSam(START, CLIENTS, n["rho"]), widest=2
-    ),
-    "feddc": Case(fp.feddc(alpha=[0.1, 1.0]), feddc),
-}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -226,6 +138,7 @@ SPECIAL: dict[str, tuple[methods.Method, methods.Method, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SPECIAL)
 def test_methods_are_others_in_special_cases(name: str) -> None:
     *both, changes = SPECIAL[name]
-    usual = {"solver": fp.Solver(0.05, 3, epochs=2), "cohort": fp.Cohort(3), "federation": FEW}
-    ours, theirs = (methods.run(m, **usual | {"rounds": 5} | changes) for m in both)
+    usual: dict[str, Any] = {"cohort": fp.Cohort(3), "rounds": 5, "federation": FEW}
+    usual["solver"] = fp.Solver(0.05, 3, epochs=2)
+    ours, theirs = (methods.run(m, **usual | changes) for m in both)
     np.testing.assert_allclose(ours.server, theirs.server, rtol=1e-6)

@@ -25,7 +25,7 @@ MADE: dict[str, Any] = {
         lite=True, whole_gradients=True
     ),
     "scaffold: option = 'some'; it must be one of 1, 2": lambda: fp.scaffold(option=ANY),
-    "scaffold: option = 3; it must be one of 1, 2": lambda: fp.scaffold(option=3),  # type: ignore[arg-type]
+    "scaffold: option = 3; it must be one of 1, 2": lambda: fp.scaffold(option=3),
     "fedsplit: average = 'some'; it must be one of all, active": lambda: fp.fedsplit(
         1.0, average=ANY
     ),
