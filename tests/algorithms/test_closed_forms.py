@@ -296,10 +296,8 @@ def test_a_run_in_which_nobody_can_ever_take_part_is_refused(
 
 def test_stragglers_are_paired_between_methods() -> None:
     """FedAvg leaves out those whose work FedProx keeps."""
-    avg, prox = (
-        runs(methods=method, systems=Systems(stragglers=0.5))[0]
-        for method in (fedavg(), fedprox(mu=0.0))
-    )
+    setting = {"systems": Systems(stragglers=0.5)}
+    (avg,), (prox, _) = (runs(methods=m, **setting) for m in (fedavg(), fedprox(mu=[0.0, 0.5])))
     for a, p in zip(avg.history[1:], prox.history[1:], strict=True):
         assert (a.stragglers, a.dropped, p.stragglers, p.dropped) == (2, 2, 2, 0)
         assert a.client_steps < p.client_steps
