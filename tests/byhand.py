@@ -198,6 +198,8 @@ CASES = {
     "feddane": Case(
         fp.feddane(mu=[0.0, 0.5]),
         lambda n, federation: methods.FedDane(START, federation, n["mu"]),
+        lanes=3,
+        widest=2,
         options={"cohort": fp.Cohort(6), "evaluated": "clients"},
     ),
     "scaffold 1": Case(
@@ -230,9 +232,9 @@ CASES = {
             methods.Extrapolation(n["epsilon"]),
         ),
     ),
-    # the clip and the weight decay count as part of the gradients
+    # the clip, of whole mini-batches, and the weight decay count as part of the gradients
     "fednova": Case(
-        fp.fednova(mu=[0.0, 2.0]), lambda n, _: methods.FedNova(START, CLIENTS, n["mu"])
+        fp.fednova(mu=[0.0, 2.0]), lambda n, _: methods.FedNova(START, CLIENTS, n["mu"]), widest=2
     ),
     "qffl": Case(fp.qffl(q=[0.3, 2.0]), lambda n, f: methods.QFfl(START, f, n["q"])),
     "fedcm": Case(

@@ -201,42 +201,32 @@ def test_a_methods_own_settings_are_checked_like_the_experiments() -> None:
             one_run(augmented, model, method, plain, evaluation=Evaluation())
     with pytest.raises(InputError, match="fedsgd: its epochs is always 1, not 5"):
         one_run(federation, model, fedsgd().with_solver(epochs=5), plain)
-
-
-def test_an_unknown_setting_of_a_method_is_refused() -> None:
-    federation, model = ragged_quadratics(2, [3, 8]), quadratic_model(START)
     with pytest.raises(InputError, match=r"solver.*'epoch'"):
-        one_run(federation, model, fedavg().with_solver(epoch=3), Solver(0.1, 3, epochs=2))
+        one_run(federation, model, fedavg().with_solver(epoch=3), plain)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("name", "value", "why"),
     [
-        ("learning_rate", -0.1, "above 0"),
-        ("learning_rate_decay", 0.0, "above 0 and at most 1"),
-        ("learning_rate_decay", -0.5, "above 0 and at most 1"),
-        ("learning_rate_decay", 1.01, "above 0 and at most 1"),
-        ("learning_rate_decay", float("nan"), "above 0 and at most 1"),
-        ("weight_decay", -1e-4, "at least 0"),
-        ("weight_decay", float("inf"), "finite and at least 0"),
-        ("clip", 0.0, "above 0"),
-        ("clip", -1.0, "above 0"),
-        ("clip", "10", "a number above 0"),
+        ("learning_rate", -0.1, "must be above 0"),
+        ("learning_rate", 1e-40, "is beyond single precision"),
+        ("learning_rate_decay", 0.0, "must be above 0 and at most 1"),
+        ("learning_rate_decay", -0.5, "must be above 0 and at most 1"),
+        ("learning_rate_decay", 1.01, "must be above 0 and at most 1"),
+        ("learning_rate_decay", float("nan"), "must be above 0 and at most 1"),
+        ("weight_decay", -1e-4, "must be at least 0"),
+        ("weight_decay", float("inf"), "must be finite and at least 0"),
+        ("weight_decay", 1e39, "is beyond single precision"),
+        ("clip", 0.0, "must be above 0"),
+        ("clip", -1.0, "must be above 0"),
+        ("clip", 1e-40, "is beyond single precision"),
+        ("clip", "10", "must be a number above 0"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, allowed: str) -> None:
-    with pytest.raises(InputError, match=rf"solver\.{name} = .*; it must be {allowed}$") as told:
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
+    with pytest.raises(InputError, match=rf"^solver\.{name} = .*; it {why}") as told:
         Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2, name: value})
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize(
-    "setting", [{"learning_rate": 1e-40}, {"clip": 1e-40}, {"weight_decay": 1e39}]
-)
-def test_a_setting_beyond_single_precision_is_refused(setting: dict[str, Any]) -> None:
-    (name,) = setting
-    with pytest.raises(InputError, match=rf"solver\.{name} = .*; it is beyond single precision"):
-        Solver(**{"learning_rate": 0.1, "batch_size": 10, "epochs": 2} | setting)
 
 
 def test_gamma_is_of_a_problem_without_weight_decay() -> None:

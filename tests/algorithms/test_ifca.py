@@ -55,8 +55,9 @@ def test_runs_are_the_oracle() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("local", [fp.scaffold(), fp.fedlc(tau=1.0)], ids=lambda m: m.name)
-def test_one_cluster_is_the_local_method(local: fp.Algorithm) -> None:
+def test_one_cluster_is_the_local_method() -> None:
+    """FedLC, whose clients count labels beside the measures of the models."""
+    local = fp.fedlc(tau=1.0)
     (one,), (plain,) = runs(methods=fp.ifca(1, local=local)), runs(methods=local)
     same(one.params, plain.params, rtol=1e-4)
     same({name: a[0] for name, a in one.models.items()}, plain.params, rtol=1e-4)
@@ -135,11 +136,11 @@ def test_planted_clusters_are_recovered_exactly() -> None:
         both.append((x, (x @ rules[k % 3]).argmax(axis=1)))
     train, test = [(x[:40], y[:40]) for x, y in both], [(x[40:], y[40:]) for x, y in both]
     federation = fp.Federation.from_arrays(train, test=test)
-    model, local = fp.models.logistic(federation), fp.fedprox(mu=0.1)
-    alone, run = fp.simulate(
+    model = fp.models.logistic(federation)
+    (run,) = fp.simulate(
         federation,
         model,
-        [local, fp.ifca(3, local=local)],
+        fp.ifca(3, local=fp.fedprox(mu=0.1)),
         solver=fp.Solver(0.5, 10, epochs=2),
         cohort=fp.Cohort(6),
         rounds=20,
@@ -149,9 +150,7 @@ def test_planted_clusters_are_recovered_exactly() -> None:
     clusters = [set(chosen[j::3].tolist()) for j in range(3)]
     assert all(len(each) == 1 for each in clusters)
     assert len(set.union(*clusters)) == 3
-    assert run.final.personal_accuracy is not None
     assert run.final.personal_accuracy_worst is not None
-    assert run.final.personal_accuracy > alone.final.test_accuracy + 0.3
     assert run.final.personal_accuracy_worst > 0.7
 
 
@@ -261,7 +260,6 @@ WITH_GAMMA = {"solver": fp.Solver(0.1, "all", steps=2, gamma=0.5), "evaluation":
 PRIVATE = {"privacy": fp.Privacy(clip=1.0, noise_multiplier=1.0), "faults": None}
 BUFFERED = {"population": fp.Population(0.5), "asynchronous": fp.Asynchronous(2)}
 EQUAL = {"federation": ragged_quadratics(0, [4] * 5), "model": quadratic_model(np.zeros(3))}
-FROZEN = fp.freeze(MODEL, starts(0, 1)[0], ["body"])
 
 
 @pytest.mark.parametrize(
@@ -269,11 +267,6 @@ FROZEN = fp.freeze(MODEL, starts(0, 1)[0], ["body"])
     [
         ({"initial": starts(0, 1)[0]}, "it begins with several random models, so initial"),
         (EQUAL, "it begins with 2 random models, and the"),
-        pytest.param(
-            {"model": FROZEN},
-            "it begins with 2 random models, and the",
-            marks=pytest.mark.slow,  # found once the programs are compiled
-        ),
         (PRIVATE, "what it adds up is how many clients chose each model"),
         (BUFFERED, "its clients measure several models, so asynchronous does not fit"),
         ({"compression": fp.Compression("top-k", share=0.5)}, "a method whose clients do not"),

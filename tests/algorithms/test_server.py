@@ -43,10 +43,7 @@ METHODS = {name: each[:2] for name, each in CASES.items()} | {
 PRODUCTS = [
     ("fedprox", "adam"),
     ("fedprox drop", "momentum"),
-    ("fedprox drop", "extrapolate"),
-    ("fedavg", "adagrad"),
     ("fedavg", "extrapolate"),
-    ("scaffold", "adam"),
     ("scaffold", "extrapolate"),
     ("feddc", "momentum"),
     ("fednova", "adagrad"),
@@ -102,23 +99,10 @@ FREE = {name: each.method for name, each in VARIANTS.items() if "server" not in 
 def test_a_rule_steps_along_the_direction_of_the_method(name: str) -> None:
     """After one round: w + eta (w' - w), w' being the method's own model."""
     own = FREE[name]._replace(adapt=None)
-    if own.hparams.get("server_learning_rate") == (1.0,):
-        own = own.with_server(fp.server.mean())
     ruled = own.with_server(fp.server.momentum(0.25))
     (plain,), (found, _) = updated(own, 1), updated(ruled, 2)
     for part, w in PARAMS.items():
         np.testing.assert_allclose(found[part], w + 0.25 * (plain[part] - w), rtol=1e-5)
-
-
-def models(method: fp.Algorithm, **options: Any) -> Any:
-    federation = ragged_quadratics(0, [1, 4, 2, 7])
-    setting: dict[str, Any] = {
-        "solver": fp.Solver(0.1, 2, epochs=2),
-        "cohort": fp.Cohort(2),
-        "systems": fp.Systems(stragglers=0.5),
-        "rounds": 6,
-    }
-    return one_run(federation, quadratic_model(START), method, **setting | options).params
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -149,8 +133,13 @@ def test_names_are_points_of_the_product() -> None:
 
 
 def test_fedprox_without_mu_and_stragglers_is_fedavg_bit_for_bit() -> None:
-    dropping = fp.fedprox(mu=0.0).with_stragglers("drop")
-    np.testing.assert_array_equal(models(dropping), models(fp.fedavg()))
+    federation, model = ragged_quadratics(0, [1, 4, 2, 7]), quadratic_model(START)
+    setting: dict[str, Any] = {"systems": fp.Systems(stragglers=0.5), "rounds": 6}
+    one, other = (
+        one_run(federation, model, method, fp.Solver(0.1, 2, epochs=2), **setting)
+        for method in (fp.fedprox(mu=0.0).with_stragglers("drop"), fp.fedavg())
+    )
+    np.testing.assert_array_equal(one.params, other.params)
 
 
 def test_layers_that_stay_on_clients_get_no_step_of_the_servers() -> None:
