@@ -266,6 +266,10 @@ def test_a_server_that_moves_alone_is_refused(name: str) -> None:
 
 
 def test_an_optimizer_says_whether_it_moves_alone() -> None:
+    """And a method that moves alone does so with any rule."""
+    adam, moving = fp.server.adam(0.1), changed(fp.fedavg(), {"server.moves_alone": True})
+    assert moving.with_server(adam).server.moves_alone
+    assert not fp.fedavg().with_server(adam).server.moves_alone
     assert not fp.fedopt(optax.adam).server.moves_alone
     decays = fp.fedopt(optax.adamw)
     assert decays.server.moves_alone
