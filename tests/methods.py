@@ -51,8 +51,9 @@ class Method(ABC):
     by_rows = False
     reads = False
     """Whether clients pass over their rows before their steps."""
-    exchanges = False
-    """Whether the round's clients first send their gradients, within a quarter of a deadline."""
+    exchanges = ""
+    """Who first sends gradients, within a quarter of a deadline: "own", the round's clients, or
+    "another" cohort."""
 
     def __init__(self, params: Vector, clients: int) -> None:
         self.params = params.astype(float)
@@ -60,7 +61,7 @@ class Method(ABC):
         self.clients = clients
 
     def begin(self, workers: list[int], gradients: Gradients) -> None:  # noqa: B027 (optional)
-        """Begin a round in which these clients work."""
+        """Begin a round with the gradients of those who send them first, or else of who works."""
 
     def problem(self, k: int) -> Problem:
         del k
@@ -94,6 +95,24 @@ class FedProx(Method):
         weights = [sizes[k] if self.by_rows else 1.0 for k in answers]
         found = [answer.params for answer in answers.values()]
         self.params = np.asarray(np.average(found, axis=0, weights=weights))
+
+
+class FedDane(FedProx):
+    """Li et al. 2019, Algorithm 2."""
+
+    reads = True
+    exchanges = "another"
+
+    def __init__(self, params: Vector, federation: Federation, mu: float) -> None:
+        super().__init__(params, len(federation), mu)
+        self.sizes = federation.train.sizes
+
+    def begin(self, workers: list[int], gradients: Gradients) -> None:
+        self.own = gradients(self.params)
+        self.mean = np.average(self.own[workers], axis=0, weights=self.sizes[workers])
+
+    def problem(self, k: int) -> Problem:
+        return Problem(self.mean - self.own[k], self.mu, self.params)
 
 
 class FedSam(FedProx):
@@ -384,8 +403,6 @@ class QFfl(Method):
 class Mime(Method):
     """Karimireddy et al. 2021, Algorithm 1, with momentum: eta (1 - beta) is the solver's rate."""
 
-    exchanges = True
-
     def __init__(
         self,
         params: Vector,
@@ -397,7 +414,7 @@ class Mime(Method):
     ) -> None:
         super().__init__(params, clients)
         self.beta, self.lite, self.whole = beta, lite, whole_gradients
-        self.exchanges, self.reads = not lite, lite
+        self.exchanges, self.reads = "" if lite else "own", lite
         self.m = np.zeros_like(self.params)
 
     def begin(self, workers: list[int], gradients: Gradients) -> None:
@@ -498,28 +515,32 @@ def descend(
     return w
 
 
-def steps_in_time(
+def in_time(
     method: Method,
     population: Population,
     deadline: float,
     solver: Solver,
-    chosen: NDArray[np.int64],
+    first: list[int],
+    chosen: list[int],
     train: Rows,
-) -> Vector:
-    """Steps for which clients have time whose devices differ in their speed alone."""
-    assert isinstance(population.step_seconds, list)
+) -> tuple[list[int], Vector]:
+    """Whose gradients arrive in time, and the steps for which clients have time.
+
+    Devices differ in their speed alone.
+    """
+    seconds = population.step_seconds
+    assert isinstance(seconds, list)
+    reading = [
+        s * solver.steps_per_epoch(int(n)) for s, n in zip(seconds, train.sizes, strict=True)
+    ]
+    heard = [k for k in first if reading[k] <= deadline / 4]
+    before = min(deadline / 4, max(reading[k] for k in first)) if method.exchanges else 0.0
     steps = []
-    reading = {
-        k: population.step_seconds[k] * solver.steps_per_epoch(int(train.sizes[k])) for k in chosen
-    }
-    before = min(deadline / 4, max(reading.values())) if method.exchanges else 0.0
     for k in chosen:
-        if method.exchanges and reading[k] > deadline / 4:
-            steps.append(0.0)
-            continue
+        waits = k not in heard if method.exchanges == "own" else bool(first) and not heard
         left = deadline - before - (reading[k] if method.reads else 0.0)
-        steps.append(max(0.0, left // population.step_seconds[k]))
-    return np.array(steps)
+        steps.append(0.0 if waits else max(0.0, left // seconds[k]))
+    return heard, np.array(steps)
 
 
 def run(
@@ -557,10 +578,14 @@ def run(
         else:
             assert isinstance(solver.learning_rate, float)
             rate = solver.learning_rate * solver.learning_rate_decay**t
-            in_time = np.full(len(chosen), np.inf)
+            first, time = list[int](), np.full(len(chosen), np.inf)
+            if method.exchanges:
+                purpose = Purpose.COHORT if method.exchanges == "own" else Purpose.GRADIENT_COHORT
+                first = cohort.draw(seed, t, train.offsets, purpose).clients.tolist()
             if population is not None and systems.deadline is not None:
-                in_time = steps_in_time(method, population, systems.deadline, solver, chosen, train)
-            work = systems.work(seed, t, chosen, train.sizes[chosen], solver, in_time=in_time)
+                limits = population, systems.deadline, solver
+                first, time = in_time(method, *limits, first, chosen.tolist(), train)
+            work = systems.work(seed, t, chosen, train.sizes[chosen], solver, in_time=time)
             everyone = zip(map(int, chosen), map(int, work.steps), work.stragglers, strict=True)
             doing = {
                 k: steps
@@ -568,7 +593,7 @@ def run(
                 if steps and not (method.drop and late) and k not in faulty
             }
             if doing:
-                method.begin(list(doing), gradients)
+                method.begin(first if method.exchanges == "another" else list(doing), gradients)
             for k, steps in doing.items():
                 batches = batches_of(seed, t, k, len(rows[k][1]), solver, steps)
                 found = descend(method.params, method.problem(k), rows[k], batches, solver, rate)

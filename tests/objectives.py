@@ -75,6 +75,9 @@ class Method:
         train: The clients' rows.
     """
 
+    decay = 0.0
+    """Weight decay of what is trained."""
+
     def __init__(self, params: Any, train: Rows) -> None:
         self.params = {name: np.asarray(a, float) for name, a in params.items()}
         self.train = train
@@ -106,7 +109,8 @@ class Method:
         x, y = map(np.asarray, self.train.client(k))
         for batch in batches:
             g = self.gradient(w, x[batch].astype(float), y[batch], k)
-            w = {name: w[name] - rate * g[name] if name in parts else w[name] for name in w}
+            step = {name: rate * (g[name] + self.decay * w[name]) for name in parts}
+            w = {name: w[name] - step.get(name, 0.0) for name in w}
         return w
 
     def finish(self, answers: dict[int, Params]) -> None:
@@ -239,7 +243,7 @@ class Ifca(Method):
 def run(method: Method, *, solver: Solver, cohort: Cohort, rounds: int, seed: int) -> Params:
     """The model after some rounds of SGD for whole epochs."""
     assert isinstance(solver.learning_rate, float)
-    train = method.train
+    train, method.decay = method.train, solver.weight_decay
     for t in range(rounds):
         answers = {}
         for k in map(int, cohort.draw(seed, t, train.offsets).clients):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import Cohort, Federation, Solver, Systems
-from fedprox.streams import Purpose, Streams
+from tests.methods import batches_of
 
 Matrix = NDArray[np.float64]
 
@@ -60,16 +60,7 @@ def federated(
                 continue
             x, y = client_rows(federation, int(k))
             n = len(y)
-            size = n if solver.batch_size == "all" else solver.batch_size
-            epochs = -(-int(steps) // -(-n // size))
-            order = (
-                Streams(seed, Purpose.BATCHES)
-                .orders([t], [int(k)], counts=[epochs], sizes=[n])
-                .reshape(epochs, n)
-            )
-            batches = [epoch[i : i + size] for epoch in order for i in range(0, n, size)][
-                : int(steps)
-            ]
+            batches = batches_of(seed, t, int(k), n, solver, int(steps))
             local = params
             for batch in batches:
                 _, gradient = loss_and_gradient(local, x[batch], y[batch])

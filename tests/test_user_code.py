@@ -230,18 +230,9 @@ METHODS: list[tuple[dict[str, Any], str]] = [
         f"{SUBPROBLEM} raised TypeError: <lambda>() take",
     ),
     ({"subproblem": lambda w, n, o: posed(w, n["nu"], o)}, f"{SUBPROBLEM} raised KeyError: 'nu'"),
-    (
-        {"client.message": lambda *a: a[3].params},
-        f"{MESSAGE} returns a value of type dict; it",
-    ),
-    (
-        {"client.message": lambda *_: None},
-        f"{MESSAGE} returns None; it must return two values",
-    ),
-    (
-        {"server.update": halved_if_large},
-        f"mine: update(state, mean, hparams) {BRANCH}; it was",
-    ),
+    ({"client.message": lambda *a: a[3].params}, f"{MESSAGE} returns a value of type dict; it"),
+    ({"client.message": lambda *_: None}, f"{MESSAGE} returns None; it must return two values"),
+    ({"server.update": halved_if_large}, f"mine: update(state, mean, hparams) {BRANCH}; it was"),
     ({"server.update": missing}, "mine: update(state, mean, hparams) raised KeyError: 'kernal'"),
     ({"server.init": missing}, "mine: init(params) raised KeyError: 'kernal'"),
     ({"server.params": missing}, "mine: params(state) raised KeyError: 'kernal'"),
@@ -329,8 +320,8 @@ def test_an_accuracy_of_ones_own_is_measured_beside_any_loss() -> None:
         return abs(outputs - y) < 0.75
 
     model = fp.Model(REGRESSION.init, REGRESSION.apply, squared, near)
-    first = one_run(HALVES, model, fp.fedavg(), SOLVER).history[0]
-    assert first.test_accuracy == 2 / 3  # labels 0, 0.5 and 1, outputs 0
+    found = client_measures(HALVES, model, np.zeros(4, "f"))["test_accuracy"]
+    np.testing.assert_allclose(found, 2 / 3)  # labels 0, 0.5 and 1, outputs 0
     assert fp.Model(init, linear, squared, top_1).correct is top_1
     assert MODEL.correct is top_1
 

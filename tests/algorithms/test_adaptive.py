@@ -8,21 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedprox import (
-    Cohort,
-    Evaluation,
-    Solver,
-    Systems,
-    datasets,
-    feddane,
-    fedprox,
-    models,
-    simulate,
-)
+import fedprox as fp
 from fedprox.algorithms.fedprox import ADAPTIVE_MU
+from tests import methods
+from tests.byhand import ROWS, START
+from tests.quadratics import quadratic_model, ragged_quadratics
+
+STEP = jax.jit(ADAPTIVE_MU.update)
 
 
 def by_hand(mu: float, losses: list[float]) -> list[float]:
@@ -51,73 +46,60 @@ def curves(draw: st.DrawFn) -> list[float]:
     return losses
 
 
+@settings(max_examples=40)
 @given(losses=curves(), start=st.sampled_from([0.0, 0.05, 1.0]))
 @example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 0.0], start=1.0)  # standing still is no fall
 @example(losses=[5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0], start=1.0)
 @example(losses=[5.0] * 8, start=1.0)
 def test_the_schedule_is_the_papers(losses: list[float], start: float) -> None:
-    hparams: Any = {"mu": jnp.array([start])}
-    trend = ADAPTIVE_MU.init(hparams, jnp.array([losses[0]]))
-    used, step = [], jax.jit(ADAPTIVE_MU.update)
+    hparams: Any = {"mu": np.array([start], "f")}
+    trend: Any = ADAPTIVE_MU.init(hparams, jnp.array(losses[:1]))
+    used = []
     for loss in losses[1:]:
         used.append(float(hparams["mu"][0]))
-        hparams, trend = step(hparams, trend, jnp.array([loss]))
+        hparams, trend = STEP(hparams, trend, np.array([loss], "f"))
     np.testing.assert_allclose(used, by_hand(start, losses), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [fedprox, feddane])
-def test_a_run_uses_the_mu_that_its_losses_ask_for(method: type) -> None:
-    federation = datasets.synthetic(clients=10)
-    runs = simulate(
+class Adapting(methods.FedProx):
+    """The oracle, whose mu follows f."""
+
+    def __init__(self, federation: fp.Federation, mu: float) -> None:
+        super().__init__(START, len(federation), mu)
+        self.federation, self.first, self.used = federation, mu, list[float]()
+        self.losses = [methods.objective(federation, START)]
+
+    def finish(self, *given: Any) -> None:
+        super().finish(*given)
+        self.used.append(self.mu)
+        self.losses.append(methods.objective(self.federation, self.params))
+        self.mu = by_hand(self.first, [*self.losses, 0.0])[-1]
+
+
+def test_a_run_uses_the_mu_that_its_losses_ask_for() -> None:
+    """The schedule looks at every round, whatever is recorded."""
+    federation = ragged_quadratics(0, ROWS[:6])
+    setting: dict[str, Any] = {"solver": fp.Solver(0.3, 3, epochs=2), "cohort": fp.Cohort(2)}
+    runs = fp.simulate(
         federation,
-        models.logistic(federation),
-        method(mu=[0.0, 1.0], adapt=True),
-        solver=Solver(0.03, batch_size=10, epochs=5),
-        cohort=Cohort(3),
-        systems=Systems(0.5),
-        rounds=25,
-        seed=1,
-        evaluation=Evaluation(gradients=False),
+        quadratic_model(START),
+        fp.fedprox(mu=[0.0, 1.0], adapt=True),
+        rounds=20,
+        evaluation=fp.Evaluation(every=8, gradients=False),
+        **setting,
     )
     for run in runs:
-        losses = [record.train_loss for record in run.history]
-        used = [record.hparams["mu"] for record in run.history[1:]]
-        np.testing.assert_allclose(used, by_hand(run.hparams["mu"], losses), atol=1e-5)
-    assert len({record.hparams["mu"] for record in runs[0].history}) > 2
-    assert [run.label for run in runs] == [
-        f"{runs[0].method} mu=0 adaptive",
-        f"{runs[0].method} mu=1 adaptive",
-    ]
+        oracle = Adapting(federation, run.hparams["mu"])
+        path = methods.run(oracle, federation, rounds=20, **setting)
+        assert len(set(oracle.used)) > 3
+        np.testing.assert_allclose(run.params, path.server[-1], rtol=1e-4, atol=1e-5)
+        assert [record.round for record in run.history] == [0, 8, 16, 20]
+        for record in run.history[1:]:
+            assert record.hparams["mu"] == pytest.approx(oracle.used[record.round - 1], abs=1e-5)
+        assert run.label == f"fedprox mu={run.hparams['mu']:g} adaptive"
 
 
-def test_the_schedule_looks_at_every_round_whatever_is_recorded() -> None:
-    federation = datasets.synthetic(clients=10)
-    often, seldom = (
-        simulate(
-            federation,
-            models.logistic(federation),
-            fedprox(mu=0.0, adapt=True),
-            solver=Solver(0.03, batch_size=10, epochs=5),
-            cohort=Cohort(3),
-            rounds=12,
-            evaluation=Evaluation(every=every, gradients=False),
-        )[0]
-        for every in (1, 5)
-    )
-    assert [record.round for record in seldom.history] == [0, 5, 10, 12]
-    assert repr(seldom.final) == repr(often.final)  # with repr NaN is NaN
-
-
-def test_an_adaptive_mu_stands_beside_fixed_ones() -> None:
-    federation = datasets.synthetic(clients=6)
-    fixed, adaptive = simulate(
-        federation,
-        models.logistic(federation),
-        [fedprox(mu=0.5), fedprox(mu=0.5, adapt=True)],
-        solver=Solver(0.01, batch_size=10, epochs=2),
-        cohort=Cohort(3),
-        rounds=1,
-        evaluation=Evaluation(gradients=False),
-    )
-    # nothing is known before the first round: it is the same for both
-    assert fixed.final.train_loss == pytest.approx(adaptive.final.train_loss, rel=1e-6)
+def test_feddane_adapts_as_fedprox_does() -> None:
+    assert fp.feddane(mu=1.0, adapt=True).adapt is ADAPTIVE_MU
+    assert fp.fedprox(mu=1.0, adapt=True).adapt is ADAPTIVE_MU
+    assert fp.feddane(mu=1.0).adapt is None

@@ -127,10 +127,7 @@ MODEL, BEFORE = r"the model, a float32\[2\], b float32\[\]$", r"the state before
         ({"server.params": lambda state: wide(state["w"])}, f"params.* gives .*like {MODEL}"),
         ({"server.params": lambda state: ints(state["w"])}, f"params.* gives .*like {MODEL}"),
         ({"server.params": lambda state: state["w"]["a"]}, f"params.* gives .*like {MODEL}"),
-        (
-            {"server.evaluated": lambda state: wide(state["w"])},
-            f"evaluated.* gives .*like {MODEL}",
-        ),
+        ({"server.evaluated": lambda state: wide(state["w"])}, f"evaluated.* gives .*like {MODEL}"),
         ({"first.exchange": lambda *given: wide(given[0])}, f"exchange.* gives .*like {BEFORE}"),
         ({"server.update": lambda *given: given[0]["w"]}, f"update.* gives .*like {BEFORE}"),
         (
@@ -184,11 +181,7 @@ def refused(method: fp.Algorithm, expected: str) -> None:
             "memory.update.* gives .*the memory",
         ),
         ("client.memory", {"init": lambda *_: None}, "memory.update.* raised TypeError"),
-        (
-            "adapt",
-            {"update": lambda *given: given[:1]},
-            "adapt.update gives .*what it is given",
-        ),
+        ("adapt", {"update": lambda *given: given[:1]}, "adapt.update gives .*what it is given"),
         ("adapt", {"init": lambda _: 0}, "adapt.init raised TypeError"),
         (
             "personal",
@@ -213,20 +206,22 @@ def test_what_does_not_fit_in_a_part_is_named(
     refused(changed(WHOLE, {f"{part}.{name}": value for name, value in change.items()}), expected)
 
 
-def checked(method: fp.Algorithm, rate: Any = 0.1) -> None:
-    """Check a method as `simulate` does, on three rows; nothing is trained."""
-    data = [(np.ones((1, 2)), np.array([k])) for k in range(3)]
-    model = fp.Model(
-        lambda key: {"body": jax.random.normal(key, (2, 3)), "head": jnp.zeros((3, 3))},
-        lambda params, x: x @ params["body"] @ params["head"],
-        representation=lambda params, x: x @ params["body"],
-    )
+MODEL_OF_LAYERS = fp.Model(
+    lambda key: {"body": jax.random.normal(key, (2, 3)), "head": jnp.zeros((3, 3))},
+    lambda params, x: x @ params["body"] @ params["head"],
+    representation=lambda params, x: x @ params["body"],
+)
+THREE_ROWS = fp.Federation.from_arrays([(np.ones((1, 2)), np.array([k])) for k in range(3)])
+
+
+def checked(method: fp.Algorithm) -> None:
+    """Check a method as `simulate` does; nothing is trained."""
     prepare(
         method,
         seed=0,
-        federation=fp.Federation.from_arrays(data),
-        model=model,
-        solver=fp.Solver(rate, "all", steps=1),
+        federation=THREE_ROWS,
+        model=MODEL_OF_LAYERS,
+        solver=fp.Solver(0.1, "all", steps=1),
         cohort=fp.Cohort(3),
         rounds=2,
     )
@@ -271,6 +266,10 @@ def test_a_server_that_moves_alone_is_refused(name: str) -> None:
 
 
 def test_an_optimizer_says_whether_it_moves_alone() -> None:
+    """And a method that moves alone does so with any rule."""
+    adam, moving = fp.server.adam(0.1), changed(fp.fedavg(), {"server.moves_alone": True})
+    assert moving.with_server(adam).server.moves_alone
+    assert not fp.fedavg().with_server(adam).server.moves_alone
     assert not fp.fedopt(optax.adam).server.moves_alone
     decays = fp.fedopt(optax.adamw)
     assert decays.server.moves_alone

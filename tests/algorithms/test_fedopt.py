@@ -12,25 +12,15 @@ from fedprox import InputError, fedopt, line_search_descent
 from tests import methods
 from tests.byhand import CLIENTS, START, beside_the_oracle
 
-MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
-
-
-def dropping(rule: methods.Rule) -> methods.Method:
-    """FedAvg with a rule: a round without anyone leaves its state as it was."""
-    return methods.Ruled(methods.FedProx(START, CLIENTS, drop=True), rule)
-
 
 def test_momentum_is_the_oracles() -> None:
+    """Whose round without anyone leaves its state as it was."""
     beside_the_oracle(
-        fedopt(MOMENTUM, server_learning_rate=[0.3, 1.0]),
-        lambda hparams, _: dropping(methods.Momentum(hparams["server_learning_rate"])),
-    )
-
-
-def test_adam_is_the_oracles() -> None:
-    beside_the_oracle(
-        fedopt(optax.adam, server_learning_rate=[0.03, 0.1]),
-        lambda hparams, _: dropping(methods.Adam(hparams["server_learning_rate"])),
+        fedopt(functools.partial(optax.sgd, momentum=0.9), server_learning_rate=[0.3, 1.0]),
+        lambda hparams, _: methods.Ruled(
+            methods.FedProx(START, CLIENTS, drop=True),
+            methods.Momentum(hparams["server_learning_rate"]),
+        ),
     )
 
 

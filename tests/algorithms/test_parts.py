@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,19 +13,7 @@ from fedprox.algorithms.check import message_shape
 from fedprox.protocol.protocol import initial_params
 from tests import objectives
 from tests.objectives import MODEL, ROWS
-
-SOLVER, SOME = fp.Solver(0.3, 3, epochs=2), fp.Cohort(2)
-FEDERATION = objectives.federation()
-
-
-def one(method: fp.Algorithm, **options: Any) -> fp.Run:
-    given: dict[str, Any] = {
-        "solver": SOLVER,
-        "cohort": SOME,
-        "rounds": 3,
-        "evaluation": fp.Evaluation(every=3, gradients=False),
-    }
-    return fp.simulate(FEDERATION, MODEL, method, progress=False, **(given | options))[0]
+from tests.settings import BASE, FEDERATION, runs
 
 
 def loss(w: Any, k: int) -> float:
@@ -36,13 +23,29 @@ def loss(w: Any, k: int) -> float:
     return float(-np.log(p[np.arange(len(y)), y]).sum())
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_runs_and_own_models_are_the_oracles(apart: bool) -> None:
-    run = one(fp.fedrep(["head"]) if apart else fp.fedper(["head"]))
-    oracle = objectives.FedPer(initial_params(MODEL, 0), FEDERATION.train, apart=apart)
-    objectives.run(oracle, solver=SOLVER, cohort=SOME, rounds=3, seed=0)
-    for name, expected in oracle.params.items():
-        np.testing.assert_allclose(run.params[name], expected, rtol=2e-4, atol=2e-5)
+def decaying(learning_rate: Any) -> optax.GradientTransformation:
+    return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(learning_rate))
+
+
+CASES = {
+    "fedper": fp.fedper(["head"]),
+    # the head must not decay while the body is trained
+    "fedrep": fp.fedrep(["head"]).with_solver(weight_decay=0.5),
+    "decay of the optimizer": fp.fedrep(["head"]).with_solver(optimizer=decaying),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["fedper", "fedrep", pytest.param("decay of the optimizer", marks=pytest.mark.slow)]
+)
+def test_runs_and_own_models_are_the_oracles(name: str) -> None:
+    setting: dict[str, Any] = {"cohort": fp.Cohort(2), "rounds": 3}
+    (run,) = runs(methods=CASES[name], **setting)
+    oracle = objectives.FedPer(initial_params(MODEL, 0), FEDERATION.train, apart=name != "fedper")
+    decays = BASE["solver"].changed(weight_decay=0.0 if name == "fedper" else 0.5)
+    objectives.run(oracle, seed=0, solver=decays, **setting)
+    for part, expected in oracle.params.items():  # the head is not sent
+        np.testing.assert_allclose(run.params[part], expected, rtol=2e-4, atol=2e-5)
     trained = sorted(oracle.heads)
     assert 0 < len(trained) < len(ROWS)
     rows = sum(ROWS[k] for k in trained)
@@ -54,50 +57,9 @@ def test_runs_and_own_models_are_the_oracles(apart: bool) -> None:
     assert run.final.newcomer_loss == pytest.approx(new, rel=1e-4)
 
 
-def decaying(learning_rate: Any) -> optax.GradientTransformation:
-    return optax.chain(optax.add_decayed_weights(0.5), optax.sgd(learning_rate))
-
-
-@pytest.mark.filterwarnings("ignore:.*test labels that evaluations read")
-@pytest.mark.parametrize(
-    "setting",
-    [{"weight_decay": 0.5}, {"optimizer": decaying}],
-    ids=["of the solver", "of the optimizer"],
-)
-def test_weight_decay_moves_what_is_trained_alone(setting: dict[str, Any]) -> None:
-    """By hand for one client; the head must not decay while the body is trained."""
-    client = FEDERATION.of_clients(np.array([int(np.argmax(ROWS))]))
-    x, y = (jnp.asarray(a) for a in client.train.client(0))
-    start = initial_params(MODEL, 0)
-
-    def loss(w: Any) -> Any:
-        return MODEL.loss(MODEL.apply(w, x), y).mean()
-
-    def descended(w: Any, name: str) -> Any:
-        for _ in range(4):
-            w = w | {name: w[name] - 0.3 * (jax.grad(loss)(w)[name] + 0.5 * w[name])}
-        return w
-
-    head = descended(start, "head")["head"]
-    expected = descended(start | {"head": head}, "body")["body"]
-    (run,) = fp.simulate(
-        client,
-        MODEL,
-        fp.fedrep(["head"]),
-        solver=fp.Solver(0.3, "all", steps=4, **setting),
-        cohort=fp.Cohort(1),
-        rounds=1,
-        evaluation=fp.Evaluation(gradients=False),
-        progress=False,
-    )
-    np.testing.assert_allclose(run.params["body"], expected, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("method", [fp.fedper(["head"]), fp.fedrep(["head"])], ids=lambda m: m.name)
 def test_the_parts_are_not_sent(method: fp.Algorithm) -> None:
     assert list(message_shape(method, MODEL.shapes)) == ["body"]
-    start = initial_params(MODEL, 0)
-    np.testing.assert_array_equal(one(method).params["head"], start["head"])
 
 
 def test_a_proximal_term_is_relative_to_the_clients_own_parts() -> None:
@@ -109,20 +71,24 @@ def test_a_proximal_term_is_relative_to_the_clients_own_parts() -> None:
     for point in (problem.start, problem.anchor or {}):
         assert point["head"].tolist() == [5, 5]
         assert point["body"].tolist() == [1, 1, 1]
-    assert one(method).label == "fedprox own head mu=0.7"
+    assert method.variant == "own head"
 
 
+@pytest.mark.slow
 def test_parts_and_an_objective_compose() -> None:
-    sharp, plain = (fp.personal_parts(fp.fedsam(rho), ["head"]) for rho in (0.5, 0.0))
-    runs = [one(m).final.personal_loss for m in (sharp, plain, fp.fedper(["head"]))]
-    assert runs[1] == pytest.approx(runs[2], rel=1e-5)
-    assert runs[0] != pytest.approx(runs[2], rel=1e-3)
+    both = runs(methods=[fp.personal_parts(fp.fedsam([0.0, 0.5]), ["head"]), CASES["fedper"]])
+    plain, sharp, fedper = (run.final.personal_loss for run in both)
+    assert plain == pytest.approx(fedper, rel=1e-5)
+    assert sharp != pytest.approx(fedper, rel=1e-3)
 
 
 def test_names_may_be_of_layers() -> None:
     model = fp.models.mlp(FEDERATION, hidden=[4])
     sent = message_shape(fp.fedper(["layers.1"]), model.shapes)
     assert sorted(sent) == ["layers.0.bias", "layers.0.weight"]
+
+
+WITH_GAMMA = {"solver": fp.Solver(0.1, "all", steps=2, gamma=0.5), "evaluation": fp.Evaluation()}
 
 
 @pytest.mark.parametrize(
@@ -136,21 +102,9 @@ def test_names_may_be_of_layers() -> None:
         (lambda: fp.fedrep([]), {}, r"fedrep: parts = \[\]; it must be a list of names"),
         (lambda: fp.fedper(["hea"]), {}, "parts: the model has no part 'hea'; it has body, head"),
         (lambda: fp.fedper(["head", "body"]), {}, "parts: these are all parameters; leave some"),
-        (
-            lambda: fp.personal_parts(fp.scaffold(), ["head"]),
-            {},
-            "scaffold does not fit: its clients",
-        ),
-        (
-            lambda: fp.personal_parts(fp.moon(1.0), ["head"]),
-            {},
-            "moon does not fit: its clients keep",
-        ),
-        (
-            lambda: fp.personal_parts(fp.centralised(), ["head"]),
-            {},
-            "centralised does not fit: it has",
-        ),
+        (lambda: fp.personal_parts(fp.scaffold(), ["head"]), {}, "scaffold does not fit: its clie"),
+        (lambda: fp.personal_parts(fp.moon(1.0), ["head"]), {}, "moon does not fit: its clients k"),
+        (lambda: fp.personal_parts(fp.centralised(), ["head"]), {}, "centralised does not fit: it"),
         (
             lambda: fp.personal_parts(fp.fedprox(0.0, adapt=True), ["head"]),
             {},
@@ -158,20 +112,17 @@ def test_names_may_be_of_layers() -> None:
         ),
         (
             lambda: fp.fedper(["head"]),
-            {
-                "solver": fp.Solver(0.1, "all", steps=2, gamma=0.5),
-                "evaluation": fp.Evaluation(every=3),
-            },
+            WITH_GAMMA,
             "fedper: .*, so solver.gamma = 0.5 does not fit, since they do not start",
         ),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(fp.InputError, match=message):
-        one(make(), **options)
+        runs(methods=make(), **options)
 
 
 def test_gamma_is_not_measured() -> None:
-    final = one(fp.fedper(["head"]), evaluation=fp.Evaluation(every=3)).final
-    assert np.isnan(final.gamma_mean)
-    assert np.isfinite(final.dissimilarity)
+    (run,) = runs(methods=fp.fedper(["head"]), rounds=1, evaluation=fp.Evaluation())
+    assert np.isnan(run.final.gamma_mean)
+    assert np.isfinite(run.final.dissimilarity)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedprox.algorithms.base import ClientContext, ClientState, HParams, Own, State, own_or
 from fedprox.algorithms.personal import fine_tuning
 from fedprox.devices.mesh import accept_host_arrays, replicate, shard
-from fedprox.devices.programs import ProgramSpec, compiled
+from fedprox.devices.programs import ProgramSpec, compiled, jit_once
 from fedprox.engine.compiled.compile import (
     Call,
     Compiler,
@@ -148,6 +148,7 @@ class OwnModels:
         self.at = {int(k): i for i, k in enumerate(chosen) if self.test.sizes[i]}
         steps = protocol.evaluation.fine_tune
         self.tuning = None if steps is None else FineTuning(method, mesh, data, params, steps)
+        self.receive = jit_once(partial(_at_places, method.algorithm.server.received))
 
     def measure(
         self, state: Any, hparams: HParams, store: Store, seed: int, done: int
@@ -234,7 +235,6 @@ class OwnModels:
         """The model of the client at each place by its losses, leaves (places, points, ...)."""
         algorithm, protocol = self.method.algorithm, self.method.protocol
         assert algorithm.first.probe is not None
-        assert algorithm.server.received is not None
         train = protocol.federation.train
         probed = jax.vmap(algorithm.first.probe)(state)  # leaves (points, models, ...)
         flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), probed)
@@ -245,8 +245,16 @@ class OwnModels:
         size = sizes / train.sizes.mean()
         relative = np.broadcast_to(size[:, None].astype(real_type()), losses.shape[:2])
         context = ClientContext(None, None, relative_size=relative, probed=losses)  # type: ignore[arg-type]
-        received: Params = jax.vmap(jax.vmap(algorithm.server.received), (None, 0))(state, context)
+        received: Params = self.receive(state, context)
         return received
+
+
+def _at_places(received: Any, state: State, context: ClientContext) -> Params:
+    """The models that clients received, of states (points, ...) and contexts (places, points, ...).
+
+    Compiled as one program: alone, its operations would take longer to compile than to run.
+    """
+    return jax.vmap(jax.vmap(received), (None, 0))(state, context)
 
 
 class FineTuning:
