@@ -22,14 +22,25 @@ LORA = {"lora": {"rank": 2, "alpha": 2.0, "targets": ["layers.0"], "trained": ["
 
 def table_with(path: Path, **model: Any) -> dict[str, Any]:
     """An experiment whose model has a base in a file, which is written if it is not there."""
-    plain = table_of({"name": "scaffold"}, rounds=2, model=MODEL, solver=SLOW)
+    plain = table_of(
+        {"name": "scaffold"},
+        rounds=2,
+        model=MODEL,
+        solver=SLOW,
+        cohort={"clients_per_round": 4},
+        evaluation={"gradients": False},
+    )
     if not path.exists():
         whole = resolve(parse("test", plain)).model
         fp.save_model(path, whole.init(jax.random.key(5)))
     return plain | {"model": MODEL | model, "initial": str(path)}
 
 
-@pytest.mark.parametrize("model", [LORA, {"frozen": ["layers.0"]}], ids=["lora", "frozen"])
+@pytest.mark.parametrize(
+    "model",
+    [LORA, pytest.param({"frozen": ["layers.0"]}, marks=pytest.mark.slow)],
+    ids=["lora", "frozen"],
+)
 def test_a_deployment_over_a_base_equals_the_simulation(
     tmp_path: Path, model: dict[str, Any]
 ) -> None:
@@ -57,26 +68,33 @@ def test_a_deployment_over_a_base_equals_the_simulation(
         assert np.asarray(leaf).tobytes() in traffic
 
 
-@pytest.mark.filterwarnings("ignore:all training labels")
+def products_of(file: Path, **sections: Any) -> dict[str, Any]:
+    """An experiment whose server averages the products of adapters."""
+    table = table_with(file, **LORA) | {"aggregation": {"rule": "product"}}
+    return table | {"method": [{"name": "fedprox", "mu": 0.1}]} | sections
+
+
 def test_products_of_nodes_are_those_of_the_simulation(tmp_path: Path) -> None:
-    """With a client each; a node with several sends the best approximation of its mean product."""
+    """With a client each, of as many rows, so that nodes share a program."""
     file = tmp_path / "base.safetensors"
-    table = table_with(file, **LORA)
-    table |= {"method": [{"name": "fedprox", "mu": 0.1}], "aggregation": {"rule": "product"}}
-    policy = Policy(base=str(file))
-    nodes = nodes_of(table, tmp_path, 4, policy=policy)
+    table = products_of(file, client_rows=30)
+    nodes = nodes_of(table, tmp_path, 4, policy=Policy(base=str(file)))
     (run,) = deployed(table, [node.answer for node in nodes])
     (other,) = simulated(table)
     whole = resolve(parse("test", table)).model.whole
     assert apart(whole(run.params), whole(other.params)) < 1e-5  # the factors' signs may differ
-    (plain,) = simulated(table | {"aggregation": {"rule": "mean"}})
-    assert apart(whole(run.params), whole(plain.params)) > 1e-3
 
-    one = table | {"rounds": 1, "cohort": {"clients_per_round": 4}}
-    one["solver"] = {"learning_rate": 0.01, "batch_size": "all", "epochs": 2}
-    two = nodes_of(one, tmp_path / "two", policy=policy)
-    (together,) = deployed(one, [node.answer for node in two])
-    resolved = resolve(parse("test", one))
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:all training labels")
+def test_a_node_with_several_clients_sends_the_best_approximation(tmp_path: Path) -> None:
+    """Of its mean product."""
+    file = tmp_path / "base.safetensors"
+    solver = {"learning_rate": 0.01, "batch_size": "all", "epochs": 2}
+    table = products_of(file, rounds=1, solver=solver)
+    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
+    (together,) = deployed(table, [node.answer for node in nodes])
+    resolved = resolve(parse("test", table))
     alone = [
         fp.simulate(
             node.federation,
@@ -86,17 +104,16 @@ def test_products_of_nodes_are_those_of_the_simulation(tmp_path: Path) -> None:
             cohort=fp.Cohort(2),
             rounds=1,
             aggregation=fp.Aggregation("product"),
+            evaluation=resolved.evaluation,
             progress=False,
         )[0].params
-        for node in two
+        for node in nodes
     ]
-    rows = np.array([len(node.federation.train) for node in two])
-    weights = rows / rows.sum()
-    mean = sum(w * _product(each) for w, each in zip(weights, alone, strict=True))
+    rows = np.array([len(node.federation.train) for node in nodes])
+    mean = np.tensordot(rows / rows.sum(), list(map(_product, alone)), axes=1)
     u, values, v = np.linalg.svd(mean, full_matrices=False)
-    np.testing.assert_allclose(
-        _product(together.params), (u[:, :2] * values[:2]) @ v[:2], atol=1e-5
-    )
+    best = (u[:, :2] * values[:2]) @ v[:2]
+    np.testing.assert_allclose(_product(together.params), best, atol=1e-5)
 
 
 def _product(params: Any) -> Any:

@@ -38,42 +38,24 @@ OF_LAYERS = ("moon", "fedper", "fedrep")
 ALL = {"clients_per_round": 4}
 """All clients take part, so that each node compiles fewer programs."""
 
+PLAIN = {"gradients": False}
+
 OWN_MODEL = f"{__name__}:with_metrics"
-TWO_LAYERS = f"{__name__}:two_layers"
+
+
+def hits(outputs: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+    above = (outputs > jnp.take_along_axis(outputs, y[:, None], axis=1)).sum(axis=1)
+    return {"hits": above < 2, "rows": jnp.ones(len(y))}
+
+
+BEST_TWO = fp.Metric(hits, lambda sums: sums["hits"] / sums["rows"])
 
 
 def with_metrics(federation: Federation) -> fp.Model:
     """A logistic model with a metric whose name begins with that of a measure."""
-
-    def terms(outputs: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-        above = (outputs > jnp.take_along_axis(outputs, y[:, None], axis=1)).sum(axis=1)
-        return {"hits": above < 2, "rows": jnp.ones(len(y))}
-
-    best_two = fp.Metric(terms, lambda sums: sums["hits"] / sums["rows"])
     return dataclasses.replace(
-        fp.models.logistic(federation), metrics={"accuracy_of_two": best_two}
+        fp.models.logistic(federation), metrics={"accuracy_of_two": BEST_TWO}
     )
-
-
-def two_layers(federation: Federation) -> fp.Model:
-    """A body and a head, for methods that tell them apart."""
-    width = federation.train.x.shape[1]
-
-    def init(key: jax.Array) -> Any:
-        body, head = jax.random.split(key)
-        return {
-            "body": 0.1 * jax.random.normal(body, (width, 6)),
-            "head": 0.1 * jax.random.normal(head, (6, 10)),
-        }
-
-    def represent(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ params["body"])
-
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        outputs: jax.Array = represent(params, x) @ params["head"]
-        return outputs
-
-    return fp.Model(init, apply, representation=represent)
 
 
 def check(theirs: Sequence[Run], ours: Sequence[Run]) -> None:
@@ -117,23 +99,25 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
     return ours
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "extrapolated"))
-def test_every_method(name: str, tmp_path: Path) -> None:
-    systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
-    sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL}
-    policy = None
-    if name in OF_LAYERS:
-        sections["model"], policy = {"name": TWO_LAYERS}, Policy(models=[TWO_LAYERS])
-    compared(table_of(METHODS[name], **sections), tmp_path, policy)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a sweep", "a sweep of q"])
+def test_a_sweep_beside_stragglers_whose_gradients_are_measured(name: str, tmp_path: Path) -> None:
+    compared(table_of(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL), tmp_path)
 
 
-@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
-def test_sampling(sampling: str, tmp_path: Path) -> None:
-    methods = [FEDPROX] if sampling == "proportional" else [{"name": "scaffold"}]
-    table = table_of(*methods, cohort={"sampling": sampling}, rounds=4)
+@pytest.mark.parametrize(
+    ("sampling", "name"),
+    [
+        pytest.param("proportional", "fedavg", marks=pytest.mark.slow),
+        ("bernoulli", "scaffold"),
+    ],
+)
+def test_sampling_and_stragglers(sampling: str, name: str, tmp_path: Path) -> None:
+    table = table_of(METHODS[name], cohort={"sampling": sampling}, systems={"stragglers": 0.3})
     compared(table | {"evaluation": {"every": 2, "gradients": False}}, tmp_path)
 
 
+@pytest.mark.slow
 def test_clients_that_stop_when_they_are_accurate(tmp_path: Path) -> None:
     solver = {"gamma": 0.6, "epochs": 5, "batch_size": "all"}
     table = table_of(FEDPROX, solver=solver, systems={"stragglers": 0.4}, cohort=ALL)
@@ -153,7 +137,7 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     table = table_of(
         {"name": "scaffold"},
         cohort=ALL,
-        evaluation={"gradients": False},
+        evaluation=PLAIN,
         faults={"policy": "drop", "norm": 1000.0},
         validation_share=0.2,
         initial=str(tmp_path / "initial.safetensors"),
@@ -165,12 +149,13 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
 
 
 def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
+    # as many rows on each node, whose programs are then the same
     table = table_of(
-        {"name": "fedprox", "mu": [0.0, 1.0]},
-        {"name": "scaffold"},
+        {"name": "scaffold", "server_learning_rate": [0.5, 1.0]},
+        client_rows=30,
         cohort=ALL,
         aggregation={"rule": "median"},
-        evaluation={"gradients": False},
+        evaluation=PLAIN,
     )
     nodes = nodes_of(table, tmp_path, nodes=4)
     check(simulated(table), deployed(table, [node.answer for node in nodes]))
@@ -178,7 +163,7 @@ def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
 
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     # nodes draw other rows than a simulation, which numbers the clients otherwise
-    table = table_of(FEDPROX, rounds=2, cohort=ALL)
+    table = table_of(FEDPROX, rounds=2, cohort=ALL, evaluation=PLAIN)
     whole, some = (
         nodes_of(table, tmp_path / str(rows), policy=Policy(measured_rows=rows))
         for rows in (None, 20)

@@ -1,6 +1,7 @@
 """A client moves the noiseless release by at most C: neighbouring federations, one client more."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.protocol.cohort import Cohort, Drawn
-from tests.parts.privacy.test_mechanism import CLIP, METHODS, SOLVER, START, A, B
+from fedprox.engine.compiled import layout
+from fedprox.protocol.method import Method
+from tests.parts.privacy.test_mechanism import CLIP, SOLVER, START, A, B
 from tests.quadratics import quadratic_federation, quadratic_model
 from tests.variants import mostly_slow
 
@@ -23,42 +25,41 @@ SYSTEMS = {
 SEEDS = list(range(6))
 ROUNDS = 2
 
+RELEASED: list[np.ndarray[Any, Any]] = []
+"""The releases of a run, as vectors."""
+
+
+def note(mean: Any) -> None:
+    RELEASED.append(np.concatenate([np.ravel(a) for a in jax.tree.leaves(mean)]))
+
+
+def unmoved(state: Any, mean: Any, hparams: Any) -> Any:
+    """The server's state as it is, so that a release follows from earlier ones by clients alone."""
+    del hparams
+    jax.debug.callback(note, mean)
+    return state
+
+
+def begin(_: Any) -> None:
+    """Forget what checks of the method have released."""
+    jax.effects_barrier()
+    RELEASED.clear()
+
 
 def released(
-    method: fp.Algorithm, systems: fp.Systems, clients: int, **options: Any
+    method: fp.Algorithm, systems: fp.Systems, clients: int, solver: fp.Solver = SOLVER
 ) -> list[np.ndarray[Any, Any]]:
-    """The clipped sums of all rounds and seeds, as vectors.
-
-    The server's state stays as it is, so that a sum depends on earlier sums through the clients'
-    states alone, as a guarantee of composed releases has it.
-    """
-    sums: list[np.ndarray[Any, Any]] = []
-
-    def seen(mean: Any) -> None:
-        sums.append(cohort * np.concatenate([np.ravel(a) for a in jax.tree.leaves(mean)]))
-
-    def unchanged(state: Any, mean: Any, hparams: Any) -> Any:
-        del hparams
-        jax.debug.callback(seen, mean)
-        return state
-
-    def begin(_: Any) -> None:
-        """Forget what checks of the method have released."""
-        jax.effects_barrier()
-        sums.clear()
-
-    cohort = options.pop("clients_per_round", clients)
-    exchange = None if method.first.exchange is None else unchanged
-    solver = options.pop("solver", SOLVER)
+    """The clipped sums of all rounds and seeds."""
+    first = method.first
     fp.simulate(
         quadratic_federation(A[:clients], B[:clients], rows=[3, 1, 4, 2, 5, 2][:clients]),
         quadratic_model(START),
         method._replace(
-            server=method.server._replace(update=unchanged),
-            first=method.first._replace(exchange=exchange),
+            server=method.server._replace(update=unmoved),
+            first=first if first.exchange is None else first._replace(exchange=unmoved),
         ),
         solver=solver,
-        cohort=fp.Cohort(cohort, options.pop("sampling", "uniform")),
+        cohort=fp.Cohort(clients),
         systems=systems,
         population=fp.Population(step_seconds=fp.LogNormal(0.7, spread=1.0)),
         rounds=ROUNDS,
@@ -68,9 +69,9 @@ def released(
         devices=1,
         progress=False,
         callbacks=[fp.Callback(on_start=begin)],
-        **options,
     )
-    return sums
+    jax.effects_barrier()
+    return [clients * each for each in RELEASED]
 
 
 def require_bounded(less: list[Any], more: list[Any], releases: int = 1) -> None:
@@ -81,30 +82,36 @@ def require_bounded(less: list[Any], more: list[Any], releases: int = 1) -> None
     assert max(moved) > 0.5 * CLIP
 
 
-@pytest.mark.parametrize("setting", mostly_slow(SYSTEMS, "half"))
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedavg", "fedprox", "scaffold"))
-def test_one_client_more_moves_a_sum_by_at_most_its_bound(name: str, setting: str) -> None:
-    less, more = (released(METHODS[name], SYSTEMS[setting], clients) for clients in (5, 6))
-    require_bounded(less, more, releases=1 + (METHODS[name].first.exchange is not None))
+SAMPLED = layout.sample_rounds
 
 
-@pytest.mark.parametrize("setting", mostly_slow(SYSTEMS, "half"))
-def test_so_it_does_where_cohorts_are_samples(
-    setting: str, monkeypatch: pytest.MonkeyPatch
+def whole_rounds(method: Method) -> Any:
+    """The work of rounds without stragglers, by which programs have one shape whoever is slow."""
+    return SAMPLED(replace(method, protocol=replace(method.protocol, systems=fp.Systems())))
+
+
+NEIGHBOURS = {
+    "fedavg": fp.fedavg(),
+    "fedprox": fp.fedprox(mu=0.5),
+    "scaffold": fp.scaffold(),
+    "feddane": fp.feddane(mu=0.5),
+    "ditto": fp.ditto(lam=0.5),
+    "balanced": fp.feddyn(alpha=0.5, balance=True),
+}
+"""Methods that drop, keep and correct, exchange twice, have models of clients, and read how many
+rows clients have. All methods beside other cohorts stand in `tests/crossings`.
+"""
+
+
+@pytest.mark.parametrize("name", mostly_slow(NEIGHBOURS, "fedavg", "scaffold"))
+def test_one_client_more_moves_a_sum_by_at_most_its_bound(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Poisson samples of the same clients, with and without one more, in another order."""
-
-    def draw(*args: Any, **options: Any) -> Drawn:
-        del args, options
-        return Drawn(cohort, np.ones_like(cohort))
-
-    monkeypatch.setattr(Cohort, "draw", draw)
-    sums: list[list[np.ndarray[Any, Any]]] = []
-    for drawn in ([4, 1, 3], [5, 3, 1, 4]):
-        cohort = np.array(drawn)
-        options: dict[str, Any] = {"sampling": "bernoulli", "clients_per_round": 3}
-        sums.append(released(METHODS["fedprox"], SYSTEMS[setting], 6, **options))
-    require_bounded(sums[0], sums[1])
+    monkeypatch.setattr(layout, "sample_rounds", whole_rounds)
+    method = NEIGHBOURS[name]
+    for systems in SYSTEMS.values():
+        less, more = (released(method, systems, clients) for clients in (5, 6))
+        require_bounded(less, more, releases=1 + (method.first.exchange is not None))
 
 
 SIZES = np.array([3, 1, 40, 11, 8, 25])
@@ -151,14 +158,14 @@ def test_gamma_of_a_client_does_not_depend_on_the_others() -> None:
         return np.linspace(0.9, 0.1, len(clients)) if len(clients) > 1 else np.array([0.5])
 
     solver = fp.Solver(0.01, "all", epochs=20, gamma=rank)
-    less, more = (released(METHODS["fedprox"], fp.Systems(), n, solver=solver) for n in (5, 6))
+    less, more = (released(NEIGHBOURS["fedprox"], fp.Systems(), n, solver=solver) for n in (5, 6))
     require_bounded(less, more)
 
 
 def test_stragglers_epochs_that_see_the_cohort_are_refused() -> None:
     systems = fp.Systems(stragglers=0.5, straggler_epochs=lambda straggler: straggler.slot + 1)
     with pytest.raises(fp.InputError) as error:
-        released(METHODS["fedavg"], systems, 5)
+        released(NEIGHBOURS["fedavg"], systems, 5)
     assert str(error.value) == (
         'systems.straggler_epochs does not go with privacy.unit = "client", since the function '
         "sees who else is in the cohort; leave it out"
