@@ -100,7 +100,7 @@ def test_by_the_clock_of_a_population_it_is_the_simulation(name: str, tmp_path: 
 
 
 @given(plan=st.lists(st.sampled_from(["lost request", "lost answer", "twice", "killed", "late"])))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_faults_of_requests_change_nothing(
     plan: list[Fault],
     sites: list[Site],

@@ -36,36 +36,47 @@ def table_with(path: Path, **model: Any) -> dict[str, Any]:
     return plain | {"model": MODEL | model, "initial": str(path)}
 
 
-@pytest.mark.parametrize(
-    "model",
-    [LORA, pytest.param({"frozen": ["layers.0"]}, marks=pytest.mark.slow)],
-    ids=["lora", "frozen"],
-)
-def test_a_deployment_over_a_base_equals_the_simulation(
-    tmp_path: Path, model: dict[str, Any]
-) -> None:
-    file = tmp_path / "base.safetensors"
-    table, traffic = table_with(file, **model), b""
+def heard(answer: Callable[[Parcel], Parcel], traffic: bytearray) -> Callable[[Parcel], Parcel]:
+    """A node, all of whose traffic is noted."""
 
-    def heard(answer: Callable[[Parcel], Parcel]) -> Callable[[Parcel], Parcel]:
-        def heard_answer(parcel: Parcel) -> Parcel:
-            nonlocal traffic
-            answered = answer(parcel)
-            traffic += parcel.head + parcel.body + answered.head + answered.body
-            return answered
+    def heard_answer(parcel: Parcel) -> Parcel:
+        answered = answer(parcel)
+        traffic.extend(parcel.head + parcel.body + answered.head + answered.body)
+        return answered
 
-        return heard_answer
+    return heard_answer
 
-    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
-    (run,) = deployed(table, [heard(node.answer) for node in nodes])
-    (other,) = simulated(table)
-    assert apart(run.params, other.params) < 1e-5
-    assert run.params.keys() == other.params.keys()
+
+def require_frozen(run: fp.Run, file: Path, traffic: bytearray) -> None:
+    """Assert that nothing of the frozen values has travelled, and what was trained has."""
     frozen = fp.load_model(file)["layers"][0]
     for row in frozen["weight"][:, :4]:
         assert row.tobytes() not in traffic
-    for leaf in run.params.values():  # what was trained travels as it is
+    for leaf in run.params.values():
         assert np.asarray(leaf).tobytes() in traffic
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [LORA, {"frozen": ["layers.0"]}], ids=["lora", "frozen"])
+def test_a_deployment_over_a_base_equals_the_simulation(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    file, traffic = tmp_path / "base.safetensors", bytearray()
+    table = table_with(file, **model)
+    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
+    (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
+    (other,) = simulated(table)
+    assert apart(run.params, other.params) < 1e-5
+    assert run.params.keys() == other.params.keys()
+    require_frozen(run, file, traffic)
+
+
+def with_another_bias(file: Path, layer: int) -> str:
+    """The file of a base in which one layer has other values."""
+    params = fp.load_model(file)
+    params["layers"][layer]["bias"] = params["layers"][layer]["bias"] + 1
+    fp.save_model(file.with_name("other.safetensors"), params)
+    return str(file.with_name("other.safetensors"))
 
 
 def products_of(file: Path, **sections: Any) -> dict[str, Any]:
@@ -75,14 +86,18 @@ def products_of(file: Path, **sections: Any) -> dict[str, Any]:
 
 
 def test_products_of_nodes_are_those_of_the_simulation(tmp_path: Path) -> None:
-    """With a client each, of as many rows, so that nodes share a program."""
-    file = tmp_path / "base.safetensors"
+    """With a client each, of as many rows, so that nodes share a program.
+
+    Other values of what is trained are no other base.
+    """
+    file, traffic = tmp_path / "base.safetensors", bytearray()
     table = products_of(file, client_rows=30)
-    nodes = nodes_of(table, tmp_path, 4, policy=Policy(base=str(file)))
-    (run,) = deployed(table, [node.answer for node in nodes])
+    nodes = nodes_of(table, tmp_path, 4, policy=Policy(base=with_another_bias(file, 1)))
+    (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
     (other,) = simulated(table)
     whole = resolve(parse("test", table)).model.whole
     assert apart(whole(run.params), whole(other.params)) < 1e-5  # the factors' signs may differ
+    require_frozen(run, file, traffic)
 
 
 @pytest.mark.slow
@@ -130,24 +145,11 @@ def _product(params: Any) -> Any:
 )
 def test_a_node_without_the_base_is_refused(tmp_path: Path, own: str | None, line: str) -> None:
     table = table_with(tmp_path / "base.safetensors", **LORA)
-    params = fp.load_model(tmp_path / "base.safetensors")
-    params["layers"][0]["bias"] = params["layers"][0]["bias"] + 1
-    fp.save_model(tmp_path / "other.safetensors", params)
+    with_another_bias(tmp_path / "base.safetensors", 0)
     policy = Policy(base=None if own is None else str(tmp_path / own))
     nodes = nodes_of(table, tmp_path, policy=policy)
     with pytest.raises(fp.InputError, match=line):
         deployed(table, [node.answer for node in nodes])
-
-
-def test_other_values_of_trained_parts_are_no_other_base(tmp_path: Path) -> None:
-    table = table_with(tmp_path / "base.safetensors", **LORA)
-    params = fp.load_model(tmp_path / "base.safetensors")
-    params["layers"][1]["bias"] = params["layers"][1]["bias"] + 1
-    fp.save_model(tmp_path / "head.safetensors", params)
-    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(tmp_path / "head.safetensors")))
-    (run,) = deployed(table, [node.answer for node in nodes])
-    (other,) = simulated(table)
-    assert apart(run.params, other.params) < 1e-5
 
 
 def test_the_file_of_a_base_is_beside_that_of_the_node(tmp_path: Path) -> None:

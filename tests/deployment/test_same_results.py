@@ -106,15 +106,15 @@ def test_a_sweep_beside_stragglers_whose_gradients_are_measured(name: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("sampling", "name"),
+    ("sampling", "name", "stragglers"),
     [
-        pytest.param("proportional", "fedavg", marks=pytest.mark.slow),
-        ("bernoulli", "scaffold"),
+        ("bernoulli", "scaffold", 0.0),
+        pytest.param("proportional", "fedavg", 0.5, marks=pytest.mark.slow),
     ],
 )
-def test_sampling_and_stragglers(sampling: str, name: str, tmp_path: Path) -> None:
-    table = table_of(METHODS[name], cohort={"sampling": sampling}, systems={"stragglers": 0.3})
-    compared(table | {"evaluation": {"every": 2, "gradients": False}}, tmp_path)
+def test_sampling(sampling: str, name: str, stragglers: float, tmp_path: Path) -> None:
+    cohort, systems = {"sampling": sampling}, {"stragglers": stragglers}
+    compared(table_of(METHODS[name], cohort=cohort, systems=systems, evaluation=PLAIN), tmp_path)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     dense = {"weight": np.full((10, 60), 0.1, np.float32), "bias": np.ones(10, np.float32)}
     fp.save_model(tmp_path / "initial.safetensors", {"dense": dense})
     table = table_of(
-        {"name": "scaffold"},
+        {"name": "fedavg"},
         cohort=ALL,
         evaluation=PLAIN,
         faults={"policy": "drop", "norm": 1000.0},
@@ -148,14 +148,12 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
 
 
-def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"], "a sweep"))
+def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
     # as many rows on each node, whose programs are then the same
+    rule = {"rule": "median"}
     table = table_of(
-        {"name": "scaffold", "server_learning_rate": [0.5, 1.0]},
-        client_rows=30,
-        cohort=ALL,
-        aggregation={"rule": "median"},
-        evaluation=PLAIN,
+        METHODS[name], client_rows=30, cohort=ALL, aggregation=rule, evaluation=PLAIN
     )
     nodes = nodes_of(table, tmp_path, nodes=4)
     check(simulated(table), deployed(table, [node.answer for node in nodes]))
@@ -175,10 +173,10 @@ def test_evaluations_of_some_rows(tmp_path: Path) -> None:
         assert getattr(a.final, measure) == pytest.approx(getattr(b.final, measure), rel=0.5)
 
 
-def test_clients_with_devices_have_the_same_rounds_and_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", mostly_slow(["fedavg", "fedprox"], "fedavg"))
+def test_clients_with_devices_have_the_same_rounds_and_times(name: str, tmp_path: Path) -> None:
     table = table_of(
-        {"name": "fedprox", "mu": 1.0},
-        {"name": "fedavg"},
+        METHODS[name],
         rounds=4,
         cohort={"clients_per_round": 2, "over_selection": 1.5},
         systems={"deadline": 6.0},
@@ -186,10 +184,8 @@ def test_clients_with_devices_have_the_same_rounds_and_times(tmp_path: Path) -> 
     )
     table["population"] = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
     nodes = nodes_of(table, tmp_path)
-    theirs, ours = simulated(table), deployed(table, [node.answer for node in nodes])
-    check(theirs, ours)
-    for a, b in zip(theirs, ours, strict=True):
-        assert [r.time for r in a.history] == [r.time for r in b.history]
-        assert [r.dropped for r in a.history] == [r.dropped for r in b.history]
-        assert 0 < (a.history[1].time or 0.0) <= 6.0
-    assert any(record.dropped for record in theirs[1].history)
+    (theirs,), (ours,) = simulated(table), deployed(table, [node.answer for node in nodes])
+    check([theirs], [ours])
+    assert [r.time for r in theirs.history] == [r.time for r in ours.history]
+    assert 0 < (theirs.history[1].time or 0.0) <= 6.0
+    assert any(record.dropped for record in theirs.history)

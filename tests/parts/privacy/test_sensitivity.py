@@ -150,6 +150,7 @@ def test_each_client_is_a_straggler_with_the_probability_that_is_asked_for() -> 
     assert np.abs(found - 0.2).max() < 5 * math.sqrt(0.16 / len(epochs))
 
 
+@pytest.mark.slow
 def test_gamma_of_a_client_does_not_depend_on_the_others() -> None:
     """A user's function is called for each client alone."""
 
