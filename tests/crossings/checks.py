@@ -48,7 +48,7 @@ def with_empty_round(at: int, **options: Any) -> dict[str, Any]:
         """The share of a cohort that is not lost."""
         drawn = options["cohort"].draw(seed, t, offsets, poisson=not lost).clients.tolist()
         streams = Streams(seed, Purpose.DROPOUT)
-        return np.mean([streams.at(t, k).random() >= lost for k in drawn]) if drawn else 0.0
+        return sum(streams.at(t, k).random() >= lost for k in drawn) / max(len(drawn), 1)
 
     while arriving(at) > 0 or arriving(0) < 1 or any(arriving(t) <= 0.5 for t in rounds if t != at):
         seed += 1

@@ -4,12 +4,13 @@ All share one federation, model, solver and cohort, so that a method's programs 
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -74,9 +75,7 @@ TABLE = table_of(
 )
 """All clients take part, two on each node, so that nodes share a program."""
 
-POLICY = Policy(
-    methods=[*Policy().methods, METHOD_NAME], models=[MODEL_NAME], report=list(REPORTS)
-)
+POLICY = Policy(methods=[*Policy().methods, METHOD_NAME], models=[MODEL_NAME], report=list(REPORTS))
 ROUNDS, CLIENTS = TABLE["rounds"], 4
 EMPTY = 1
 """The round without clients, and how many rounds are done when a run is cut off."""
@@ -178,9 +177,13 @@ def empty_round(variant: Variant, folder: Path) -> None:
 
 
 def checkpoint(variant: Variant, folder: Path) -> None:
-    """A run that is cut off and goes on has the bits of a whole one."""
-    options = settings_of(variant.method) | {"methods": variant.method}
-    require_resumed(fp.simulate(**options), EMPTY, options, folder)
+    """A run that is killed and goes on has the bits, and the times, of a whole one."""
+    options = settings_of(variant.method) | {"methods": variant.method, "population": DEVICES}
+    once = fp.simulate(**options)
+    for found in once:
+        times = [record.time or 0.0 for record in found.history]
+        assert all(a < b for a, b in itertools.pairwise(times))
+    require_resumed(once, EMPTY, options, folder)
 
 
 CLIP = 0.01
@@ -245,13 +248,13 @@ class Feature(NamedTuple):
     """
 
     check: Callable[[Variant, Path], None]
-    settings: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
     place: Literal["simulation", "deployment"] = "simulation"
 
     def refusal(self, method: fp.Algorithm) -> str:
         """The line by which the library's own table refuses a method beside it; "" if it fits."""
         defaults = {each.name: each.default for each in fields(Protocol)}
-        settings = SimpleNamespace(**defaults | settings_of(method) | self.settings)
+        settings = SimpleNamespace(**defaults | settings_of(method) | dict(self.settings))
         try:
             check_case(Case(settings, method, method.solver(settings.solver), self.place))
         except InputError as error:

@@ -14,6 +14,7 @@ from fedprox.deployment.node_file import read_node_file
 from fedprox.deployment.policy import Policy
 from fedprox.experiment import parse, resolve
 from tests.deployment.federations import apart, deployed, nodes_of, simulated, table_of
+from tests.variants import mostly_slow
 
 MODEL = {"name": "mlp", "hidden": [6]}
 SLOW = {"learning_rate": 0.002}
@@ -47,30 +48,6 @@ def heard(answer: Callable[[Parcel], Parcel], traffic: bytearray) -> Callable[[P
     return heard_answer
 
 
-def require_frozen(run: fp.Run, file: Path, traffic: bytearray) -> None:
-    """Assert that nothing of the frozen values has travelled, and what was trained has."""
-    frozen = fp.load_model(file)["layers"][0]
-    for row in frozen["weight"][:, :4]:
-        assert row.tobytes() not in traffic
-    for leaf in run.params.values():
-        assert np.asarray(leaf).tobytes() in traffic
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [LORA, {"frozen": ["layers.0"]}], ids=["lora", "frozen"])
-def test_a_deployment_over_a_base_equals_the_simulation(
-    tmp_path: Path, model: dict[str, Any]
-) -> None:
-    file, traffic = tmp_path / "base.safetensors", bytearray()
-    table = table_with(file, **model)
-    nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
-    (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
-    (other,) = simulated(table)
-    assert apart(run.params, other.params) < 1e-5
-    assert run.params.keys() == other.params.keys()
-    require_frozen(run, file, traffic)
-
-
 def with_another_bias(file: Path, layer: int) -> str:
     """The file of a base in which one layer has other values."""
     params = fp.load_model(file)
@@ -79,25 +56,39 @@ def with_another_bias(file: Path, layer: int) -> str:
     return str(file.with_name("other.safetensors"))
 
 
-def products_of(file: Path, **sections: Any) -> dict[str, Any]:
-    """An experiment whose server averages the products of adapters."""
-    table = table_with(file, **LORA) | {"aggregation": {"rule": "product"}}
-    return table | {"method": [{"name": "fedprox", "mu": 0.1}]} | sections
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "products": (LORA, {"name": "fedprox", "mu": 0.1}, "product"),
+    "adapters": (LORA, {"name": "scaffold"}, "mean"),
+    "frozen": ({"frozen": ["layers.0"]}, {"name": "scaffold"}, "mean"),
+}
+"""A model over a base, a method, and what the server makes of messages."""
 
 
-def test_products_of_nodes_are_those_of_the_simulation(tmp_path: Path) -> None:
-    """With a client each, of as many rows, so that nodes share a program.
+def table_of_case(name: str, file: Path) -> dict[str, Any]:
+    model, method, rule = CASES[name]
+    return table_with(file, **model) | {"method": [method], "aggregation": {"rule": rule}}
+
+
+@pytest.mark.parametrize("name", mostly_slow(CASES, "products"))
+def test_a_deployment_over_a_base_equals_the_simulation(name: str, tmp_path: Path) -> None:
+    """With a client on each node, of as many rows, so that nodes share a program.
 
     Other values of what is trained are no other base.
     """
     file, traffic = tmp_path / "base.safetensors", bytearray()
-    table = products_of(file, client_rows=30)
-    nodes = nodes_of(table, tmp_path, 4, policy=Policy(base=with_another_bias(file, 1)))
+    table = table_of_case(name, file) | {"client_rows": 30}
+    policy = Policy(base=with_another_bias(file, 1))
+    nodes = nodes_of(table, tmp_path, 4, policy=policy)
     (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
     (other,) = simulated(table)
+    assert run.params.keys() == other.params.keys()
     whole = resolve(parse("test", table)).model.whole
-    assert apart(whole(run.params), whole(other.params)) < 1e-5  # the factors' signs may differ
-    require_frozen(run, file, traffic)
+    assert apart(whole(run.params), whole(other.params)) < 1e-5  # factors' signs may differ
+    frozen = fp.load_model(file)["layers"][0]
+    for row in frozen["weight"][:, :4]:
+        assert row.tobytes() not in traffic
+    for leaf in run.params.values():  # what was trained travels as it is
+        assert np.asarray(leaf).tobytes() in traffic
 
 
 @pytest.mark.slow
@@ -106,7 +97,7 @@ def test_a_node_with_several_clients_sends_the_best_approximation(tmp_path: Path
     """Of its mean product."""
     file = tmp_path / "base.safetensors"
     solver = {"learning_rate": 0.01, "batch_size": "all", "epochs": 2}
-    table = products_of(file, rounds=1, solver=solver)
+    table = table_of_case("products", file) | {"rounds": 1, "solver": solver}
     nodes = nodes_of(table, tmp_path, policy=Policy(base=str(file)))
     (together,) = deployed(table, [node.answer for node in nodes])
     resolved = resolve(parse("test", table))
@@ -119,7 +110,7 @@ def test_a_node_with_several_clients_sends_the_best_approximation(tmp_path: Path
             cohort=fp.Cohort(2),
             rounds=1,
             aggregation=fp.Aggregation("product"),
-            evaluation=resolved.evaluation,
+            evaluation=fp.Evaluation(gradients=False),
             progress=False,
         )[0].params
         for node in nodes

@@ -100,9 +100,10 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a sweep", "a sweep of q"])
-def test_a_sweep_beside_stragglers_whose_gradients_are_measured(name: str, tmp_path: Path) -> None:
-    compared(table_of(METHODS[name], systems={"stragglers": 0.5}, cohort=ALL), tmp_path)
+@pytest.mark.parametrize(("name", "gradients"), [("a sweep", True), ("a sweep of q", False)])
+def test_a_sweep_beside_stragglers(name: str, gradients: bool, tmp_path: Path) -> None:
+    systems, evaluation = {"stragglers": 0.5}, {"gradients": gradients}
+    compared(table_of(METHODS[name], systems=systems, evaluation=evaluation, cohort=ALL), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,7 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
 def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
     # as many rows on each node, whose programs are then the same
     rule = {"rule": "median"}
-    table = table_of(
-        METHODS[name], client_rows=30, cohort=ALL, aggregation=rule, evaluation=PLAIN
-    )
+    table = table_of(METHODS[name], client_rows=30, cohort=ALL, aggregation=rule, evaluation=PLAIN)
     nodes = nodes_of(table, tmp_path, nodes=4)
     check(simulated(table), deployed(table, [node.answer for node in nodes]))
 

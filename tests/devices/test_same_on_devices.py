@@ -48,10 +48,6 @@ def differences(name: str, devices: tuple[int, ...]) -> list[str]:
     return lines
 
 
-def test_messages_are_read_in_the_order_of_the_draw() -> None:
-    assert differences("median of buckets", devices=(1, 2)) == []
-
-
 @pytest.mark.slow
 def test_every_setting_is_the_same_on_three_devices() -> None:
     done = subprocess.run(

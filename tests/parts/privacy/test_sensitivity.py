@@ -103,7 +103,7 @@ rows clients have. All methods beside other cohorts stand in `tests/crossings`.
 """
 
 
-@pytest.mark.parametrize("name", mostly_slow(NEIGHBOURS, "fedavg", "scaffold"))
+@pytest.mark.parametrize("name", mostly_slow(NEIGHBOURS, "fedavg"))
 def test_one_client_more_moves_a_sum_by_at_most_its_bound(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
