@@ -27,8 +27,12 @@ CROSSINGS = [
     for feature in TABLE_OF_FEATURES
     if (name, feature) not in (*REFUSALS, *NO_CLIENTS)
 ]
-FAST = [("fedavg", "codec"), *(each for each in CROSSINGS if each[0] == "everything")]
-"""Those of one method that has all that is kept, and what does not fit it with another."""
+FAST = [
+    *(each for each in CROSSINGS if each[0] == "everything"),
+    ("fedavg", "codec"),
+    ("adaptive mu", "deployment"),
+]
+"""Those of one method that has all that is kept, and of others what does not fit it."""
 
 
 @pytest.fixture(autouse=True)

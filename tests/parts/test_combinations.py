@@ -205,7 +205,6 @@ SETTINGS = {
 }
 """Every setting, and the values to try."""
 
-CHANGES = [(name, value) for name, values in SETTINGS.items() for value in values]
 Case = tuple[str, tuple[tuple[str, Any], ...]]
 """A method's name in the catalogue, and the settings to be changed."""
 
