@@ -41,7 +41,8 @@ def with_empty_round(at: int, **options: Any) -> dict[str, Any]:
     if lost:
         population = options.get("population") or DEVICES
         options |= {"population": replace(population, available=None, dropout=lost)}
-    seed, *others = np.atleast_1d(options.get("seed", 0)).tolist()
+    given = options.get("seed", 0)
+    seed, *others = np.atleast_1d(given).tolist()
     offsets, rounds = options["federation"].train.offsets, range(options["rounds"])
 
     def arriving(t: int) -> float:
@@ -52,7 +53,8 @@ def with_empty_round(at: int, **options: Any) -> dict[str, Any]:
 
     while arriving(at) > 0 or arriving(0) < 1 or any(arriving(t) <= 0.5 for t in rounds if t != at):
         seed += 1
-    return options | {"seed": [seed, *others]}
+    seeds = [seed, *others]
+    return options | {"seed": np.array(seeds) if isinstance(given, np.ndarray) else seeds}
 
 
 def require_empty_round(at: int, options: dict[str, Any]) -> list[fp.Run]:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.deployment.policy import REPORTS, Policy
@@ -36,6 +35,7 @@ from tests.crossings.checks import (
 )
 from tests.deployment.federations import deployed, nodes_of, simulated, table_of
 from tests.deployment.test_same_results import check
+from tests.parts.privacy.releases import per_round, released, require_bounded
 
 FEATURES, CLASSES, HIDDEN = 60, 10, 6
 
@@ -193,49 +193,17 @@ HIDDEN_CLIENTS: dict[str, Any] = {
     "privacy": fp.Privacy(CLIP, noise_multiplier=0.0, accountant="rdp"),
     "cohort": fp.Cohort(CLIENTS, "bernoulli"),
 }
-RELEASED: list[NDArray[np.float64]] = []
-"""The clipped sums of all rounds and seeds, as vectors."""
-
-
-def note(mean: Any) -> None:
-    RELEASED.append(CLIENTS * np.concatenate([np.ravel(a) for a in jax.tree.leaves(mean)]))
-
-
-def unmoved(state: Any, mean: Any, hparams: Any) -> Any:
-    """The server's state as it is, so that a release follows from earlier ones by clients alone."""
-    del hparams
-    jax.debug.callback(note, mean)
-    return state
-
-
-def released(method: fp.Algorithm) -> list[NDArray[np.float64]]:
-    """What a method releases without noise."""
-
-    def begin(_: Any) -> None:
-        """Forget what checks of the method have released."""
-        jax.effects_barrier()
-        RELEASED.clear()
-
-    first = method.first
-    still = method._replace(
-        server=method.server._replace(update=unmoved),
-        first=first if first.exchange is None else first._replace(exchange=unmoved),
-    )
-    callbacks = [fp.Callback(on_start=begin)]
-    runs(still, **HIDDEN_CLIENTS, seed=[0, 1], devices=1, callbacks=callbacks)
-    jax.effects_barrier()
-    return list(RELEASED)
 
 
 def privacy(variant: Variant, folder: Path) -> None:
     """A client moves a noiseless release by at most the clipping norm, beside any others."""
     del folder
-    more = released(variant.method)
+    method = variant.method
+    options = settings_of(method) | HIDDEN_CLIENTS | {"seed": [0, 1]}
+    more = released(method, CLIENTS, **options)
     with undrawn(OTHER):
-        less = released(variant.method)
-    moved = [float(np.linalg.norm(a - b)) for a, b in zip(more, less, strict=True)]
-    assert len(moved) == 2 * ROUNDS * (1 + (variant.method.first.exchange is not None))
-    assert 0.5 * CLIP < max(moved) <= CLIP * (1 + 1e-4)
+        less = released(method, CLIENTS, **options)
+    require_bounded(less, more, CLIP, 2 * ROUNDS * per_round(method))
 
 
 class Feature(NamedTuple):

@@ -15,8 +15,8 @@ from tests.settings import BASE, CASES, FEDERATION, NOISED, uncovered
 from tests.variants import mostly_slow
 
 EMPTY, CUT = 2, 3
-"""The round without clients, and how many rounds are done at the checkpoint of a run that is killed:
-not at every evaluation's."""
+"""The round without clients, and how many rounds are done at the checkpoint from which a run goes
+on, which need not be an evaluation's."""
 
 HALF: Any = np.float64(0.5)
 TWO: Any = np.int64(2)
@@ -50,7 +50,9 @@ def test_every_setting_is_tried() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(CASES | NUMPY, "seldom", "records of clients", "a model of each client", "top-k"),
+    mostly_slow(
+        CASES | NUMPY, "records of clients", "a model of each client", "top-k, seldom evaluated"
+    ),
 )
 def test_neither_an_empty_round_nor_a_checkpoint_changes_a_run(name: str, tmp_path: Path) -> None:
     options = BASE | (CASES | NUMPY)[name]
