@@ -77,8 +77,8 @@ def test_a_deployment_over_a_base_equals_the_simulation(name: str, tmp_path: Pat
     """
     file, traffic = tmp_path / "base.safetensors", bytearray()
     table = table_of_case(name, file) | {"client_rows": 30}
-    policy = Policy(base=with_another_bias(file, 1))
-    nodes = nodes_of(table, tmp_path, 4, policy=policy)
+    table |= {"data": table["data"] | {"clients": 2}, "cohort": {"clients_per_round": 2}}
+    nodes = nodes_of(table, tmp_path, policy=Policy(base=with_another_bias(file, 1)))
     (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
     (other,) = simulated(table)
     assert run.params.keys() == other.params.keys()
