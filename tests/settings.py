@@ -135,7 +135,7 @@ CASES: dict[str, dict[str, Any]] = {
     "quantized": {"compression": fp.Compression("quantize", bits=4, bucket=8, rotate=True)},
     "top-k, seldom evaluated": {
         "compression": fp.Compression("top-k", share=0.5, error_feedback=True, download=8),
-        "evaluation": fp.Evaluation(every=2, gradients=False),
+        "evaluation": fp.Evaluation(every=4, gradients=False),
     },
     "a model of each client": {"methods": fp.ditto(lam=0.5)},
     "layers of each client": {"methods": fp.fedper(parts=["head"])},

@@ -16,7 +16,7 @@ from tests.variants import mostly_slow
 
 EMPTY, CUT = 2, 3
 """The round without clients, and how many rounds are done at the checkpoint from which a run goes
-on, which need not be an evaluation's."""
+on. Some runs are not evaluated before it, so that it holds what these rounds have counted."""
 
 HALF: Any = np.float64(0.5)
 TWO: Any = np.int64(2)
