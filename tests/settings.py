@@ -93,7 +93,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "faults that are clipped": {"faults": fp.Faults("clip", norm=1.0)},
     "faults that are dropped": {"faults": fp.Faults(), "methods": fp.scaffold()},
-    "seldom": {"evaluation": fp.Evaluation(every=2, gradients=False)},
     "records of clients": {
         "evaluation": fp.Evaluation(gradients=False, by_client=True, client_records=True)
     },
@@ -134,7 +133,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "an attack": {"attack": fp.Attack("noise", share=0.3, scale=0.5, seed=1)},
     "quantized": {"compression": fp.Compression("quantize", bits=4, bucket=8, rotate=True)},
-    "top-k": {"compression": fp.Compression("top-k", share=0.5, error_feedback=True, download=8)},
+    "top-k, seldom evaluated": {
+        "compression": fp.Compression("top-k", share=0.5, error_feedback=True, download=8),
+        "evaluation": fp.Evaluation(every=4, gradients=False),
+    },
     "a model of each client": {"methods": fp.ditto(lam=0.5)},
     "layers of each client": {"methods": fp.fedper(parts=["head"])},
     "a model of each cluster": {"methods": fp.ifca(k=2)},

@@ -14,7 +14,7 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError
 from fedprox.parts.codecs import Codec, code_bytes, code_of_bytes, code_shapes
-from tests.deployment.federations import apart, changed, deployed, nodes_of, simulated, table_of
+from tests.deployment.federations import changed, deployed, nodes_of, simulated, table_of
 from tests.deployment.test_same_results import check
 from tests.variants import mostly_slow
 
@@ -29,109 +29,72 @@ CODECS: dict[str, dict[str, Any]] = {
 }
 
 
-METHODS: dict[str, dict[str, Any]] = {
-    "sign": {"name": "fedprox", "mu": [0.0, 0.5]},
-    "top-k": {"name": "feddyn", "alpha": 0.1},  # whose clients keep what arrives
-    "random-k": {"name": "fedprox", "mu": 0.5, "server": {"name": "adam", "learning_rate": 0.1}},
+FEEDBACK = {"error_feedback": True}
+MESSAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "top-k": ({"name": "fedopt", "optimizer": "adam", "server_learning_rate": 0.1}, {}),
+    # clients of FedDyn keep what arrives
+    "random-k": ({"name": "feddyn", "alpha": 0.1}, FEEDBACK),
+    "quantize": ({"name": "fedprox", "mu": [0.0, 0.5]}, {"download": 8}),
+    "quantize rotated": ({"name": "fedavg"}, FEEDBACK),
+    "sign": ({"name": "fedavg"}, {}),
+    "sign rotated": ({"name": "fedavg"}, FEEDBACK),
+    "full": ({"name": "fedavg"}, {}),
 }
-"""The method beside a codec; FedAvg for the others."""
+"""A method beside each codec, and what else is set of the compression."""
 
-
-@pytest.mark.parametrize("feedback", [False, True])
-@pytest.mark.parametrize(
-    "name", mostly_slow(CODECS, "top-k", "random-k", "quantize rotated", "sign")
-)
-def test_a_deployment_is_the_simulation(name: str, feedback: bool, tmp_path: Path) -> None:
-    if name == "full" and feedback:
-        return
-    compression = CODECS[name] | {"error_feedback": feedback}
-    method = METHODS.get(name, {"name": "fedavg"})
-    evaluation = {"gradients": False}
-    table = table_of(method, compression=compression, rounds=4, evaluation=evaluation)
-    theirs = simulated(table)
-    ours = deployed(table, [node.answer for node in nodes_of(table, tmp_path)])
-    check(theirs, ours)
-    assert theirs[0].final.bits_up
-    for a, b in zip(theirs, ours, strict=True):
-        assert [r.bits_up for r in a.history] == [r.bits_up for r in b.history]
-        full = simulated({k: v for k, v in table.items() if k != "compression"})
-        assert name == "full" or apart(full[0].params, b.params) > 1e-3
+AROUND = 700
+"""Most bytes of a message beside its codes."""
 
 
 def listening(
-    answer: Callable[[Parcel], Parcel], sizes: list[tuple[int, int]]
+    answer: Callable[[Parcel], Parcel], sizes: list[tuple[int, int, int]]
 ) -> Callable[[Parcel], Parcel]:
-    """A node whose answers to "train" are noted: their clients, and the bytes of their arrays."""
+    """A node whose answers to "train" are noted: their clients, and the bytes of their arrays.
+
+    And those of the request.
+    """
 
     def noting(parcel: Parcel) -> Parcel:
         answered, head = answer(parcel), json.loads(parcel.head)
         if head["kind"] == "train":
-            sizes.append((len(head["work"]["names"]), len(answered.body)))
+            sizes.append((len(head["work"]["names"]), len(answered.body), len(parcel.body)))
         return answered
 
     return noting
 
 
-@pytest.mark.parametrize("name", mostly_slow(CODECS, "quantize", "sign"))
-def test_what_travels_is_as_large_as_its_bits(name: str, tmp_path: Path) -> None:
-    table = table_of(
-        {"name": "fedavg"},
-        compression=CODECS[name],
-        model={"name": "mlp", "hidden": [2000]},
-        cohort={"clients_per_round": 4},
-        solver={"epochs": 1},
-        rounds=1,
-        evaluation={"gradients": False, "every": 1},
-    )
-    sizes: list[tuple[int, int]] = []
+@pytest.mark.parametrize("name", mostly_slow(CODECS, "random-k", "quantize"))
+def test_a_deployment_is_the_simulation_in_as_few_bytes(name: str, tmp_path: Path) -> None:
+    method, more = MESSAGES[name]
+    compression = CODECS[name] | more
+    cohort, evaluation = {"clients_per_round": 4}, {"every": 1, "gradients": False}
+    table = table_of(method, compression=compression, cohort=cohort, evaluation=evaluation)
+    sizes: list[tuple[int, int, int]] = []
     nodes = [listening(node.answer, sizes) for node in nodes_of(table, tmp_path)]
-    (run,) = deployed(table, nodes)
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    bits = fp.Compression(**CODECS[name]).message_bits(numbers)
-    assert sum(clients for clients, _ in sizes) == 4
-    for clients, size in sizes:
-        assert clients * bits / 8 <= size <= 1.02 * clients * bits / 8
-    assert run.final.bits_up == 4 * bits
-    assert run.final.bytes_up is not None
-    assert run.final.bytes_up >= run.final.bits_up / 8
+    theirs, ours = simulated(table), deployed(table, nodes)
+    check(theirs, ours)
+    setting, params = fp.Compression(**compression), ours[0].params
+    bits = setting.message_bits(sum(leaf.size for leaf in jax.tree.leaves(params)))
+    for a, b in zip(theirs, ours, strict=True):
+        assert [r.bits_up for r in a.history] == [r.bits_up for r in b.history]
+        assert b.history[1].bits_up == 4 * bits
+        assert (b.history[1].bytes_up or 0) >= 4 * bits / 8
+    assert len(sizes) == 2 * table["rounds"]
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
+    for clients, up, down in sizes:
+        assert clients == 2
+        assert 0 <= up - len(ours) * clients * bits / 8 <= AROUND
+        if setting.download:
+            assert 0 <= down - len(ours) * setting.download_bits(shapes) / 8 <= AROUND
 
 
-def test_the_model_travels_in_as_many_bits(tmp_path: Path) -> None:
-    compression: dict[str, Any] = {"codec": "quantize", "download": 8}
-    table = table_of(
-        {"name": "fedprox", "mu": [0.0, 0.5]},
-        compression=compression,
-        model={"name": "mlp", "hidden": [2000]},
-        solver={"epochs": 1},
-        rounds=2,
-        evaluation={"gradients": False, "every": 2},
-    )
-    sizes: list[int] = []
-
-    def noted(answer: Callable[[Parcel], Parcel]) -> Callable[[Parcel], Parcel]:
-        def noting(parcel: Parcel) -> Parcel:
-            if json.loads(parcel.head)["kind"] == "train":
-                sizes.append(len(parcel.body))
-            return answer(parcel)
-
-        return noting
-
-    ours = deployed(table, [noted(node.answer) for node in nodes_of(table, tmp_path)])
-    check(simulated(table), ours)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), ours[0].params)
-    bits = 2 * fp.Compression(**compression).download_bits(shapes)  # of two sweep points
-    assert sizes
-    for size in sizes:
-        assert bits / 8 <= size <= 1.02 * bits / 8
-
-
-@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+@pytest.mark.parametrize("size", [1, 100])
 @pytest.mark.parametrize("name", CODECS)
 def test_codes_are_packed_without_loss(name: str, size: int) -> None:
     codec: Codec = fp.Compression(**CODECS[name]).codec_of(size)
     keys = jax.random.split(jax.random.key(0), 6).reshape(3, 2)
     x = jax.random.normal(jax.random.key(1), (3, 2, size))
-    code = jax.vmap(jax.vmap(codec.encode))(x, keys)
+    code = jax.jit(jax.vmap(jax.vmap(codec.encode)))(x, keys)
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), code)
     sent = code_bytes(code, codec.widths)
     shapes = code_shapes(like, codec.widths, 3, 2)

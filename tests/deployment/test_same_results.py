@@ -38,42 +38,24 @@ OF_LAYERS = ("moon", "fedper", "fedrep")
 ALL = {"clients_per_round": 4}
 """All clients take part, so that each node compiles fewer programs."""
 
+PLAIN = {"gradients": False}
+
 OWN_MODEL = f"{__name__}:with_metrics"
-TWO_LAYERS = f"{__name__}:two_layers"
+
+
+def hits(outputs: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+    above = (outputs > jnp.take_along_axis(outputs, y[:, None], axis=1)).sum(axis=1)
+    return {"hits": above < 2, "rows": jnp.ones(len(y))}
+
+
+BEST_TWO = fp.Metric(hits, lambda sums: sums["hits"] / sums["rows"])
 
 
 def with_metrics(federation: Federation) -> fp.Model:
     """A logistic model with a metric whose name begins with that of a measure."""
-
-    def terms(outputs: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-        above = (outputs > jnp.take_along_axis(outputs, y[:, None], axis=1)).sum(axis=1)
-        return {"hits": above < 2, "rows": jnp.ones(len(y))}
-
-    best_two = fp.Metric(terms, lambda sums: sums["hits"] / sums["rows"])
     return dataclasses.replace(
-        fp.models.logistic(federation), metrics={"accuracy_of_two": best_two}
+        fp.models.logistic(federation), metrics={"accuracy_of_two": BEST_TWO}
     )
-
-
-def two_layers(federation: Federation) -> fp.Model:
-    """A body and a head, for methods that tell them apart."""
-    width = federation.train.x.shape[1]
-
-    def init(key: jax.Array) -> Any:
-        body, head = jax.random.split(key)
-        return {
-            "body": 0.1 * jax.random.normal(body, (width, 6)),
-            "head": 0.1 * jax.random.normal(head, (6, 10)),
-        }
-
-    def represent(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.tanh(x @ params["body"])
-
-    def apply(params: Any, x: jax.Array) -> jax.Array:
-        outputs: jax.Array = represent(params, x) @ params["head"]
-        return outputs
-
-    return fp.Model(init, apply, representation=represent)
 
 
 def check(theirs: Sequence[Run], ours: Sequence[Run]) -> None:
@@ -117,23 +99,26 @@ def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = Non
     return ours
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "adaptive mu", "feddane", "extrapolated"))
-def test_every_method(name: str, tmp_path: Path) -> None:
-    systems, evaluation = {"stragglers": 0.5}, {"gradients": name == "a sweep"}
-    sections = {"systems": systems, "evaluation": evaluation, "cohort": ALL}
-    policy = None
-    if name in OF_LAYERS:
-        sections["model"], policy = {"name": TWO_LAYERS}, Policy(models=[TWO_LAYERS])
-    compared(table_of(METHODS[name], **sections), tmp_path, policy)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "gradients"), [("a sweep", True), ("a sweep of q", False)])
+def test_a_sweep_beside_stragglers(name: str, gradients: bool, tmp_path: Path) -> None:
+    systems, evaluation = {"stragglers": 0.5}, {"gradients": gradients}
+    compared(table_of(METHODS[name], systems=systems, evaluation=evaluation, cohort=ALL), tmp_path)
 
 
-@pytest.mark.parametrize("sampling", mostly_slow(["proportional", "bernoulli"], "bernoulli"))
-def test_sampling(sampling: str, tmp_path: Path) -> None:
-    methods = [FEDPROX] if sampling == "proportional" else [{"name": "scaffold"}]
-    table = table_of(*methods, cohort={"sampling": sampling}, rounds=4)
-    compared(table | {"evaluation": {"every": 2, "gradients": False}}, tmp_path)
+@pytest.mark.parametrize(
+    ("sampling", "name", "stragglers"),
+    [
+        ("bernoulli", "scaffold", 0.0),
+        pytest.param("proportional", "fedavg", 0.5, marks=pytest.mark.slow),
+    ],
+)
+def test_sampling(sampling: str, name: str, stragglers: float, tmp_path: Path) -> None:
+    cohort, systems = {"sampling": sampling}, {"stragglers": stragglers}
+    compared(table_of(METHODS[name], cohort=cohort, systems=systems, evaluation=PLAIN), tmp_path)
 
 
+@pytest.mark.slow
 def test_clients_that_stop_when_they_are_accurate(tmp_path: Path) -> None:
     solver = {"gamma": 0.6, "epochs": 5, "batch_size": "all"}
     table = table_of(FEDPROX, solver=solver, systems={"stragglers": 0.4}, cohort=ALL)
@@ -151,9 +136,9 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     dense = {"weight": np.full((10, 60), 0.1, np.float32), "bias": np.ones(10, np.float32)}
     fp.save_model(tmp_path / "initial.safetensors", {"dense": dense})
     table = table_of(
-        {"name": "scaffold"},
+        {"name": "fedavg"},
         cohort=ALL,
-        evaluation={"gradients": False},
+        evaluation=PLAIN,
         faults={"policy": "drop", "norm": 1000.0},
         validation_share=0.2,
         initial=str(tmp_path / "initial.safetensors"),
@@ -164,21 +149,18 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
 
 
-def test_a_rule_reads_a_message_of_each_node(tmp_path: Path) -> None:
-    table = table_of(
-        {"name": "fedprox", "mu": [0.0, 1.0]},
-        {"name": "scaffold"},
-        cohort=ALL,
-        aggregation={"rule": "median"},
-        evaluation={"gradients": False},
-    )
+@pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"], "a sweep"))
+def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
+    # as many rows on each node, whose programs are then the same
+    rule = {"rule": "median"}
+    table = table_of(METHODS[name], client_rows=30, cohort=ALL, aggregation=rule, evaluation=PLAIN)
     nodes = nodes_of(table, tmp_path, nodes=4)
     check(simulated(table), deployed(table, [node.answer for node in nodes]))
 
 
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     # nodes draw other rows than a simulation, which numbers the clients otherwise
-    table = table_of(FEDPROX, rounds=2, cohort=ALL)
+    table = table_of(FEDPROX, rounds=2, cohort=ALL, evaluation=PLAIN)
     whole, some = (
         nodes_of(table, tmp_path / str(rows), policy=Policy(measured_rows=rows))
         for rows in (None, 20)
@@ -190,10 +172,10 @@ def test_evaluations_of_some_rows(tmp_path: Path) -> None:
         assert getattr(a.final, measure) == pytest.approx(getattr(b.final, measure), rel=0.5)
 
 
-def test_clients_with_devices_have_the_same_rounds_and_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", mostly_slow(["fedavg", "fedprox"], "fedavg"))
+def test_clients_with_devices_have_the_same_rounds_and_times(name: str, tmp_path: Path) -> None:
     table = table_of(
-        {"name": "fedprox", "mu": 1.0},
-        {"name": "fedavg"},
+        METHODS[name],
         rounds=4,
         cohort={"clients_per_round": 2, "over_selection": 1.5},
         systems={"deadline": 6.0},
@@ -201,10 +183,8 @@ def test_clients_with_devices_have_the_same_rounds_and_times(tmp_path: Path) -> 
     )
     table["population"] = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
     nodes = nodes_of(table, tmp_path)
-    theirs, ours = simulated(table), deployed(table, [node.answer for node in nodes])
-    check(theirs, ours)
-    for a, b in zip(theirs, ours, strict=True):
-        assert [r.time for r in a.history] == [r.time for r in b.history]
-        assert [r.dropped for r in a.history] == [r.dropped for r in b.history]
-        assert 0 < (a.history[1].time or 0.0) <= 6.0
-    assert any(record.dropped for record in theirs[1].history)
+    (theirs,), (ours,) = simulated(table), deployed(table, [node.answer for node in nodes])
+    check([theirs], [ours])
+    assert [r.time for r in theirs.history] == [r.time for r in ours.history]
+    assert 0 < (theirs.history[1].time or 0.0) <= 6.0
+    assert any(record.dropped for record in theirs.history)

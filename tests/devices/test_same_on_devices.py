@@ -1,4 +1,4 @@
-"""Every setting on one, two and three devices: the same run, but for the last bits of sums."""
+"""Every setting on one device and on three: the same run, but for the last bits of sums."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ import fedprox as fp
 fp.use_cpu_devices(clients_per_round=4, devices=3)
 from tests.settings import CASES
 from tests.devices.test_same_on_devices import differences
-found = [line for name in CASES for line in differences(name, devices=(1, 2, 3))]
+found = [line for name in CASES for line in differences(name, devices=(1, 3))]
 print(*found, sep="\\n")
 """
 
@@ -46,11 +46,6 @@ def differences(name: str, devices: tuple[int, ...]) -> list[str]:
                 if not np.allclose(x, y, rtol=1e-5, atol=1e-6, equal_nan=True)
             ]
     return lines
-
-
-@pytest.mark.parametrize("name", ["median of buckets", "krum", "an attack"])
-def test_messages_are_read_in_the_order_of_the_draw(name: str) -> None:
-    assert differences(name, devices=(1, 2)) == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,56 @@
+"""Every method beside every feature: what must hold does, or the library's table refuses both."""
+
+from pathlib import Path
+
+import pytest
+
+from fedprox.engine.compiled import layout
+from fedprox.errors import InputError
+from tests.catalogue import VARIANTS, Variant
+from tests.crossings.features import METHOD_NAME, TABLE_OF_FEATURES
+from tests.variants import mostly_slow
+
+METHODS = VARIANTS | {"everything": Variant("everything", METHOD_NAME)}
+
+NO_CLIENTS = ("centralised", "fault"), ("centralised", "empty round")
+"""One client holds all rows."""
+
+REFUSALS = {
+    (name, feature): line
+    for name, variant in METHODS.items()
+    for feature, column in TABLE_OF_FEATURES.items()
+    if (line := column.refusal(variant.method))
+}
+CROSSINGS = [
+    (name, feature)
+    for name in METHODS
+    for feature in TABLE_OF_FEATURES
+    if (name, feature) not in (*REFUSALS, *NO_CLIENTS)
+]
+FAST = [
+    *(each for each in CROSSINGS if each[0] == "everything"),
+    ("fedavg", "codec"),
+    ("adaptive mu", "deployment"),
+]
+"""Those of one method that has all that is kept, and of others what does not fit it."""
+
+
+@pytest.fixture(autouse=True)
+def _shapes_of_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have the shapes of the first round, in which all take part, whatever comes later."""
+    monkeypatch.setattr(layout, "SAMPLE_ROUNDS", (1, 1))
+
+
+@pytest.mark.parametrize("crossing", mostly_slow(CROSSINGS, *FAST), ids=" beside ".join)
+def test_a_method_beside_a_feature(crossing: tuple[str, str], tmp_path: Path) -> None:
+    name, feature = crossing
+    TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
+
+
+@pytest.mark.parametrize("feature", TABLE_OF_FEATURES)
+def test_what_does_not_fit_is_refused(feature: str, tmp_path: Path) -> None:
+    for (name, other), line in REFUSALS.items():
+        if other == feature:
+            with pytest.raises(InputError) as refused:
+                TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
+            assert str(refused.value) == line
