@@ -82,7 +82,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.usefixtures("real_figures")
 def test_the_run_directory_is_complete(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     models = {
@@ -504,15 +503,20 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys
     assert error.count("\n") == 1
 
 
-def test_a_method_that_diverges_is_named_in_the_table(tmp_path: Path, capsys: Any) -> None:
+def test_a_method_that_diverges_and_the_folder_are_named_as_they_are(
+    tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     settings = ["seed=0", "solver.learning_rate=[0.01, 1e38]", 'method=[{name="fedavg"}]']
     settings.append("evaluation.gradients=false")
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    assert status("run", tmp_path / "small.toml", *flags, "--out", tmp_path / "out") == 0
+    # the folder's name is neither a pattern nor markup, of which a tag is opened, another closed
+    out = tmp_path / "a[b]q[/i]"
+    assert status("run", tmp_path / "small.toml", *flags, "--out", out) == 0
     printed = capsys.readouterr().out
     assert "diverged at round 2" in printed
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert f"{out.name}: metrics, summary" in printed.replace("\n", "")
+    summary = json.loads((out / "summary.json").read_text())
     assert [run["diverged_at"] for run in summary] == [None, 2]
     assert summary[1]["final_train_loss"] is None
 
@@ -599,6 +603,7 @@ def test_faulty_updates_are_counted_and_named(finished: Path, tmp_path: Path, ca
     assert "faulty" not in json.loads((finished / "summary.json").read_text())[0]
 
 
+@pytest.mark.slow
 def test_a_faulty_update_may_end_the_run(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "screened.toml").write_text(SCREENED.replace("clip", "fail"))
     out = tmp_path / "out"
@@ -636,17 +641,6 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
         "metrics.jsonl",
         "checkpoint",
     }
-
-
-def test_a_folder_is_named_as_it_is(tmp_path: Path, capsys: Any) -> None:
-    """Neither as a pattern nor as markup, of which a tag is opened and another one closed."""
-    (tmp_path / "small.toml").write_text(SMALL)
-    name = "a[b]q[/i]"
-    out = tmp_path / name
-    changes = ("rounds=2", "seed=0", 'method=[{name="fedavg"}]', "evaluation.gradients=false")
-    settings = [part for change in changes for part in ("--set", change)]
-    assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
-    assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.parametrize("command", ["report", "diagnose", "data fetch"])

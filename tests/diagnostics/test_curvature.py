@@ -45,7 +45,7 @@ def zeros(size: int) -> Any:
 
 def test_logistic_regression_with_clients_of_all_sizes() -> None:
     sizes = [1, 2, 10, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, 3 * SLICE_ROWS + 5]
-    federation = random_federation(sizes, 6, 3)
+    federation = random_federation(sizes, 10, 4)
     model = fp.models.logistic(federation)
     params = initial_params(model, 0)
     found = curvature(federation, model, params)
@@ -75,18 +75,6 @@ def test_negative_curvature_of_a_network() -> None:
     assert found.smallest_of_f == pytest.approx(spectra[-1][0], rel=1e-3)
     assert found.negative_curvature == pytest.approx(-min(s[0] for s in spectra[:-1]), rel=1e-3)
     assert found.negative_curvature > 0.1
-
-
-def test_twenty_products_are_enough_for_the_ends_of_a_wide_spectrum() -> None:
-    federation = random_federation([60] * 3, 10, 4)
-    model = fp.models.logistic(federation)
-    params = initial_params(model, 0)
-    spectra = dense(federation, model, params)
-    found = curvature(federation, model, params)
-    for k, values in enumerate(spectra[:-1]):
-        # from inside, and close
-        assert values[0] - 1e-5 <= found.smallest[k]
-        assert 0.98 * values[-1] <= found.largest[k] <= values[-1] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("iterations", [5, 20])

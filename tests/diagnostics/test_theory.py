@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Evaluation, InputError, Run, Solver, fedprox, simulate
@@ -59,6 +59,7 @@ def test_rho_is_the_sum_on_the_slide_and_in_the_draft(c: Constants, factor: floa
         assert rho(mu, constants) == pytest.approx(sum(terms), abs=1e-12 * scale)
 
 
+@settings(max_examples=30)
 @given(some_constants)
 def test_mu_needed_is_where_rho_turns_positive(c: Constants) -> None:
     below, needed = c.negative_curvature, mu_needed(c)
@@ -456,6 +457,7 @@ def test_runs_reach_a_small_gradient_within_the_rounds_of_remark_8() -> None:
 # Corollary 9.
 
 
+@pytest.mark.slow
 def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
     """Sum of the recorded rounds' promises, from gammas that shrink by the round.
 

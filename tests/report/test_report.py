@@ -183,16 +183,16 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(evaluation, "ROWS", 64)
     federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=8)
     model = fp.models.logistic(federation)
-    assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
     programs.PROGRAMS.clear()
-    for seed in range(2):
-        params = model.init(jax.random.key(seed))
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        weight, bias = rng.normal(size=(10, 60)), rng.normal(size=10)
+        params = {"dense": {"weight": np.float32(weight), "bias": np.float32(bias)}}
         found = client_measures(federation, model, params)["test_accuracy"]
         for k in range(len(federation)):
             x, y = federation.test.client(k)
-            guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
-            assert found[k] == pytest.approx(np.mean(guesses == y))
+            assert found[k] == pytest.approx(np.mean((x @ weight.T + bias).argmax(axis=1) == y))
     assert len(programs.PROGRAMS) == 1  # one program for all runs
 
 
@@ -216,28 +216,16 @@ def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPa
     assert [a.shape for a in windows] == [(30,), (0,)]  # the text alone
 
 
-def test_clients_without_test_rows_have_no_accuracy() -> None:
-    train = [(np.ones((2, 1)), [0, 1])] * 3
-    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
-    test = [([], []), ([[1.0], [2.0]], [0, 0]), ([], [])]
-    found = client_measures(fp.Federation.from_arrays(train, test), model, jnp.ones(()))[
-        "test_accuracy"
-    ]
-    np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan])
-    assert np.isnan(
-        client_measures(fp.Federation.from_arrays(train), model, jnp.ones(()))["test_accuracy"]
-    ).all()
-    blind = dataclasses.replace(model, correct=None)
-    federation = fp.Federation.from_arrays(train, train)
-    assert np.isnan(client_measures(federation, blind, jnp.ones(()))["test_accuracy"]).all()
-
-
-def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) -> None:
+def test_clients_without_test_rows_have_no_accuracy(tmp_path: Path) -> None:
     train = [(np.ones((2, 1)), [0, 1])] * 2
+    model = fp.Model(lambda _: np.float32(0), lambda w, x: jnp.hstack([x + w, x]))
+    blind = dataclasses.replace(model, correct=None)
+    for without, test in ((model, None), (blind, train)):
+        federation = fp.Federation.from_arrays(train, test)
+        assert np.isnan(client_measures(federation, without, np.float32(1))["test_accuracy"]).all()
     federation = fp.Federation.from_arrays(train, [([], []), ([[1.0], [2.0]], [0, 1])])
-    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
     run = make_run()
-    run.params = jnp.ones(())
+    run.params = np.float32(1)
     write_clients(tmp_path, federation, model, [run])
     (found,) = json.loads((tmp_path / "clients.json").read_text())
     nothing, loss = found.pop("test_loss")
@@ -449,16 +437,16 @@ def test_notebooks_show_a_figure() -> None:
     assert shown._repr_png_().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("label", ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"])
-def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) -> None:
-    runs = [make_run(label), make_run("fedavg")]
+def test_labels_of_ones_own_are_shown_as_they_are() -> None:
+    labels = ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"]
+    runs = [make_run(label) for label in labels]
     drawn = fp.figure(runs)
-    drawn.savefig(tmp_path / "a.png")
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [label, "fedavg"]
+    drawn.draw_without_rendering()
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == labels
     console = Console(width=200)
     with console.capture() as printed:
         console.print(fp.table(runs))
-    assert label in printed.get()
+    assert all(label in printed.get() for label in labels)
 
 
 # What is drawn
@@ -536,7 +524,7 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
     assert axis["title"] == ("y (log scale)" if log else "y")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (3e-4, 0.2), (0.02, 4000.0), (0.5, 1e9)])
+@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (0.5, 1e9)])
 def test_logarithmic_axes_of_the_figure_have_numbers_and_say_so(low: float, high: float) -> None:
     shown = figure([make_run(losses=[high, low])])
     shown.draw_without_rendering()

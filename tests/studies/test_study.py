@@ -291,6 +291,7 @@ def test_a_study_is_extended_by_more_rounds(
     assert str(study(rounds=3, vary=ONE)) == str(longer)
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
     error = fp.Metric(
         lambda outputs, y: (outputs.argmax(-1) != y, jnp.ones(len(y))),
