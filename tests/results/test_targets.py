@@ -66,13 +66,6 @@ def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
         assert run.rounds_to(Target(LOSS, 1 - value)) == (rounds and pytest.approx(rounds))
 
 
-def test_a_seed_that_arrives_says_nothing_of_one_that_does_not() -> None:
-    runs = [run_with([0.1, 0.2, 0.3], every=5), run_with([0.1] * 10 + [0.9], every=5, seed=1)]
-    printed = table(runs, Target(ACCURACY, 0.8))
-    cells = [next(iter(column.cells)) for column in printed.columns]
-    assert cells[4:6] == ["10+", "10+"]
-
-
 def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
     runs = [run_with([0.1, 0.8], every=5), run_with([0.1, 0.2, 0.4, 0.6], every=5, seed=1)]
     axis = figure(runs).axes[1]
@@ -121,19 +114,6 @@ def test_rounds_are_the_first_where_the_best_so_far_meets_it(
         assert target.met(at) or at == pytest.approx(value)
         for before in np.arange(rounds[first], found - 1e-9, 1 / 16):
             assert not target.met(float(np.interp(before, rounds[first:], best[first:])))
-
-
-@given(values=VALUES, aims=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)))
-def test_a_harder_target_takes_no_fewer_rounds(
-    values: list[float], aims: tuple[float, float]
-) -> None:
-    for measure, easier, harder in ((ACCURACY, min, max), (LOSS, max, min)):
-        found = [
-            Target(measure, pick(aims)).rounds(range(len(values)), values)
-            for pick in (easier, harder)
-        ]
-        easy, hard = (math.inf if rounds is None else rounds for rounds in found)
-        assert easy <= hard
 
 
 def test_models_are_rounds_times_what_a_round_sends() -> None:
@@ -299,18 +279,6 @@ def test_each_method_stops_for_itself(whole: list[Run]) -> None:
     assert 0 < quick.final.round < slow.final.round == 12
     assert quick.rounds_to(target) is not None
     assert slow.rounds_to(target) is None
-
-
-@pytest.mark.parametrize(
-    ("stop", "target", "message"),
-    [
-        ("all", None, 'stop_at_target = "all"; it needs a target: a fedprox.Target, in an exp'),
-        ("some", Target(LOSS, 1.0), "stop_at_target = 'some'; it must be one of never, all, any"),
-    ],
-)
-def test_a_stop_without_a_target_is_refused(stop: Any, target: Target | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        grid(FAST, target=target, stop_at_target=stop)
 
 
 def test_an_experiment_file_gives_target_and_stop() -> None:

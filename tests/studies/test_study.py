@@ -77,10 +77,7 @@ def files(folder: Path) -> dict[str, bytes]:
             {"vary": {"clients": {"2": fp.Cohort(2), "9": fp.Cohort(9)}}},
             "9, FedAvg: cohort.clients_per_round = 9; the federation has 4 clients",
         ),
-        (
-            {"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}},
-            "0 %, Scaffnew: scaffnew: it needs every client in every round, so cohort.",
-        ),
+        ({"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}}, "0 %, Scaffnew: scaffnew: it"),
     ],
     ids=["setting", "both"],
 )
@@ -401,10 +398,7 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
             {"methods": {"FedAvg": fp.fedavg(), "FedProx": fp.fedprox(mu=[0.1, 1.0])}},
             "methods: unequal budgets: FedAvg tries 2, FedProx tries 4; give each as many",
         ),
-        (
-            {"data": fp.datasets.synthetic(clients=4)},
-            "0 %, FedAvg: no validation rows, on which hyperparameters are chosen; hold some out",
-        ),
+        ({"data": fp.datasets.synthetic(clients=4)}, "0 %, FedAvg: no validation rows"),
         ({"tuning": fp.Tuning("validation_f1")}, "tuning.measure = 'validation_f1'; 0 %, FedAvg h"),
         ({"tuning": 3}, "tuning = 3; it must be a fedprox.Tuning"),
         ({"measure": "test_f1"}, "measure = 'test_f1'; 0 %, FedAvg has train_loss, test_loss, "),
@@ -418,10 +412,7 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
         ({"methods": {"a\nb": fp.fedavg()}}, "methods: 'a\\nb' is no name; it must be a text on"),
         ({"methods": [fp.fedavg(), fp.fedavg()]}, "methods: several are called 'fedavg'; name"),
         ({"vary": {"method": {}}}, "vary: 'method' is a column of every study"),
-        (
-            {"vary": {"x": {"a": 0.5}}},
-            "vary['x']['a'] = 0.5; it must be a dict of settings, or one",
-        ),
+        ({"vary": {"x": {"a": 0.5}}}, "vary['x']['a'] = 0.5; it must be a dict of settings"),
         ({"vary": {"x": {"a": {"stragglers": 1}}}}, "vary['x']['a']: unknown setting 'stragglers'"),
         ({"vary": [1]}, "vary = [1]; it must be a dict of factors"),
         ({"data": {"a": 3}}, "data['a'] = 3; it must be a dict of settings"),
@@ -552,22 +543,13 @@ cohort.clients_per_round = 3
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        (
-            "study.vary.stragglers=1",
-            "study.toml: study.vary.stragglers = 1; it must be a table fro",
-        ),
+        ("study.vary.stragglers=1", "study.toml: study.vary.stragglers = 1; it must be a table"),
         ("study.vary.x={a=1}", "study.toml: study.vary.x.a = 1; it must be a table of changes"),
-        (
-            "study.vary.seed={a={}}",
-            "study.toml: study.vary.seed: 'seed' is a column of every study",
-        ),
+        ("study.vary.seed={a={}}", "study.toml: study.vary.seed: 'seed' is a column of"),
         ("study.vary.x={a={rounds=0}}", "0 %, a, fedavg: rounds = 0; it must be a whole"),
         ("study.vary.x={a={rouns=1}}", "study.toml: 0 %, a, fedavg: the file: unknown key 'rouns'"),
         ("study.vary.x={a={seed=3}, b={seed=4}}", "study.toml: 0 %, b, fedavg: seed: all levels"),
-        (
-            "study.meassure='x'",
-            "study.toml: study: unknown key 'meassure'; did you mean 'measure'?",
-        ),
+        ("study.meassure='x'", "study.toml: study: unknown key 'meassure'; did you mean 'measure"),
         ("study.tuning={equl=true}", "study.toml: study.tuning: unknown key 'equl'; did you mean"),
         ("study.tuning={measure='test_loss'}", "study.toml: tuning.measure = 'test_loss'; it must"),
         ("study.against=feddyn", "against = 'feddyn'; the methods are fedavg, fedprox"),
