@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.diagnostics import Constants, Curvature, Grouping, mu_needed
+from fedprox.diagnostics import Constants, Curvature, Grouping, grouping, mu_needed
 from fedprox.diagnostics.diagnosis import (
     MUS,
     SWEEP_ROUNDS,
@@ -164,6 +164,8 @@ def test_measurements_at_the_initial_model(found: fp.Diagnosis) -> None:
     assert found.gradient_variance[0] == pytest.approx(variance, rel=1e-3)
     assert found.dissimilarity[:, 0].mean() == pytest.approx(b, rel=1e-3)
     assert found.sizes.tolist() == train.sizes.tolist()
+    known = grouping(model, initial_params(model, 0), EIGHT)
+    np.testing.assert_array_equal(found.grouping.gaps, known.gaps)
 
 
 def test_the_sweep_is_an_ordinary_run_with_the_same_seed(found: fp.Diagnosis) -> None:

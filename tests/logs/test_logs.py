@@ -107,7 +107,7 @@ def test_the_command_logs_the_numbers_of_every_run(tool: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_forcing_another_experiment_removes_what_was_logged(tool: str, tmp_path: Path) -> None:
     file, folder = tmp_path / "small.toml", tmp_path / "out"
-    file.write_text(SMALL.replace("seed = [0, 1]", "seed = 0"))
+    file.write_text(LOSSES.replace("seed = [0, 1]", "seed = 0"))
     # in a process of its own, since MLflow keeps a database open
     first = ["run", str(file), "--log", tool, "--out", str(folder)]
     assert commands.status(commands.start(tmp_path / "first", first)) == 0
