@@ -23,7 +23,8 @@ def dense(federation: fp.Federation, model: fp.Model, params: Any) -> list[np.nd
     @jax.jit
     @jax.hessian
     def hessian(w: jax.Array, weights: Any) -> jax.Array:
-        return weights @ model.loss(model.apply(restore(w), train.x), train.y)
+        x, y = jnp.asarray(train.x), jnp.asarray(train.y)
+        return weights @ model.loss(model.apply(restore(w), x), y)
 
     owner = np.repeat(np.arange(len(federation)), train.sizes)
     masks = [owner == k for k in range(len(federation))] + [owner >= 0]

@@ -157,8 +157,8 @@ def test_measurements_at_the_initial_model(found: fp.Diagnosis) -> None:
         rows = np.concatenate([away[:, :, None] * train.x[:, None], away[:, :, None]], axis=2)
         g = np.array([rows[owner == k].mean(axis=0).ravel() for k in range(8)])
         shares = train.sizes / train.sizes.sum()
-        variance = float(shares @ ((g - shares @ g) ** 2).sum(axis=1))
-        return variance, float(dissimilarity(variance, ((shares @ g) ** 2).sum()))
+        variance = shares @ ((g - shares @ g) ** 2).sum(axis=1)
+        return float(variance), float(dissimilarity(variance, ((shares @ g) ** 2).sum()))
 
     variance, b = np.mean([at_start(seed) for seed in (0, 1, 2)], axis=0)
     assert found.gradient_variance[0] == pytest.approx(variance, rel=1e-3)
@@ -294,8 +294,8 @@ def test_a_sample_of_the_clients_has_their_speeds() -> None:
     chosen = WHOLE.drawn(8)
 
     def sweep(seconds: list[float]) -> Any:
-        devices = {"population": fp.Population(step_seconds=seconds)}
-        return find_out(systems=fp.Systems(deadline=1.0), **devices).sweep[0]
+        devices = fp.Population(step_seconds=seconds)
+        return find_out(systems=fp.Systems(deadline=1.0), population=devices).sweep[0]
 
     fast, mixed = (
         sweep([1e-6 if k in chosen else other for k in range(9)]).train_loss
