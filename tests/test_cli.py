@@ -82,7 +82,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.usefixtures("real_figures")
 def test_the_run_directory_is_complete(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     models = {
@@ -195,18 +194,6 @@ def test_a_resolved_experiment_repeats_itself_and_prints_a_table(
     assert "±" in printed
 
 
-def test_settings_change_keys(tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
-    experiment = read_experiment(
-        tmp_path / "small.toml",
-        ["solver.epochs=7", "method.1.mu=[0.5]", "model.name=logistic", "rounds=9"],
-    )
-    assert experiment.solver.epochs == 7
-    assert experiment.method[1]["mu"] == [0.5]
-    assert experiment.model == {"name": "logistic"}
-    assert experiment.rounds == 9
-
-
 def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> None:
     assert status("examples") == 0
     listed = capsys.readouterr().out
@@ -260,10 +247,7 @@ BAD = [
     ("rounds=1\nevaluation.every=7", "evaluation.every=7: it must be one KEY=VALUE"),
     ('model={name="mlp",hidden=[2000000000]}', "out of memory"),
     ("rouns=1", "the file: unknown key 'rouns'; did you mean 'rounds'? allowed: rounds, "),
-    (
-        "lr=0.1",
-        "the file: unknown key 'lr'; did you mean 'solver.learning_rate'? allowed: rounds, ",
-    ),
+    ("lr=0.1", "the file: unknown key 'lr'; did you mean 'solver.learning_rate'? allowed: "),
     ("solver.lr=0.1", "solver: unknown key 'lr'; did you mean 'learning_rate'? allowed: "),
     ("solver.epoch=1", "solver: unknown key 'epoch'; did you mean 'epochs'? allowed: "),
     ("data.alhpa=1", "data: unknown key 'alhpa'; did you mean 'alpha'? allowed: alpha, beta, iid"),
@@ -281,14 +265,8 @@ BAD = [
     ("solver.batch_size=0", "solver.batch_size = 0; it must be a whole number of at least 1"),
     ("solver.learning_rate=0", "solver.learning_rate = 0.0; it must be above 0"),
     ("cohort.clients_per_round=7", "cohort.clients_per_round = 7; the federation has 6 clients"),
-    (
-        "cohort.clients_per_round=0",
-        "cohort.clients_per_round = 0; it must be a whole number of at least 1",
-    ),
-    (
-        "cohort.sampling=weighted",
-        'cohort.sampling = \'weighted\'; it must be one of "uniform", "prop',
-    ),
+    ("cohort.clients_per_round=0", "_per_round = 0; it must be a whole number of at least 1"),
+    ("cohort.sampling=weighted", "sampling = 'weighted'; it must be one of \"uniform\""),
     ("systems.stragglers=1.5", "systems.stragglers = 1.5; it must be from 0 to 1"),
     ("data.train_share=2.0", "data.train_share = 2.0; it must be between 0 and 1"),
     ("target_accuracy=80.0", "target_accuracy = 80.0; it must be above 0 and at most 1"),
@@ -311,14 +289,8 @@ BAD = [
     ("data.intensity=1", "data: unknown key 'intensity'"),
     ("interval=5", "the file: unknown key 'interval'"),
     ("solver.batch_size=some", "solver.batch_size = 'some'; it must be a whole number or \"all\""),
-    (
-        'solver.optimizer_options={momentum="x"}',
-        "solver.optimizer_options.momentum = 'x'; it must be a number",
-    ),
-    (
-        "solver.optimizer_options={momentum=nan}",
-        "optimizer_options.momentum = nan; it must be finite",
-    ),
+    ('solver.optimizer_options={momentum="x"}', "momentum = 'x'; it must be a number"),
+    ("solver.optimizer_options={momentum=nan}", "momentum = nan; it must be finite"),
     (
         'solver={learning_rate=0.1,batch_size=1,steps=1,optimizer="adam",optimizer_options={b1=1099511627776}}',
         "; adam refuses them: ",
@@ -332,19 +304,10 @@ BAD = [
     ("seed=[]", "seed: none given; at least one is needed"),
     ("method.1.mu=[]", "fedprox: mu: none given; at least one is needed"),
     ("method=[]", "method = []; it must be one section or several, each written [[method]]"),
-    (
-        "method.5.mu=1",
-        "--set method.5.mu=1: '5' is not in the list; it must be a number from 0 to 1",
-    ),
+    ("method.5.mu=1", "method.5.mu=1: '5' is not in the list; it must be a number from 0 to 1"),
     ("nothing", "--set nothing: it must be KEY=VALUE"),
-    (
-        "evaluation.model=mean",
-        'evaluation.model = \'mean\'; it must be one of "server", "cohort", "clients"',
-    ),
-    (
-        "client_store=ram",
-        'client_store = \'ram\'; it must be one of "auto", "device", "host", "disk"',
-    ),
+    ("evaluation.model=mean", 'model = \'mean\'; it must be one of "server", "cohort", '),
+    ("client_store=ram", 'client_store = \'ram\'; it must be one of "auto", "device", '),
     ("solver.weight_decay=-1", "solver.weight_decay = -1.0; it must be at least 0"),
     ("solver.learning_rate_decay=1.5", "it must be above 0 and at most 1"),
     ("solver.clip=0", "solver.clip = 0.0; it must be above 0"),
@@ -352,10 +315,7 @@ BAD = [
     ("method.0.solver.epoch=5", "unknown key 'epoch'; did you mean 'epochs'?"),
     ("method.0.solver.epochs=many", "method.0.solver.epochs = 'many'; it must be a whole number"),
     ("method.0.solver.optimizer=sdg", "method.0.solver.optimizer = 'sdg'; did you mean 'sgd'?"),
-    (
-        "method.0.solver.optimizer_options={momentum=0.9}",
-        "method.0.solver.optimizer_options: give optimizer",
-    ),
+    ("method.0.solver.optimizer_options={momentum=0.9}", "optimizer_options: give optimizer"),
     ("method.0.solver.epochs=0", "method.0.solver: solver.epochs = 0; it must be a whole number"),
     ("method.0.solver=false", "method.0.solver = False; it must be a table"),
     ('method.0={name="fedsgd", solver={epochs=5}}', "fedsgd: its epochs is always 1, not 5"),
@@ -363,22 +323,13 @@ BAD = [
     ('method.1={name="scaffold", option=3}', "scaffold: option = 3; it must be one of 1, 2"),
     ('method.1={name="fedsplit"}', "method.1: the key 'step_size' is missing"),
     ('method.1={name="fedopt"}', "method.1: the key 'optimizer' is missing; allowed: adagrad"),
-    (
-        'method.1={name="fedopt", optimizer="line-search-descent"}',
-        "fedopt: this optimizer searches along a line",
-    ),
-    (
-        'method.1={name="scaffold", solver={optimizer="adam"}}',
-        "scaffold: option 2 needs solver.optimizer = sgd without options",
-    ),
+    ('method.1={name="fedopt", optimizer="line-search-descent"}', "searches along a line"),
+    ('method.1={name="scaffold", solver={optimizer="adam"}}', "option 2 needs solver.optimizer"),
     ("rounds.more=1", "--set rounds.more=1: 'rounds' is not a section"),
     ("solver.epochs=2147483648", "it must be a whole number from 1 to 2,147,483,647"),
     ("solver.batch_size=9223372036854775808", "it must be a whole number from 1 to 2,147,483,647"),
     (f"data.clients={10**30}", "it must be a whole number from 1 to 2,147,483,647"),
-    (
-        f'model={{name="mlp",hidden=[{10**30}]}}',
-        "it must be a whole number from 1 to 2,147,483,647",
-    ),
+    (f'model={{name="mlp",hidden=[{10**30}]}}', "a whole number from 1 to 2,147,483,647"),
     ("method.1.mu=1e39", "fedprox: mu = 1e+39; it is beyond single precision"),
     ("solver.learning_rate=1e-39", "learning_rate = 1e-39; it is beyond single precision"),
     ("rounds=10000001", "; it must be a whole number from 1 to 10,000,000"),
@@ -416,26 +367,30 @@ def test_bad_files_are_one_line(content: str, message: str, tmp_path: Path, caps
     assert error.count("\n") == 1
 
 
-def test_a_misspelled_command_gets_one_hint(capsys: Any) -> None:
-    assert status("rnu") == 2
-    assert capsys.readouterr().err == "fedprox: No such command 'rnu'. Did you mean 'run'?\n"
-
-
-def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    assert status("run", tmp_path) == 2
-    assert capsys.readouterr().err == f"fedprox: {tmp_path}: a folder; name a TOML file\n"
-
-
-def test_files_that_are_not_there_are_one_line(tmp_path: Path, capsys: Any) -> None:
-    assert status("run", tmp_path / "none.toml") == 2
-    assert "none.toml: no such file" in capsys.readouterr().err
-    (tmp_path / "m.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
-    assert status("run", tmp_path / "m.toml", "--data-dir", tmp_path) == 2
-    assert "mnist: train-images-idx3-ubyte.gz is missing; put it" in capsys.readouterr().err
-    (tmp_path / "s.toml").write_text(SMALL)  # which needs no files
-    for name in ("m", "s"):
-        assert status("run", tmp_path / f"{name}.toml", "--data-dir", tmp_path / "no") == 2
-        assert "no is not a folder" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+        ("run .", ".: a folder; name a TOML file"),
+        ("run none.toml", "none.toml: no such file"),
+        ("run x.toml --foo", "No such option '--foo'"),
+        ("run small.toml --out small.toml/out", "small.toml/out: Not a directory"),
+        ("run small.toml --out .", ". holds other files; name a new or empty folder"),
+        ("run small.toml --data-dir no", "--data-dir: no is not a folder"),
+        ("run mnist.toml --data-dir no", "--data-dir: no is not a folder"),
+        ("run mnist.toml --data-dir .", "mnist: train-images-idx3-ubyte.gz is missing; put it"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)  # which needs no files
+    (tmp_path / "mnist.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
+    assert status(*arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"fedprox: {message}")
+    assert error.count("\n") == 1
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
@@ -453,66 +408,36 @@ def test_another_experiments_results_are_not_overwritten(
     assert status("run", tmp_path / "small.toml", *setting) == 2
     assert "holds another experiment's results; name another folder" in capsys.readouterr().err
     assert (finished / "metrics.jsonl").read_bytes() == before
-    assert status("run", tmp_path / "small.toml", "--out", tmp_path) == 2
-    assert "holds other files; name a new or empty folder" in capsys.readouterr().err
 
 
 def record(round_: int) -> Record:
     return Record("m", "m", {}, 0.1, 0, round_, {"train_loss": 0.5, "test_accuracy": 0.5})
 
 
-def test_a_full_disk_is_one_line_and_leaves_whole_lines(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    directory = RunDirectory(out, {"rounds": 1})
-    directory.record(record(0))
-    file = directory._metrics
-    whole = (out / "metrics.jsonl").read_bytes()
-
-    class Full:
-        """Takes a few bytes more, as a disk that fills up does."""
-
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def write(self, line: bytes) -> int:
-            return int(self.file.write(line[:5]))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-    directory._metrics = Full(file)  # type: ignore[assignment]
-    with directory, pytest.raises(OSError, match="No space left"):
-        directory.record(record(1))
-    assert (out / "metrics.jsonl").read_bytes() == whole
-
+def test_a_full_disk_leaves_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            write_whole(out / "summary.json", b"{}")
-    assert {path.name for path in out.iterdir()} == {"experiment.toml", "metrics.jsonl"}
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "summary.json", b"{}")
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
-    (tmp_path / "file").write_text("")
-    assert status("run", tmp_path / "small.toml", "--out", tmp_path / "file" / "out") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"fedprox: {tmp_path / 'file'}")
-    assert error.count("\n") == 1
-
-
-def test_a_method_that_diverges_is_named_in_the_table(tmp_path: Path, capsys: Any) -> None:
+def test_a_method_that_diverges_and_the_folder_are_named_as_they_are(
+    tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     settings = ["seed=0", "solver.learning_rate=[0.01, 1e38]", 'method=[{name="fedavg"}]']
     settings.append("evaluation.gradients=false")
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    assert status("run", tmp_path / "small.toml", *flags, "--out", tmp_path / "out") == 0
+    # the folder's name is neither a pattern nor markup, of which a tag is opened, another closed
+    out = tmp_path / "a[b]q[/i]"
+    assert status("run", tmp_path / "small.toml", *flags, "--out", out) == 0
     printed = capsys.readouterr().out
     assert "diverged at round 2" in printed
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert f"{out.name}: metrics, summary" in printed.replace("\n", "")
+    summary = json.loads((out / "summary.json").read_text())
     assert [run["diverged_at"] for run in summary] == [None, 2]
     assert summary[1]["final_train_loss"] is None
 
@@ -599,6 +524,7 @@ def test_faulty_updates_are_counted_and_named(finished: Path, tmp_path: Path, ca
     assert "faulty" not in json.loads((finished / "summary.json").read_text())[0]
 
 
+@pytest.mark.slow
 def test_a_faulty_update_may_end_the_run(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "screened.toml").write_text(SCREENED.replace("clip", "fail"))
     out = tmp_path / "out"
@@ -616,13 +542,6 @@ def test_an_unreadable_earlier_experiment_is_refused(tmp_path: Path) -> None:
         RunDirectory(tmp_path, {})
 
 
-def test_wrong_flags_are_one_line(capsys: Any) -> None:
-    assert status("run", "x.toml", "--foo") == 2
-    error = capsys.readouterr().err
-    assert "--foo" in error
-    assert error.count("\n") == 1
-
-
 def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)
@@ -636,17 +555,6 @@ def test_a_second_run_leaves_nothing_of_the_first(finished: Path, tmp_path: Path
         "metrics.jsonl",
         "checkpoint",
     }
-
-
-def test_a_folder_is_named_as_it_is(tmp_path: Path, capsys: Any) -> None:
-    """Neither as a pattern nor as markup, of which a tag is opened and another one closed."""
-    (tmp_path / "small.toml").write_text(SMALL)
-    name = "a[b]q[/i]"
-    out = tmp_path / name
-    changes = ("rounds=2", "seed=0", 'method=[{name="fedavg"}]', "evaluation.gradients=false")
-    settings = [part for change in changes for part in ("--set", change)]
-    assert status("run", tmp_path / "small.toml", *settings, "--out", out) == 0
-    assert f"{name}: metrics, summary" in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.parametrize("command", ["report", "diagnose", "data fetch"])

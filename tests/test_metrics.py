@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.diagnostics.clients import client_measures
+from fedprox.federation import no_rows
 from fedprox.measures import MEASURES
 from fedprox.metrics import TAKEN, Metric, weighted_sums
 from fedprox.report.directory import RunDirectory, write_clients
 from fedprox.report.records import metrics_line, read_record
-from tests.quadratics import one_run
 
 Vector = NDArray[np.float64]
 LABELS = 3
@@ -48,6 +48,8 @@ MODEL = fp.Model(
     squared,
     metrics=METRICS,
 )
+PLAIN = dataclasses.replace(MODEL, metrics={})
+LOSSES = fp.Evaluation(gradients=False)
 SOLVER = fp.Solver([0.05, 0.5], 5, steps=2)
 """Two points of a sweep."""
 
@@ -90,11 +92,12 @@ def binned_auc(outputs: Vector, y: Vector, weights: Vector, bins: int = 64) -> f
 @pytest.mark.parametrize("metric", [fp.metrics.f1(), fp.metrics.auc()])
 def test_two_outputs_of_a_softmax_are_one_logit(metric: Metric) -> None:
     stream = np.random.default_rng(3)
-    outputs = jnp.asarray(stream.normal(size=(50, 2)), jnp.float32)
-    y = jnp.asarray(stream.integers(0, 2, 50))
-    assert metric(outputs, y) == metric(outputs[:, 1] - outputs[:, 0], y)
+    outputs = stream.normal(size=(50, 2)).astype(np.float32)
+    y = stream.integers(0, 2, 50).astype(np.int32)
+    of = jax.jit(metric)
+    assert of(outputs, y) == of(outputs[:, 1] - outputs[:, 0], y)
     with pytest.raises(fp.InputError, match=r"outputs float32\[50,3\] for labels int32\[50\]"):
-        metric(jnp.zeros((50, 3)), y)
+        of(np.zeros((50, 3), np.float32), y)
 
 
 ORACLES = {"mse": mse, "f1": f1, "auc": binned_auc}
@@ -133,16 +136,20 @@ def check(record: fp.Record, params: Any, read: fp.Federation, whole: fp.Federat
     assert record.train_loss == pytest.approx(record.metrics["train_mse"], rel=1e-5)
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(1, marks=pytest.mark.slow)])
+SOME: dict[str, Any] = {"evaluation": fp.Evaluation(clients=5, rows=7, gradients=False)}
+FAULTS: dict[str, Any] = {"evaluation": LOSSES, "faults": fp.Faults()}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "devices"),
     [
-        {},
-        {"evaluation": fp.Evaluation(rows=4)},
-        {"evaluation": fp.Evaluation(clients=5, rows=7, gradients=False)},
-        {"faults": fp.Faults(), "evaluation": fp.Evaluation(gradients=False)},
+        ({"evaluation": LOSSES}, 2),
+        (SOME, 2),
+        pytest.param({}, 1, marks=pytest.mark.slow),
+        pytest.param({"evaluation": fp.Evaluation(rows=4)}, 1, marks=pytest.mark.slow),
+        pytest.param(FAULTS, 1, marks=pytest.mark.slow),
     ],
-    ids=lambda options: "+".join(options) or "all",
+    ids=["all", "some rows of some clients", "gradients", "some rows", "faults"],
 )
 def test_metrics_are_those_of_plain_numpy(options: dict[str, Any], devices: int) -> None:
     evaluation = options.get("evaluation", fp.Evaluation())
@@ -155,40 +162,46 @@ def test_metrics_are_those_of_plain_numpy(options: dict[str, Any], devices: int)
         check(run.final, run.params, read, whole)
 
 
-def test_metrics_leave_every_other_number_as_it_was() -> None:
-    plain = dataclasses.replace(MODEL, metrics={})
-    some = fp.Evaluation(clients=5, gradients=False)
-    for options in ({}, {"evaluation": some, "faults": fp.Faults()}):
-        for one, other in zip(
-            runs(RAGGED, **options), runs(RAGGED, model=plain, **options), strict=True
-        ):
-            np.testing.assert_array_equal(one.params, other.params)
-            for record, without in zip(one.history, other.history, strict=True):
-                assert without.metrics == {}
-                own = dataclasses.replace(record, metrics={})
-                assert repr(own) == repr(without)  # with repr NaN is NaN
+@pytest.fixture(scope="module")
+def measured() -> list[fp.Run]:
+    """Runs of the model with metrics."""
+    return runs(RAGGED, evaluation=LOSSES)
 
 
-def test_the_test_loss_is_that_of_the_test_rows_of_any_model() -> None:
-    federation = fp.datasets.synthetic(1.0, 1.0, clients=6, seed=3)
-    model = fp.models.logistic(federation)
-    run = one_run(federation, model, fp.fedavg(), fp.Solver(0.01, 10, epochs=1))
-    outputs = np.asarray(model.apply(jax.tree.map(jnp.asarray, run.params), federation.test.x))
-    log_sum = np.log(np.exp(outputs - outputs.max(axis=1, keepdims=True)).sum(axis=1))
-    picked = outputs[np.arange(len(outputs)), federation.test.y] - outputs.max(axis=1)
-    assert run.final.test_loss == pytest.approx(float((log_sum - picked).mean()), rel=1e-5)
+@pytest.fixture(scope="module")
+def plain() -> list[fp.Run]:
+    """The same of the model without metrics."""
+    return runs(RAGGED, evaluation=LOSSES, model=PLAIN)
+
+
+def test_metrics_leave_every_other_number_as_it_was(
+    measured: list[fp.Run], plain: list[fp.Run]
+) -> None:
+    for one, other in zip(measured, plain, strict=True):
+        np.testing.assert_array_equal(one.params, other.params)
+        for record, without in zip(one.history, other.history, strict=True):
+            assert without.metrics == {}
+            own = dataclasses.replace(record, metrics={})
+            assert repr(own) == repr(without)  # with repr NaN is NaN
+
+
+def test_the_test_loss_is_that_of_the_test_rows_of_any_model(plain: list[fp.Run]) -> None:
+    run = plain[0]
+    whole = expected(RAGGED.test, RAGGED.test, run.params)
+    assert run.final.test_loss == pytest.approx(whole["mse"], rel=1e-5)
     assert run.final.metrics == {}
 
 
 def test_without_test_rows_they_are_unknown() -> None:
-    federation = fp.Federation.from_arrays(clients(0, [5, 9]))
-    run = one_run(federation, MODEL, fp.fedavg(), fp.Solver(0.1, 5, steps=1))
+    untested = dataclasses.replace(RAGGED, test=no_rows(RAGGED.train))
+    (run, _) = runs(untested, evaluation=LOSSES)
     assert math.isnan(run.final.test_loss)
     assert all(math.isnan(run.final.metrics[f"test_{name}"]) for name in METRICS)
     assert all(math.isfinite(run.final.metrics[f"train_{name}"]) for name in METRICS)
 
 
-def test_clients_that_cannot_be_measured_are_left_out() -> None:
+@pytest.mark.parametrize("rows", [6, pytest.param(None, marks=pytest.mark.slow)])
+def test_clients_that_cannot_be_measured_are_left_out(rows: int | None) -> None:
     spoilt = 3
     x, y = RAGGED.train.x.copy(), RAGGED.test.x.copy()
     x[RAGGED.train.offsets[spoilt]] = np.nan
@@ -205,18 +218,16 @@ def test_clients_that_cannot_be_measured_are_left_out() -> None:
         test=RAGGED.test.of_clients(others),
         names=tuple(RAGGED.names[k] for k in others.tolist()),
     )
-    for rows in (None, 6):
-        losses = fp.Evaluation(rows=rows, gradients=False)
-        run = runs(federation, faults=fp.Faults(), evaluation=losses)[0]
-        assert run.history[0].unmeasured == 1
-        # the sample is drawn from each client's own stream, by its number
-        read = federation.sample(rows or 1000)
-        read = dataclasses.replace(
-            left, train=read.train.of_clients(others), test=read.test.of_clients(others)
-        )
-        check(run.history[0], WEIGHTS, read, left)
-    losses = fp.Evaluation(gradients=False)
-    assert math.isnan(runs(federation, evaluation=losses)[0].history[0].test_loss)
+    losses = fp.Evaluation(rows=rows, gradients=False)
+    run = runs(federation, faults=fp.Faults(), evaluation=losses)[0]
+    assert run.history[0].unmeasured == 1
+    # the sample is drawn from each client's own stream, by its number
+    read = federation.sample(rows or 1000)
+    read = dataclasses.replace(
+        left, train=read.train.of_clients(others), test=read.test.of_clients(others)
+    )
+    check(run.history[0], WEIGHTS, read, left)
+    assert math.isnan(runs(federation, evaluation=LOSSES)[0].history[0].test_loss)
 
 
 # By client, and in files
@@ -224,7 +235,7 @@ def test_clients_that_cannot_be_measured_are_left_out() -> None:
 
 def test_by_client_they_are_those_of_each_clients_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedprox.engine.compiled.evaluation.ROWS", 16)  # clients and slices cross
-    found = client_measures(RAGGED, MODEL, jnp.asarray(WEIGHTS))
+    found = client_measures(RAGGED, MODEL, WEIGHTS)
     assert np.isnan(found["test_accuracy"]).all()
     for kind in ("train", "test"):
         rows = getattr(RAGGED, kind)
@@ -238,14 +249,13 @@ def test_by_client_they_are_those_of_each_clients_rows(monkeypatch: pytest.Monke
     np.testing.assert_allclose(found["test_loss"], found["test_mse"], rtol=1e-6)
 
 
-def test_files_hold_them(tmp_path: Path) -> None:
-    model = dataclasses.replace(MODEL, metrics={"f1": METRICS["f1"]})
-    run = runs(RAGGED, model=model, evaluation=fp.Evaluation(gradients=False))[0]
+def test_files_hold_them(measured: list[fp.Run], tmp_path: Path) -> None:
+    run = measured[0]
     with RunDirectory(tmp_path / "run", {"rounds": 1}) as directory:
         for record in run.history:
             directory.record(record)
         directory.finish([run], None)
-        write_clients(tmp_path / "run", RAGGED, model, [run])
+        write_clients(tmp_path / "run", RAGGED, MODEL, [run])
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
     assert repr(read_record(last.encode())) == repr(run.final)
     line = json.loads(last)
@@ -260,17 +270,15 @@ def test_files_hold_them(tmp_path: Path) -> None:
     assert repr(read_record(written)) == repr(unknown)
 
 
-def test_the_table_and_the_figure_show_those_on_test_rows() -> None:
-    model = dataclasses.replace(MODEL, metrics={"f1": METRICS["f1"]})
-    losses = fp.Evaluation(gradients=False)
-    run = runs(RAGGED, model=model, evaluation=losses)[0]
+def test_the_table_and_the_figure_show_those_on_test_rows(
+    measured: list[fp.Run], plain: list[fp.Run]
+) -> None:
+    run = measured[0]
     column = next(c for c in fp.table([run]).columns if c.header == "test f1")
     assert list(column.cells) == [f"{run.final.metrics['test_f1']:.4f}"]
     titles = [axis.get_title() for axis in fp.figure([run]).axes]
-    assert titles[-1] == "test f1"
-    plain = dataclasses.replace(MODEL, metrics={})
-    other = runs(RAGGED, model=plain, evaluation=losses)[0]
-    other.label = "other"
+    assert titles[-3:] == ["test mse", "test f1", "test auc"]
+    other = dataclasses.replace(plain[0], label="other")
     column = next(c for c in fp.table([run, other]).columns if c.header == "test f1")
     assert list(column.cells)[1] == "-"
     assert len(fp.figure([run, other]).axes) == len(titles)
@@ -280,14 +288,19 @@ def test_the_table_and_the_figure_show_those_on_test_rows() -> None:
 
 AUC = fp.metrics.auc(bins=100)
 
+
+@jax.jit
+def weighted_auc(outputs: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
+    return AUC.value(weighted_sums(AUC.terms(outputs, y), weights))
+
+
 scored = st.tuples(st.floats(-20, 20, width=32), st.booleans(), st.integers(0, 3))
 
 
 @given(st.lists(scored, min_size=30, max_size=30))
 def test_auc_is_within_its_bound_of_the_exact_one(rows: list[tuple[float, bool, int]]) -> None:
     outputs, y, weights = (np.array(column) for column in zip(*rows, strict=True))
-    terms = AUC.terms(jnp.asarray(outputs, jnp.float32), jnp.asarray(y))
-    value = float(AUC.value(weighted_sums(terms, jnp.asarray(weights, jnp.float32))))
+    value = float(weighted_auc(outputs.astype(np.float32), y, weights.astype(np.float32)))
     outputs, y = np.repeat(outputs.astype(np.float32), weights), np.repeat(y, weights)
     if y.all() or not y.any():
         assert math.isnan(value)
@@ -300,9 +313,9 @@ def test_auc_is_within_its_bound_of_the_exact_one(rows: list[tuple[float, bool, 
 
 
 def test_auc_of_an_unknown_score_is_unknown() -> None:
-    y = jnp.array([0, 1, 1])
-    assert math.isnan(fp.metrics.auc()(jnp.array([0.0, 1.0, jnp.nan]), y))
-    assert float(fp.metrics.auc()(jnp.array([-1e9, 1.0, jnp.inf]), y)) == 1.0
+    auc, y = jax.jit(fp.metrics.auc()), np.array([0, 1, 1])
+    assert math.isnan(auc(np.array([0.0, 1.0, np.nan], np.float32), y))
+    assert float(auc(np.array([-1e9, 1.0, np.inf], np.float32), y)) == 1.0
 
 
 # Mistakes

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 import fedprox as fp
 from fedprox.diagnostics import curvature
 from fedprox.diagnostics.curvature import SLICE_ROWS
+from fedprox.protocol.protocol import initial_params
 from tests.quadratics import quadratic_federation, quadratic_model
 
 
@@ -18,11 +19,11 @@ def dense(federation: fp.Federation, model: fp.Model, params: Any) -> list[np.nd
     """The spectrum of each F_k's Hessian, and last that of f's."""
     flat, restore = ravel_pytree(params)
     train = federation.train
-    x, y = jnp.asarray(train.x), jnp.asarray(train.y)
 
     @jax.jit
     @jax.hessian
     def hessian(w: jax.Array, weights: Any) -> jax.Array:
+        x, y = jnp.asarray(train.x), jnp.asarray(train.y)
         return weights @ model.loss(model.apply(restore(w), x), y)
 
     owner = np.repeat(np.arange(len(federation)), train.sizes)
@@ -39,11 +40,15 @@ def random_federation(sizes: list[int], features: int, classes: int) -> fp.Feder
     )
 
 
+def zeros(size: int) -> Any:
+    return np.zeros(size, np.float32)
+
+
 def test_logistic_regression_with_clients_of_all_sizes() -> None:
     sizes = [1, 2, 10, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, 3 * SLICE_ROWS + 5]
-    federation = random_federation(sizes, 6, 3)
+    federation = random_federation(sizes, 10, 4)
     model = fp.models.logistic(federation)
-    params = model.init(jax.random.key(0))
+    params = initial_params(model, 0)
     found = curvature(federation, model, params)
     spectra = dense(federation, model, params)
     largest = [values[-1] for values in spectra]
@@ -63,7 +68,7 @@ def test_negative_curvature_of_a_network() -> None:
         return {"in": jax.random.normal(a, (4, 5)), "out": 2 * jax.random.normal(b, (5, 3))}
 
     model = fp.Model(init, lambda p, x: jnp.tanh(x @ p["in"]) @ p["out"])
-    params = model.init(jax.random.key(1))
+    params = initial_params(model, 1)
     found = curvature(federation, model, params, iterations=35)
     spectra = dense(federation, model, params)
     assert found.largest == pytest.approx([s[-1] for s in spectra[:-1]], rel=1e-3)
@@ -73,24 +78,14 @@ def test_negative_curvature_of_a_network() -> None:
     assert found.negative_curvature > 0.1
 
 
-def test_twenty_products_are_enough_for_the_ends_of_a_wide_spectrum() -> None:
-    federation = random_federation([200] * 3, 30, 8)
-    model = fp.models.logistic(federation)
-    params = model.init(jax.random.key(0))
-    spectra = dense(federation, model, params)
-    found = curvature(federation, model, params)
-    for k, values in enumerate(spectra[:-1]):
-        # from inside, and close
-        assert values[0] - 1e-5 <= found.smallest[k]
-        assert 0.98 * values[-1] <= found.largest[k] <= values[-1] * (1 + 1e-5)
-
-
 @pytest.mark.parametrize("iterations", [5, 20])
 def test_quadratics_end_early(iterations: int) -> None:
     """Fewer distinct eigenvalues, or fewer dimensions, than iterations; a Hessian of zero too."""
     a = [np.diag([5.0, 5, -2, -2]), 3 * np.eye(4), np.zeros((4, 4)), np.diag([1.0, 0, 0, -9])]
     federation = quadratic_federation(a, [np.ones(4)] * 4, rows=[1, 2, 3, 10])
-    found = curvature(federation, quadratic_model(np.zeros(4)), jnp.zeros(4), iterations=iterations)
+    found = curvature(
+        federation, quadratic_model(np.zeros(4)), np.zeros(4, np.float32), iterations=iterations
+    )
     assert found.largest == pytest.approx([5, 3, 0, 1], abs=1e-4)
     assert found.smallest == pytest.approx([-2, 3, 0, -9], abs=1e-4)
     assert found.smoothness == pytest.approx(9, abs=1e-4)
@@ -102,7 +97,9 @@ def test_quadratics_end_early(iterations: int) -> None:
 
 def test_one_iteration_gives_a_rayleigh_quotient() -> None:
     federation = quadratic_federation([np.diag([1.0, 3.0])], [np.zeros(2)])
-    found = curvature(federation, quadratic_model(np.zeros(2)), jnp.zeros(2), iterations=1)
+    found = curvature(
+        federation, quadratic_model(np.zeros(2)), np.zeros(2, np.float32), iterations=1
+    )
     assert 1 < found.smallest[0] == found.largest[0] < 3
 
 
@@ -114,9 +111,9 @@ def test_a_layer_with_its_own_backward_pass() -> None:
         return w**2
 
     square.defvjp(lambda w: (w**2, w), lambda w, g: (2 * w * g,))
-    model = fp.Model(lambda _: jnp.ones(3), lambda p, x: x @ square(p), lambda o, _: o, None)
+    model = fp.Model(lambda _: 1 + zeros(3), lambda p, x: x @ square(p), lambda o, _: o, None)
     federation = fp.Federation.from_arrays([(np.diag([1.0, 2.0, 6.0]), np.zeros(3))])
-    found = curvature(federation, model, jnp.ones(3))
+    found = curvature(federation, model, np.ones(3, np.float32))
     # the mean over rows of 2 x_ij on the diagonal
     assert found.largest[0] == pytest.approx(4, rel=1e-4)
     assert found.smallest[0] == pytest.approx(2 / 3, rel=1e-4)
@@ -125,7 +122,7 @@ def test_a_layer_with_its_own_backward_pass() -> None:
 def test_objectives_of_any_scale_are_measured_alike() -> None:
     a = [1e-9 * np.diag(np.arange(1.0, 7.0)), 1e9 * np.diag(np.arange(1.0, 7.0))]
     federation = quadratic_federation(a, [np.zeros(6)] * 2)
-    found = curvature(federation, quadratic_model(np.ones(6)), jnp.ones(6))
+    found = curvature(federation, quadratic_model(np.ones(6)), np.ones(6, np.float32))
     np.testing.assert_allclose(found.largest, [6e-9, 6e9], rtol=1e-4)
     np.testing.assert_allclose(found.smallest, [1e-9, 1e9], rtol=1e-3)
 
@@ -133,9 +130,12 @@ def test_objectives_of_any_scale_are_measured_alike() -> None:
 def test_a_point_where_nothing_is_finite_is_refused() -> None:
     federation = quadratic_federation([np.eye(2)], [np.zeros(2)])
     model = fp.Model(
-        lambda _: jnp.zeros(2), lambda p, x: (p**4).sum() * x[:, 0, 0], lambda o, _: o, None
+        lambda _: np.zeros(2, np.float32),
+        lambda p, x: (p**4).sum() * x[:, 0, 0],
+        lambda o, _: o,
+        None,
     )
     with pytest.raises(fp.InputError, match="not finite"):
-        curvature(federation, model, jnp.full(2, jnp.inf))
+        curvature(federation, model, np.full(2, np.inf, np.float32))
     with pytest.raises(fp.InputError, match="iterations"):
-        curvature(federation, model, jnp.zeros(2), iterations=0)
+        curvature(federation, model, zeros(2), iterations=0)

@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.diagnostics import Constants, mu_needed
+from fedprox.diagnostics import Constants, Curvature, Grouping, grouping, mu_needed
 from fedprox.diagnostics.diagnosis import (
     MUS,
     SWEEP_ROUNDS,
@@ -21,8 +22,8 @@ from fedprox.diagnostics.diagnosis import (
     expected_gaps,
     suggest,
 )
+from fedprox.federation import no_rows
 from fedprox.measures import dissimilarity
-from fedprox.model import weighted_loss
 from fedprox.protocol.protocol import initial_params
 from fedprox.report.records import metrics_line
 from tests.test_cli import SMALL, fedprox, record, status
@@ -97,89 +98,107 @@ def test_what_diverged_is_not_suggested() -> None:
         assert suggest([0.0, 0.1, 1.0], gaps, noise) is None
 
 
-def find_out(federation: fp.Federation, **changes: Any) -> fp.Diagnosis:
-    options: dict[str, Any] = {
-        "solver": fp.Solver(learning_rate=0.01, batch_size=10, epochs=2),
-        "cohort": fp.Cohort(4),
-        "rounds": 6,
-    }
-    model = changes.pop("model", None) or fp.models.logistic(federation)
-    return fp.diagnose(federation, model, **(options | changes))
+TEXT = SMALL.replace("clients = 6", "clients = 9").replace(
+    "evaluation.every = 2", "evaluation = {every = 2, clients = 8}"
+)
+"""An experiment whose diagnosis reads eight of nine clients."""
 
 
 @pytest.fixture(scope="module")
-def federation() -> fp.Federation:
-    return fp.datasets.synthetic(1.0, 1.0, clients=6, seed=3)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an experiment and its diagnosis, in `runs/small-diagnosis`."""
+    folder = tmp_path_factory.mktemp("diagnose")
+    (folder / "small.toml").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert status("diagnose", "small.toml") == 0
+    return folder
+
+
+SETTINGS: dict[str, Any] = {
+    "solver": fp.Solver(learning_rate=0.01, batch_size=10, epochs=2),
+    "cohort": fp.Cohort(3),
+    "systems": fp.Systems(stragglers=0.5),
+    "rounds": 4,
+}
+"""The settings of that experiment."""
+
+WHOLE = fp.datasets.synthetic(1.0, 1.0, clients=9)
+EIGHT = WHOLE.sample_clients(8)
+
+
+def find_out(federation: fp.Federation = WHOLE, **changes: Any) -> fp.Diagnosis:
+    options = SETTINGS | {"evaluation": fp.Evaluation(clients=8)} | changes
+    model = options.pop("model", None) or fp.models.logistic(federation)
+    return fp.diagnose(federation, model, **options)
 
 
 @pytest.fixture(scope="module")
-def found(federation: fp.Federation) -> fp.Diagnosis:
-    return find_out(federation, seed=5)
+def found() -> fp.Diagnosis:
+    return find_out()
 
 
-def test_measurements_at_the_initial_model(federation: fp.Federation, found: fp.Diagnosis) -> None:
+def facts(found: fp.Diagnosis) -> dict[str, tuple[str, str]]:
+    """The values and notes of the findings."""
+    return {what: (value, note) for what, value, note in found.facts()}
+
+
+def test_measurements_at_the_initial_model(found: fp.Diagnosis) -> None:
     """B(w) and the variance from the definition, the mean over the sweep's three starts."""
-    model, train = fp.models.logistic(federation), federation.train
-    gradient_of_mean = jax.jit(
-        lambda params, weights: jax.grad(weighted_loss, argnums=1)(
-            model, params, train.x, train.y, weights
-        )
-    )
-    owner = np.repeat(np.arange(len(federation)), train.sizes)
+    model, train = fp.models.logistic(WHOLE), EIGHT.train
+    owner = np.repeat(np.arange(8), train.sizes)
 
     def at_start(seed: int) -> tuple[float, float]:
-        params = initial_params(model, seed)
-        gradients = []
-        for k in range(len(federation)):
-            mean = (owner == k) / np.float32(train.sizes[k])
-            gradient = gradient_of_mean(params, mean.astype(np.float32))
-            gradients.append(np.concatenate([np.ravel(g) for g in jax.tree.leaves(gradient)]))
-        shares, g = federation.shares, np.array(gradients, float)
-        apart = ((g - shares @ g) ** 2).sum(axis=1)
-        variance = shares @ apart
+        layer = jax.device_get(initial_params(model, seed))["dense"]
+        outputs = np.asarray(train.x, float) @ np.asarray(layer["weight"], float).T + layer["bias"]
+        away = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        away /= away.sum(axis=1, keepdims=True)
+        away[np.arange(len(owner)), train.y] -= 1
+        rows = np.concatenate([away[:, :, None] * train.x[:, None], away[:, :, None]], axis=2)
+        g = np.array([rows[owner == k].mean(axis=0).ravel() for k in range(8)])
+        shares = train.sizes / train.sizes.sum()
+        variance = shares @ ((g - shares @ g) ** 2).sum(axis=1)
         return float(variance), float(dissimilarity(variance, ((shares @ g) ** 2).sum()))
 
-    variance, b = np.mean([at_start(seed) for seed in (5, 6, 7)], axis=0)
+    variance, b = np.mean([at_start(seed) for seed in (0, 1, 2)], axis=0)
     assert found.gradient_variance[0] == pytest.approx(variance, rel=1e-3)
     assert found.dissimilarity[:, 0].mean() == pytest.approx(b, rel=1e-3)
-    assert found.sizes.tolist() == federation.train.sizes.tolist()
+    assert found.sizes.tolist() == train.sizes.tolist()
+    known = grouping(model, initial_params(model, 0), EIGHT)
+    np.testing.assert_array_equal(found.grouping.gaps, known.gaps)
 
 
-def test_the_sweep_is_an_ordinary_run_with_the_same_seed(
-    federation: fp.Federation, found: fp.Diagnosis
-) -> None:
+def test_the_sweep_is_an_ordinary_run_with_the_same_seed(found: fp.Diagnosis) -> None:
     runs = fp.simulate(
-        federation,
-        fp.models.logistic(federation),
-        fp.fedprox(mu=1.0),
-        solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=2),
-        cohort=fp.Cohort(4),
-        rounds=6,
-        seed=[5, 6, 7],
+        replace(EIGHT, test=no_rows(EIGHT.train)),
+        fp.models.logistic(WHOLE),
+        fp.fedprox(mu=MUS),
+        **SETTINGS,
+        seed=[0, 1, 2],
     )
-    mean = np.mean([[r.train_loss for r in run.history] for run in runs], axis=0)
+    means = {
+        mu: np.mean(
+            [[r.train_loss for r in run.history] for run in runs if run.hparams["mu"] == mu], axis=0
+        )
+        for mu in MUS
+    }
     assert [tried.mu for tried in found.sweep] == list(MUS)
-    assert found.sweep[-1].train_loss == pytest.approx(mean, rel=1e-5)
-    assert found.rounds == tuple(range(7))
+    for tried in found.sweep:
+        assert tried.train_loss == pytest.approx(means[tried.mu], rel=1e-5)
+    assert found.rounds == tuple(range(5))
 
 
-def test_clients_alike_are_called_alike_and_theory_then_has_a_mu() -> None:
-    rng = np.random.default_rng(0)
-    client = rng.normal(size=(20, 4)), rng.integers(3, size=20)
-    found = find_out(fp.Federation.from_arrays([client] * 8))
-    assert found.largest_dissimilarity == pytest.approx(1, abs=1e-3)
+def test_clients_alike_have_a_mu_by_theory(found: fp.Diagnosis) -> None:
+    alike = replace(found, dissimilarity=np.ones((SWEEP_SEEDS, 5)))
     bend = found.curvature
-    expected = mu_needed(Constants(bend.smoothness, found.largest_dissimilarity, 4))
-    assert found.theory_mu == pytest.approx(expected, rel=1e-3)
-    assert found.theory_mu is not None
-    facts = {what: value for what, value, _ in found.facts()}
-    assert facts["mu by Theorem 4"].startswith("above")
+    needed = mu_needed(Constants(bend.smoothness, 1.0, 3, bend.negative_curvature))
+    assert alike.theory_mu == needed is not None
+    assert facts(alike)["mu by Theorem 4"][0] == f"above {needed:.3g}"
 
 
 def test_theory_asks_for_more_clients_where_they_differ(found: fp.Diagnosis) -> None:
     assert found.theory_mu is None
-    facts = {what: (value, note) for what, value, note in found.facts()}
-    value, note = facts["mu by Theorem 4"]
+    value, note = facts(found)["mu by Theorem 4"]
     assert value == "none"
     enough = math.floor(2 * found.largest_dissimilarity**2) + 1
     assert f"at least {enough:,} clients" in note
@@ -189,14 +208,29 @@ def test_theory_asks_for_more_clients_where_they_differ(found: fp.Diagnosis) -> 
         assert (mu_needed(constants) is not None) == works
 
 
-def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
-    """Squared loss with a step of 1e4: every mu is off at once."""
-    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4, classes=0)
-    model = fp.Model(
-        lambda _: np.zeros(1, np.float32), lambda w, x: x @ w, lambda o, y: (o - y) ** 2, None
+SIDES = fp.Federation.from_arrays([([[1.0]], [s]) for s in (1.0, -1.0)] * 4)
+"""Clients with the objectives (w -+ 1)^2 / 2, whose gradients cancel at w = 0."""
+
+SQUARES = fp.Model(
+    lambda _: np.zeros(1, np.float32), lambda w, x: x @ w, lambda o, y: (o - y) ** 2 / 2, None
+)
+
+
+def of_sides(learning_rate: float, rounds: int) -> fp.Diagnosis:
+    return find_out(
+        SIDES,
+        model=SQUARES,
+        solver=fp.Solver(learning_rate, "all", steps=20),
+        cohort=fp.Cohort(8),
+        systems=fp.Systems(),
+        rounds=rounds,
     )
-    solver = fp.Solver(learning_rate=1e4, batch_size=1, epochs=20)
-    found = find_out(federation, model=model, solver=solver)
+
+
+@pytest.mark.slow
+def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
+    """With a step of 1e4 every mu is off at once."""
+    found = of_sides(1e4, 21)
     assert found.suggested_mu is None
     assert found.facts()[-1][1] == "none"
     assert len(found.effective_classes) == 0
@@ -206,30 +240,29 @@ def test_a_rate_that_diverges_everywhere_suggests_nothing() -> None:
     assert document["sweep"][0]["train_loss"][0] > 0
 
 
-def test_gradients_that_cancel_have_no_b_and_theory_no_mu() -> None:
-    """F_k = (w -+ 1)^2 / 2 at w = 0: f's gradient is zero and the clients' are not."""
-    federation = fp.Federation.from_arrays([([[1.0]], [s]) for s in (1.0, -1.0)] * 4)
-    model = fp.Model(
-        lambda _: np.zeros(1, np.float32), lambda w, x: x @ w, lambda o, y: (o - y) ** 2 / 2, None
-    )
-    solver = fp.Solver(learning_rate=0.1, batch_size="all", epochs=1)
-    found = find_out(federation, model=model, solver=solver, cohort=fp.Cohort(8))
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "evaluations"), [(21, 11), (39, 20)])
+def test_gradients_that_cancel_have_no_b(rounds: int, evaluations: int) -> None:
+    """f's gradient is zero and the clients' are not; the sweep has 20 evaluations at most."""
+    found = of_sides(0.1, rounds)
+    assert len(found.rounds) == evaluations + 1
     assert found.largest_dissimilarity == math.inf
+
+
+def test_without_b_theory_has_no_mu(found: fp.Diagnosis) -> None:
+    found = replace(found, dissimilarity=np.full((SWEEP_SEEDS, 5), math.inf))
     assert found.theory_mu is None
-    facts = {what: (value, note) for what, value, note in found.facts()}
-    assert facts["dissimilarity B(w)"][0] == "infinite"
-    assert facts["mu by theory"][0] == "none"
-    assert "no B bounds B(w)" in facts["mu by theory"][1]
+    assert facts(found)["dissimilarity B(w)"][0] == "infinite"
+    value, note = facts(found)["mu by theory"]
+    assert value == "none"
+    assert "no B bounds B(w)" in note
     json.dumps(found.document(), allow_nan=False)
 
 
-def test_objectives_that_do_not_bend() -> None:
-    federation = fp.Federation.from_arrays([([[1.0], [2.0]], [1.0, 2.0])] * 4, classes=0)
-    model = fp.Model(lambda _: np.ones(1, np.float32), lambda w, x: x @ w, lambda o, y: o - y, None)
-    found = find_out(federation, model=model)
-    assert found.curvature.smoothness == 0
-    assert found.theory_mu is None
-    assert ("mu by theory", "any") in [fact[:2] for fact in found.facts()]
+def test_objectives_that_do_not_bend(found: fp.Diagnosis) -> None:
+    straight = Curvature(np.zeros(8), np.zeros(8), 0.0, 0.0)
+    assert replace(found, curvature=straight).theory_mu is None
+    assert facts(replace(found, curvature=straight))["mu by theory"][0] == "any"
 
 
 def test_positions_without_a_label_are_no_class() -> None:
@@ -246,60 +279,34 @@ def test_the_largest_b_is_that_of_any_seed(found: fp.Diagnosis) -> None:
     assert found.largest_dissimilarity > found.dissimilarity.mean(axis=0).max()
 
 
-def test_a_sample_of_the_clients_is_called_one(federation: fp.Federation) -> None:
-    facts = {
-        what: (value, note)
-        for what, value, note in find_out(federation, evaluation=fp.Evaluation(clients=5)).facts()
-    }
-    value, note = facts["clients"]
-    assert value == "5"
-    assert note.startswith(f"of {len(federation)}, drawn at random; all ")
-    with pytest.raises(fp.InputError, match=r"evaluation\.clients = 0"):
-        find_out(federation, evaluation=fp.Evaluation(clients=0))
-    with pytest.raises(
-        fp.InputError, match=r"evaluation\.clients = 3; a diagnosis draws its cohorts"
-    ):
-        find_out(federation, evaluation=fp.Evaluation(clients=3))
+def test_a_sample_of_the_clients_is_called_one(found: fp.Diagnosis) -> None:
+    value, note = facts(found)["clients"]
+    assert value == "8"
+    assert note.startswith("of 9, drawn at random; all ")
+    assert facts(replace(found, of_clients=8))["clients"][1].startswith("all ")
+    few = replace(found, grouping=Grouping(1, math.nan, np.zeros(0), np.zeros(8, np.int64)))
+    assert facts(few)["clusters"] == ("-", "of 8 clients; they are told of 8 or more")
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_clients_has_their_speeds(federation: fp.Federation) -> None:
+def test_a_sample_of_the_clients_has_their_speeds() -> None:
     """A client that is too slow for a single step is a straggler wherever it is drawn."""
-    chosen = federation.drawn(4)
+    chosen = WHOLE.drawn(8)
 
     def sweep(seconds: list[float]) -> Any:
-        return find_out(
-            federation,
-            evaluation=fp.Evaluation(clients=4),
-            systems=fp.Systems(deadline=1.0),
-            population=fp.Population(step_seconds=seconds),
-        ).sweep[0]
+        devices = fp.Population(step_seconds=seconds)
+        return find_out(systems=fp.Systems(deadline=1.0), population=devices).sweep[0]
 
     fast, mixed = (
-        sweep([1e-6 if k in chosen else other for k in range(6)]).train_loss
+        sweep([1e-6 if k in chosen else other for k in range(9)]).train_loss
         for other in (1e-6, 10.0)
     )
     assert np.ptp(fast) > 1e-6
     assert fast.tolist() == mixed.tolist()
     with pytest.raises(fp.InputError, match="no client has time for a single step"):
-        sweep([10.0 if k in chosen else 1e-6 for k in range(6)])
-    with pytest.raises(fp.InputError, match="step_seconds: 5 numbers; the federation has 6"):
+        sweep([10.0 if k in chosen else 1e-6 for k in range(9)])
+    with pytest.raises(fp.InputError, match="step_seconds: 5 numbers; the federation has 9"):
         sweep([1.0] * 5)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "evaluations"), [(21, 11), pytest.param(39, 20, marks=pytest.mark.slow)]
-)
-def test_the_sweep_is_evaluated_twenty_times_at_most(rounds: int, evaluations: int) -> None:
-    client = [[1.0], [2.0]], [0, 1]
-    found = find_out(fp.Federation.from_arrays([client] * 4), rounds=rounds)
-    assert len(found.rounds) == evaluations + 1
-
-
-def test_several_learning_rates_are_refused(federation: fp.Federation) -> None:
-    solver = fp.Solver(learning_rate=[0.01, 0.1], batch_size=10, epochs=1)
-    with pytest.raises(fp.InputError, match="one learning rate"):
-        find_out(federation, solver=solver)
 
 
 @pytest.mark.parametrize(
@@ -308,60 +315,46 @@ def test_several_learning_rates_are_refused(federation: fp.Federation) -> None:
         ({"federation": 3}, "federation = 3; it must be a fedprox.Federation"),
         ({"model": 3}, "model = 3; it must be a fedprox.Model"),
         ({"solver": 3}, "solver = 3; it must be a fedprox.Solver"),
-        (
-            {"cohort": 2, "evaluation": fp.Evaluation(clients=2)},
-            "cohort = 2; it must be a fedprox.Cohort",
-        ),
+        ({"cohort": 2}, "cohort = 2; it must be a fedprox.Cohort"),
         ({"seed": "a"}, "seed = 'a'; it must be a whole number of at least 0"),
         ({"seed": 2**63 - 1}, "seed = 9223372036854775807; it must be a whole number from 0 to"),
+        ({"solver": fp.Solver([0.01, 0.1], 10, epochs=1)}, "a diagnosis is for one learning rate"),
+        (
+            {"evaluation": fp.Evaluation(clients=2)},
+            "clients = 2; a diagnosis draws its cohorts of 3",
+        ),
     ],
 )
-def test_arguments_of_another_kind_are_one_line(
-    change: dict[str, Any], message: str, federation: fp.Federation
-) -> None:
-    given: dict[str, Any] = {
-        "federation": federation,
-        "model": fp.models.logistic(federation),
-        "solver": fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
-        "cohort": fp.Cohort(clients_per_round=2),
-    }
+def test_bad_arguments_are_one_line(change: dict[str, Any], message: str) -> None:
+    given = {"federation": WHOLE, "model": fp.models.logistic(WHOLE), **SETTINGS}
     with pytest.raises(fp.InputError, match=message):
-        fp.diagnose(**given | change)
+        fp.diagnose(**{"evaluation": fp.Evaluation(clients=8)} | given | change)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an experiment and its diagnosis, in `runs/small-diagnosis`."""
-    folder = tmp_path_factory.mktemp("diagnose")
-    (folder / "small.toml").write_text(SMALL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert status("diagnose", "small.toml") == 0
-    return folder
-
-
-def test_the_document_has_the_agreed_form(folder: Path) -> None:
+def test_the_document_has_the_agreed_form(folder: Path, found: fp.Diagnosis) -> None:
     out = folder / "runs" / "small-diagnosis"
     assert {path.name for path in out.iterdir()} == {
         *("diagnosis.json", "experiment.toml", "report.html")
     }
-    found = json.loads((out / "diagnosis.json").read_text())
-    assert set(found) == {
+    document = json.loads((out / "diagnosis.json").read_text())
+    assert document == json.loads(json.dumps(found.document()))
+    assert set(document) == {
         *("facts", "sizes", "classes", "path", "sweep", "suggested_mu", "theory_mu"),
         "clusters",
     }
-    assert found["clusters"] == {"count": 1, "p": None, "labels": [0] * 6}  # of few clients
-    assert all(set(fact) == {"what", "value", "note"} for fact in found["facts"])
-    assert all(isinstance(text, str) for fact in found["facts"] for text in fact.values())
-    assert len(found["sizes"]) == len(found["classes"]) == 6
-    assert set(found["path"]) == {"round", "dissimilarity", "gradient_variance"}
-    assert found["path"]["round"] == [0, 1, 2, 3, 4]
-    assert {len(values) for values in found["path"].values()} == {5}
-    assert [point["mu"] for point in found["sweep"]] == list(MUS)
-    for point in found["sweep"]:
+    assert document["clusters"]["p"] > 0
+    assert len(document["clusters"]["labels"]) == 8
+    assert all(set(fact) == {"what", "value", "note"} for fact in document["facts"])
+    assert all(isinstance(text, str) for fact in document["facts"] for text in fact.values())
+    assert len(document["sizes"]) == len(document["classes"]) == 8
+    assert set(document["path"]) == {"round", "dissimilarity", "gradient_variance"}
+    assert document["path"]["round"] == [0, 1, 2, 3, 4]
+    assert {len(values) for values in document["path"].values()} == {5}
+    assert [point["mu"] for point in document["sweep"]] == list(MUS)
+    for point in document["sweep"]:
         assert set(point) == {*Tried._fields, "round"}
         assert len(point["train_loss"]) == len(point["round"]) == 5
-    assert found["suggested_mu"] in MUS
+    assert document["suggested_mu"] in MUS
     assert tomllib.loads((out / "experiment.toml").read_text())["rounds"] == 4
 
 
@@ -394,7 +387,7 @@ def test_it_goes_beside_the_results_of_its_own_experiment_only(
     ("setting", "says"),
     [
         ("solver.learning_rate=[0.1, 0.2]", "one learning rate"),
-        ("cohort.clients_per_round=7", "clients_per_round = 7"),
+        ("cohort.clients_per_round=10", "cohorts of 10 from"),
         ("rounds=0", "rounds = 0"),
         ("solver.epoch=1", "epochs"),
     ],

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -27,9 +28,9 @@ def clients(rows: int = 6) -> fp.Federation:
 
 
 FEDERATION = clients()
-PARAMS, *OTHERS = (initial_params(MODEL, 0, start) for start in range(4))
+PARAMS, *OTHERS = (jax.device_get(initial_params(MODEL, 0, start)) for start in range(4))
 MODELS = {name: np.stack([other[name] for other in OTHERS]) for name in PARAMS}
-ALONE = initial_params(MODEL, 7)
+ALONE = jax.device_get(initial_params(MODEL, 7))
 
 
 def descended(start: Any, k: int, r: int, lam: float) -> Any:

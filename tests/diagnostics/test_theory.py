@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprox import Cohort, Evaluation, InputError, Run, Solver, fedprox, simulate
+from fedprox import Cohort, Evaluation, InputError, Solver, fedprox, simulate
 from fedprox.diagnostics import (
     Constants,
     convex_case,
@@ -59,6 +59,7 @@ def test_rho_is_the_sum_on_the_slide_and_in_the_draft(c: Constants, factor: floa
         assert rho(mu, constants) == pytest.approx(sum(terms), abs=1e-12 * scale)
 
 
+@settings(max_examples=30)
 @given(some_constants)
 def test_mu_needed_is_where_rho_turns_positive(c: Constants) -> None:
     below, needed = c.negative_curvature, mu_needed(c)
@@ -293,20 +294,6 @@ def test_corollary_7_holds_for_the_draft_and_for_the_theorem_with_twice_the_clie
     assert 0.26 < share < 0.85  # the cohort as stated is not enough for Theorem 4
 
 
-def runs_of(
-    a: Vector, b: Vector, start: Vector, mu: float, *, clients: int, rounds: int, **options: Any
-) -> list[Run]:
-    """FedProx on F_k(w) = a_k / 2 ||w - b_k||^2, whose cohorts are drawn as in Theorem 4."""
-    return simulate(
-        quadratic_federation([a_k * np.eye(len(start)) for a_k in a], list(b)),
-        quadratic_model(start),
-        fedprox(mu),
-        cohort=Cohort(clients, sampling="proportional"),
-        rounds=rounds,
-        **options,
-    )
-
-
 # Theorem 6.
 
 
@@ -362,36 +349,6 @@ def test_theorem_6_is_tight_for_equal_clients_and_a_large_mu() -> None:
     assert path[: int(0.9 * rounds)].mean() > epsilon
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_runs_keep_the_promise_of_theorem_6(seed: int) -> None:
-    """The mean over the seeds of the mean over the rounds; a step 1 / (a + mu) is exact."""
-    start = np.array([0.6, 0.8])
-    one = Shrinking(np.random.default_rng(seed).uniform(0.9, 1.1, 4), 20)
-    needed = mu_needed(one.constants)
-    assert needed is not None
-    mu = 2 * needed
-    mean = float(np.mean(one.a))
-    epsilon = mean**2 / 8
-    rounds = rounds_needed(rho(mu, one.constants), one.gap, epsilon)
-    runs = runs_of(
-        one.a,
-        np.zeros((4, 2)),
-        start,
-        mu,
-        clients=20,
-        rounds=rounds,
-        solver=Solver(1 / (mean + mu), "all", steps=3),
-        seed=range(4),
-        evaluation=Evaluation(gradients=False),
-    )
-    losses = np.array([[record.train_loss for record in run.history] for run in runs])
-    gradients = 2 * mean * losses[:, :rounds]  # f = mean a / 2 ||w||^2
-    assert gradients.mean() <= epsilon
-    np.testing.assert_allclose(gradients.mean(), one.gradients(mu, rounds).mean(), rtol=0.02)
-    # not for want of rounds: a bound 10 times as tight would be wrong
-    assert gradients[:, : rounds // 10].mean() > epsilon
-
-
 # Remark 8.
 
 
@@ -413,6 +370,8 @@ def test_remark_8_is_theorem_6_with_corollaries_7_and_10(
 
 
 def test_remark_8_needs_more_clients_than_corollary_7_says() -> None:
+    found = convex_rate(1.0, 4.5, 4.0, 1.0)
+    assert (round(found.mu, 9), found.clients_per_round, found.rounds) == (30.0, 39, 540)
     b2 = 10.0**6
     found = convex_rate(1.0, 1.0, b2 - 1, 1.0)
     assert found.clients_per_round == pytest.approx(4.5 * b2, rel=0.01)
@@ -421,40 +380,10 @@ def test_remark_8_needs_more_clients_than_corollary_7_says() -> None:
     assert rho(mu, draft(Constants(1.0, 1000.0, 4 * 10**6))) > decrease
 
 
-def test_runs_reach_a_small_gradient_within_the_rounds_of_remark_8() -> None:
-    """F_k = 1/2 ||w - b_k||^2: the variance is that of the b_k, everywhere.
-
-    B(w) is bounded where the gradient is large alone, so the promise is about the first round with
-    a small gradient, in the mean over the seeds.
-    """
-    b = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
-    variance, epsilon = 4.0, 1.0
-    start = np.array([3.0, 0.0])
-    found = convex_rate(1.0, 4.5, variance, epsilon)
-    assert (round(found.mu, 9), found.clients_per_round, found.rounds) == (30.0, 39, 540)
-    runs = runs_of(
-        np.ones(4),
-        b,
-        start,
-        found.mu,
-        clients=found.clients_per_round,
-        rounds=60,
-        solver=Solver(1 / (1 + found.mu), "all", steps=1),
-        seed=range(8),
-        evaluation=Evaluation(gradients=False),
-    )
-    gradients = np.array([[2 * (r.train_loss - 2.0) for r in run.history] for run in runs])
-    first = (gradients <= epsilon).argmax(axis=1)
-    assert (gradients[:, 0] > epsilon).all()
-    assert (first > 0).all()
-    assert first.mean() <= found.rounds
-    # the order alone, without the factor of 24, is not enough
-    assert first.mean() > found.rounds / 24
-
-
 # Corollary 9.
 
 
+@pytest.mark.slow
 def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
     """Sum of the recorded rounds' promises, from gammas that shrink by the round.
 
@@ -466,12 +395,11 @@ def test_runs_with_partial_work_keep_the_promise_of_corollary_9() -> None:
     b -= b.mean(axis=0)
     spread = float((b**2).sum(axis=1).mean())
     start, clients, rounds, mu = np.array([2.0, 1.0]), 200, 6, 8.0
-    runs = runs_of(
-        np.ones(5),
-        b,
-        start,
-        mu,
-        clients=clients,
+    runs = simulate(
+        quadratic_federation([np.eye(2)] * 5, list(b)),
+        quadratic_model(start),
+        fedprox(mu),
+        cohort=Cohort(clients, sampling="proportional"),
         rounds=rounds,
         solver=Solver(lambda t: (0.75 + 0.04 * t) / (1 + mu), "all", steps=1),
         seed=range(8),

@@ -107,7 +107,7 @@ def test_the_command_logs_the_numbers_of_every_run(tool: str, tmp_path: Path) ->
 @pytest.mark.slow
 def test_forcing_another_experiment_removes_what_was_logged(tool: str, tmp_path: Path) -> None:
     file, folder = tmp_path / "small.toml", tmp_path / "out"
-    file.write_text(SMALL.replace("seed = [0, 1]", "seed = 0"))
+    file.write_text(LOSSES.replace("seed = [0, 1]", "seed = 0"))
     # in a process of its own, since MLflow keeps a database open
     first = ["run", str(file), "--log", tool, "--out", str(folder)]
     assert commands.status(commands.start(tmp_path / "first", first)) == 0
@@ -128,14 +128,14 @@ def simulated(*callbacks: fp.Callback, **changes: Any) -> list[fp.Run]:
         "progress": False,
     }
     federation, model = ragged_quadratics(0, [3, 5, 8]), quadratic_model(np.zeros(3))
-    methods = [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])]
-    return fp.simulate(federation, model, methods, callbacks=callbacks, **options | changes)
+    method = fp.fedprox(mu=[0.1, 1.0])
+    return fp.simulate(federation, model, method, callbacks=callbacks, **options | changes)
 
 
-@pytest.mark.parametrize("tool", mostly_slow(NAMES, "tensorboard", "wandb"), indirect=True)
+@pytest.mark.parametrize("tool", mostly_slow(NAMES, "tensorboard"), indirect=True)
 def test_a_run_that_failed_and_is_resumed_is_whole(tool: str, tmp_path: Path) -> None:
     def fail(record: fp.Record) -> None:
-        if (record.method, record.seed, record.round) == ("fedprox", 0, 3):
+        if (record.seed, record.round) == (1, 3):
             raise KeyError("late")
 
     folder, saved = tmp_path / "out", tmp_path / "checkpoint"
@@ -143,8 +143,8 @@ def test_a_run_that_failed_and_is_resumed_is_whole(tool: str, tmp_path: Path) ->
     with pytest.raises(InputError, match="KeyError: 'late'"):
         simulated(logger, fp.Callback(on_record=fail), checkpoints=fp.Checkpoints(saved, 2))
     before = READERS[tool](folder)
-    assert of(tool, before, "fedavg", 1).status == "finished"
-    late = of(tool, before, "fedprox mu=0.1", 0)
+    assert of(tool, before, "fedprox mu=0.1", 0).status == "finished"
+    late = of(tool, before, "fedprox mu=0.1", 1)
     assert set(late.numbers) == {0, 1, 2, 3}  # the record reached the logger first
     assert late.status == ("running" if tool == "tensorboard" else "failed")
     logger = getattr(fp.logs, tool)(folder, resume=True)
@@ -164,13 +164,13 @@ def test_only_the_same_experiment_is_resumed(tmp_path: Path) -> None:
         return len(client.search_runs([experiment]))
 
     simulated(fp.logs.mlflow(folder), seed=0)
-    assert count() == 3
+    assert count() == 2
     simulated(fp.logs.mlflow(folder, resume=True), seed=0, rounds=5)
-    assert count() == 3
+    assert count() == 2
     simulated(fp.logs.mlflow(folder, resume=True), seed=0, solver=fp.Solver(0.05, 3, epochs=1))
-    assert count() == 6
+    assert count() == 4
     simulated(fp.logs.mlflow(folder), seed=0)  # begun anew
-    assert count() == 9
+    assert count() == 6
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,13 +198,13 @@ def test_an_unknown_logger_is_refused(tmp_path: Path, capsys: Any) -> None:
 def test_an_error_of_a_tool_is_one_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    pytest.importorskip("mlflow", reason="needs the extra mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://")
-    (tmp_path / "small.toml").write_text(SMALL)
-    options = ("--log", "mlflow", "--out", tmp_path / "out")
+    library = pytest.importorskip("tensorboardX", reason="needs the extra tensorboard")
+    monkeypatch.setattr(library, "SummaryWriter", lambda **_: 1 / 0)
+    (tmp_path / "small.toml").write_text(LOSSES)
+    options = ("--log", "tensorboard", "--out", tmp_path / "out")
     assert status("run", tmp_path / "small.toml", *options) == 2
     error = capsys.readouterr().err
-    assert error.startswith("fedprox: mlflow raised ")
+    assert error.startswith("fedprox: tensorboard raised ZeroDivisionError")
     assert error.count("\n") == 1
 
 

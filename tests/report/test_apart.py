@@ -7,51 +7,41 @@ import pytest
 
 import fedprox as fp
 from fedprox.report.records import by_label
-from tests.byhand import ROWS, START
-from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.report.test_report import make_run
-
-
-def trained(**changes: Any) -> list[fp.Run]:
-    setting: dict[str, Any] = {
-        "solver": fp.Solver(0.05, 3, epochs=2),
-        "cohort": fp.Cohort(5),
-        "rounds": 2,
-        "evaluation": fp.Evaluation(gradients=False),
-        "seed": 0,
-    }
-    return fp.simulate(
-        ragged_quadratics(0, ROWS), quadratic_model(START), fp.fedavg(), **setting | changes
-    )
-
-
-def test_experiments_have_rows_and_lines_of_their_own() -> None:
-    few, many = (trained(systems=fp.Systems(stragglers=share)) for share in (0.0, 0.5))
-    more = trained(systems=fp.Systems(stragglers=0.5), seed=[1, 2])
-    runs = few + many + more
-    named = {"fedavg · stragglers 0": few, "fedavg · stragglers 0.5": many + more}
-    assert by_label(runs) == named
-    table = fp.table(runs)
-    assert [str(cell) for cell in table.columns[0].cells] == list(named)
-    losses = [str(cell) for cell in table.columns[1].cells]
-    assert losses[0] == f"{few[0].final.train_loss:.4f}"
-    assert " ± " in losses[1]
-    drawn: Any = fp.figure(runs)
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(named)
-    assert drawn.axes[0].lines[0].get_ydata()[-1] == few[0].final.train_loss
-
-
-def test_records_have_the_settings_that_tell_runs_apart() -> None:
-    few, many = (trained(systems=fp.Systems(stragglers=share)) for share in (0.0, 0.5))
-    rows = fp.records(few + many)
-    known = list(fp.records(few)[0])
-    assert all(list(row) == [*known, "systems.stragglers"] for row in rows)
-    assert [row["systems.stragglers"] for row in rows] == [0.0] * 3 + [0.5] * 3
-    assert fp.records(few) == [{key: row[key] for key in known} for row in rows[:3]]
 
 
 def of(experiment: dict[str, Any], label: str = "fedavg", **changes: Any) -> fp.Run:
     return replace(make_run(label), experiment=experiment, **changes)
+
+
+def with_stragglers(share: float, *seeds: int) -> list[fp.Run]:
+    """Runs of an experiment of its own, whose losses depend on the seed."""
+    experiment = {"rounds": 1, "systems": {"stragglers": share}, "seed": list(seeds)}
+    runs = (make_run(seed=seed, losses=(2.0, share + seed)) for seed in seeds)
+    return [replace(run, experiment=experiment) for run in runs]
+
+
+def test_experiments_have_rows_and_lines_of_their_own() -> None:
+    few, many = with_stragglers(0.0, 3), with_stragglers(0.5, 3) + with_stragglers(0.5, 1, 2)
+    named = {"fedavg · stragglers 0": few, "fedavg · stragglers 0.5": many}
+    assert by_label(few + many) == named
+    table = fp.table(few + many)
+    assert [str(cell) for cell in table.columns[0].cells] == list(named)
+    losses = [str(cell) for cell in table.columns[1].cells]
+    assert losses[0] == "3.0000"
+    assert " ± " in losses[1]
+    drawn: Any = fp.figure(few + many)
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(named)
+    assert drawn.axes[0].lines[0].get_ydata()[-1] == 3.0
+
+
+def test_records_have_the_settings_that_tell_runs_apart() -> None:
+    few, many = (with_stragglers(share, 0) for share in (0.0, 0.5))
+    rows = fp.records(few + many)
+    known = list(fp.records(few)[0])
+    assert all(list(row) == [*known, "systems.stragglers"] for row in rows)
+    assert [row["systems.stragglers"] for row in rows] == [0.0] * 2 + [0.5] * 2
+    assert str(fp.records(few)) == str([{key: row[key] for key in known} for row in rows[:2]])
 
 
 def test_seeds_of_one_experiment_share_a_row_whatever_else_was_compared() -> None:

@@ -183,16 +183,16 @@ def test_client_accuracy_is_that_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(evaluation, "ROWS", 64)
     federation = fp.datasets.synthetic(alpha=1.0, beta=1.0, clients=8)
     model = fp.models.logistic(federation)
-    assert model.correct is not None
     assert len(federation.test) % 64  # the last slice overlaps the one before
     programs.PROGRAMS.clear()
-    for seed in range(2):
-        params = model.init(jax.random.key(seed))
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        weight, bias = rng.normal(size=(10, 60)), rng.normal(size=10)
+        params = {"dense": {"weight": np.float32(weight), "bias": np.float32(bias)}}
         found = client_measures(federation, model, params)["test_accuracy"]
         for k in range(len(federation)):
             x, y = federation.test.client(k)
-            guesses = [int(np.argmax(model.apply(params, row[None]))) for row in x]
-            assert found[k] == pytest.approx(np.mean(guesses == y))
+            assert found[k] == pytest.approx(np.mean((x @ weight.T + bias).argmax(axis=1) == y))
     assert len(programs.PROGRAMS) == 1  # one program for all runs
 
 
@@ -216,28 +216,16 @@ def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPa
     assert [a.shape for a in windows] == [(30,), (0,)]  # the text alone
 
 
-def test_clients_without_test_rows_have_no_accuracy() -> None:
-    train = [(np.ones((2, 1)), [0, 1])] * 3
-    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
-    test = [([], []), ([[1.0], [2.0]], [0, 0]), ([], [])]
-    found = client_measures(fp.Federation.from_arrays(train, test), model, jnp.ones(()))[
-        "test_accuracy"
-    ]
-    np.testing.assert_array_equal(found, [np.nan, 1.0, np.nan])
-    assert np.isnan(
-        client_measures(fp.Federation.from_arrays(train), model, jnp.ones(()))["test_accuracy"]
-    ).all()
-    blind = dataclasses.replace(model, correct=None)
-    federation = fp.Federation.from_arrays(train, train)
-    assert np.isnan(client_measures(federation, blind, jnp.ones(()))["test_accuracy"]).all()
-
-
-def test_clients_json_holds_null_where_there_are_no_test_rows(tmp_path: Path) -> None:
+def test_clients_without_test_rows_have_no_accuracy(tmp_path: Path) -> None:
     train = [(np.ones((2, 1)), [0, 1])] * 2
+    model = fp.Model(lambda _: np.float32(0), lambda w, x: jnp.hstack([x + w, x]))
+    blind = dataclasses.replace(model, correct=None)
+    for without, test in ((model, None), (blind, train)):
+        federation = fp.Federation.from_arrays(train, test)
+        assert np.isnan(client_measures(federation, without, np.float32(1))["test_accuracy"]).all()
     federation = fp.Federation.from_arrays(train, [([], []), ([[1.0], [2.0]], [0, 1])])
-    model = fp.Model(lambda _: jnp.zeros(()), lambda w, x: jnp.hstack([x + w, x]))
     run = make_run()
-    run.params = jnp.ones(())
+    run.params = np.float32(1)
     write_clients(tmp_path, federation, model, [run])
     (found,) = json.loads((tmp_path / "clients.json").read_text())
     nothing, loss = found.pop("test_loss")
@@ -322,6 +310,9 @@ def test_runs_come_back_with_their_seconds(folder: Path) -> None:
     assert archive.finished
 
 
+LINE = json.dumps(metrics_line(record()))
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -332,24 +323,12 @@ def test_runs_come_back_with_their_seconds(folder: Path) -> None:
         ("metrics.jsonl", "\udcff", "line 3 is damaged"),
         (
             "metrics.jsonl",
-            json.dumps(metrics_line(record())).replace('"round": 0', '"round": "x"'),
+            LINE.replace('"round": 0', '"round": "x"'),
             "line 3 is damaged: round: Input should be a valid integer",
         ),
-        (
-            "metrics.jsonl",
-            json.dumps(metrics_line(record())).replace('"train_loss": 1.0', '"train_loss": NaN'),
-            "line 3 is damaged: NaN is not JSON",
-        ),
-        (
-            "metrics.jsonl",
-            json.dumps(metrics_line(record())),
-            "line 3 is damaged: 'fedavg', seed 0, has round 0 after round 1",
-        ),
-        (
-            "metrics.jsonl",
-            json.dumps(metrics_line(record())).replace('"round": 0', f'"round": 1{"0" * 400}'),
-            "a whole number beyond 64 bits",
-        ),
+        ("metrics.jsonl", LINE.replace("1.0", "NaN"), "line 3 is damaged: NaN is not JSON"),
+        ("metrics.jsonl", LINE, "line 3 is damaged: 'fedavg', seed 0, has round 0 after round 1"),
+        ("metrics.jsonl", LINE.replace("0", "1" * 400), "a whole number beyond 64 bits"),
         ("metrics.jsonl", "[" * 100_000, "line 3 is damaged: arrays or objects within others"),
         (
             "summary.json",
@@ -449,16 +428,16 @@ def test_notebooks_show_a_figure() -> None:
     assert shown._repr_png_().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("label", ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"])
-def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) -> None:
-    runs = [make_run(label), make_run("fedavg")]
+def test_labels_of_ones_own_are_shown_as_they_are() -> None:
+    labels = ["_mine", "a$x^$b $y_{$", "a [b] c", "q[/b]"]
+    runs = [make_run(label) for label in labels]
     drawn = fp.figure(runs)
-    drawn.savefig(tmp_path / "a.png")
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [label, "fedavg"]
+    drawn.draw_without_rendering()
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == labels
     console = Console(width=200)
     with console.capture() as printed:
         console.print(fp.table(runs))
-    assert label in printed.get()
+    assert all(label in printed.get() for label in labels)
 
 
 # What is drawn
@@ -466,6 +445,12 @@ def test_labels_of_ones_own_are_shown_as_they_are(label: str, tmp_path: Path) ->
 
 def drawn(lines: Sequence[Line], y: Measure = Measure(axis="y")) -> Chart:  # noqa: B008
     return chart("t", "n", lines, styles(line.label for line in lines), measure_of("round"), y)
+
+
+def shown_of(folder: Path, runs: Sequence[Run], **changes: Any) -> dict[str, Any]:
+    """The section of a report of some runs, which are written to a folder."""
+    archive = read_archive(write_run(folder, runs, **changes))
+    return dict(section(archive, styles(run.label for run in archive.runs)))
 
 
 def lines_of(shown: Chart) -> list[dict[str, Any]]:
@@ -477,10 +462,8 @@ def test_a_line_is_the_mean_and_its_band_one_deviation() -> None:
     values = np.array([[1.0, 2.0, 6.0], [3.0, 2.0, 2.0], [2.0, 2.0, 4.0]])
     (line,) = lines_of(drawn([Line("a", x, values)]))
     assert line["label"] == "a"
-    assert [line[key] for key in ("x", "y", "low", "high")] == [
-        *([0, 1, 2], [2, 2, 4]),
-        *([1, 2, 2], [3, 2, 6]),
-    ]
+    assert [line[key] for key in ("x", "y")] == [[0, 1, 2], [2, 2, 4]]
+    assert [line[key] for key in ("low", "high")] == [[1, 2, 2], [3, 2, 6]]
 
 
 def test_bands_are_those_of_the_table(folder: Path) -> None:
@@ -536,7 +519,7 @@ def test_an_axis_is_logarithmic_beyond_twentyfold(
     assert axis["title"] == ("y (log scale)" if log else "y")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (3e-4, 0.2), (0.02, 4000.0), (0.5, 1e9)])
+@pytest.mark.parametrize(("low", "high"), [(0.3, 7.0), (0.5, 1e9)])
 def test_logarithmic_axes_of_the_figure_have_numbers_and_say_so(low: float, high: float) -> None:
     shown = figure([make_run(losses=[high, low])])
     shown.draw_without_rendering()
@@ -611,8 +594,7 @@ def test_the_distribution_over_clients_has_curves_if_records_have_it(tmp_path: P
         for t in range(2)
     ]
     for name, runs in (("plain", [make_run()]), ("fair", [run])):
-        archive = read_archive(write_run(tmp_path / name, runs))
-        (against, _) = section(archive, styles(["fedavg"]))["groups"]
+        (against, _) = shown_of(tmp_path / name, runs)["groups"]
         drawn = {chart.title: lines_of(chart) for chart in against.charts}
         assert set(titles) & drawn.keys() == (set(titles) if name == "fair" else set())
     for i, title in enumerate(titles):
@@ -625,8 +607,7 @@ def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> Non
     metrics = {"train_f1": 0.5, "test_f1": 0.4, "validation_f1": 0.3}
     run = make_run()
     run.history = [record(round=t, **values, metrics=metrics) for t in range(2)]
-    archive = read_archive(write_run(tmp_path / "run", [run]))
-    against, _ = section(archive, styles(["fedavg"]))["groups"]
+    against, _ = shown_of(tmp_path / "run", [run])["groups"]
     drawn = {chart.title: lines_of(chart)[0]["y"] for chart in against.charts}
     assert {"Test loss", "Validation loss", "Test f1", "Validation f1"} <= drawn.keys()
     assert drawn["Validation f1"] == [0.3, 0.3]
@@ -635,17 +616,15 @@ def test_losses_and_metrics_on_held_out_rows_have_figures(tmp_path: Path) -> Non
 
 def test_adaptive_mu_has_a_figure_of_its_own(tmp_path: Path) -> None:
     history = [record(round=t, hparams={"mu": mu}) for t, mu in enumerate((0.0, 0.1, 0.0))]
-    made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
-    archive = read_archive(made)
-    shown = section(archive, styles(r.label for r in archive.runs))
+    shown = shown_of(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
     (mu,) = (c for c in shown["groups"][0].charts if c.title == "Mu in force")
     assert lines_of(mu)[0]["y"] == [0.0, 0.1, 0.0]
 
 
 def test_local_solves_that_missed_their_gamma_are_named(tmp_path: Path) -> None:
     history = [record(), record(round=1, unsolved=1)]
-    made = write_run(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
-    (warning,) = section(read_archive(made), styles(["fedavg"]))["warnings"]
+    shown = shown_of(tmp_path / "run", [Run("fedavg", {}, 0.01, 0, "fedavg", history)])
+    (warning,) = shown["warnings"]
     assert warning.startswith("fedavg: 1 of 2 measured local solves")
 
 
@@ -742,8 +721,7 @@ def test_the_page_is_small(page: Path) -> None:
 
 def test_a_report_says_who_won_by_paired_differences(tmp_path: Path) -> None:
     def won(name: str, *runs: Run, finished: bool = True) -> list[str]:
-        archive = read_archive(write_run(tmp_path / name, runs, finished=finished))
-        return section(archive, styles(run.label for run in runs))["conclusions"]
+        return list(shown_of(tmp_path / name, runs, finished=finished)["conclusions"])
 
     def seeds(label: str, method: str, better: float) -> list[Run]:
         made = [make_run(label, s, (3, 2 + s / 4 - better + s * s / 50)) for s in range(3)]
@@ -773,7 +751,7 @@ def test_without_test_rows_the_training_loss_says_who_won(tmp_path: Path) -> Non
         run.history = [
             dataclasses.replace(each, measures={**each.measures, **unknown}) for each in run.history
         ]
-    shown = section(read_archive(write_run(tmp_path / "run", runs)), styles("ab"))
+    shown = shown_of(tmp_path / "run", runs)
     assert shown["conclusions"] == [
         "b leads: training loss 1.0000 [1.0000, 1.0000] below a; 2 seeds are too few to say how "
         "surely."

@@ -1,14 +1,13 @@
 """Tables, figures and files of runs whose clients have devices."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 import fedprox as fp
+from fedprox.report.directory import summarise
 from fedprox.report.figure import curves
+from fedprox.report.records import metrics_line
 from fedprox.results.record import Record
 
 
@@ -18,7 +17,8 @@ def run(seed: int, times: list[float], accuracies: list[float]) -> fp.Run:
     history = [
         Record(
             *("fedavg", "fedavg", {}, 0.1, seed, t),
-            known | {"test_accuracy": accuracy, "communication": t, "time": time},
+            known
+            | {"test_accuracy": accuracy, "communication": t, "time": time, "staleness": float(t)},
         )
         for t, (time, accuracy) in enumerate(zip(times, accuracies, strict=True))
     ]
@@ -54,25 +54,9 @@ def test_lines_of_seeds_are_means_at_the_same_time() -> None:
     assert {axis.get_xlabel() for axis in axes} == {"time in seconds"}
 
 
-def test_files_and_the_page_tell_the_time(tmp_path: Path) -> None:
-    federation = fp.datasets.synthetic(clients=4)
-    runs = fp.simulate(
-        federation,
-        fp.models.logistic(federation),
-        fp.fedavg(),
-        solver=fp.Solver(learning_rate=0.01, batch_size=10, epochs=1),
-        cohort=fp.Cohort(clients_per_round=2),
-        population=fp.Population(0.5),
-        asynchronous=fp.Asynchronous(1),
-        rounds=3,
-        target=fp.Target("train_loss", 100.0),
-        progress=False,
-    )
-    fp.save(runs, tmp_path / "run")
-    text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["time"] for line in lines] == [record.time for record in runs[0].history]
-    assert [line["staleness"] for line in lines] == [r.staleness for r in runs[0].history]
-    (summary,) = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["time_to_target"] == pytest.approx(0.0)
-    assert [row["time"] for row in fp.records(runs)] == [line["time"] for line in lines]
+def test_files_tell_the_time() -> None:
+    lines = [metrics_line(record) for record in RUNS[0].history]
+    assert [line["time"] for line in lines] == [0.0, 10.0, 20.0]
+    assert [line["staleness"] for line in lines] == [0.0, 1.0, 2.0]
+    assert summarise(RUNS[0], fp.Target("train_loss", 100.0))["time_to_target"] == 0.0
+    assert [row["time"] for row in fp.records(RUNS[:1])] == [0.0, 10.0, 20.0]

@@ -66,13 +66,6 @@ def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
         assert run.rounds_to(Target(LOSS, 1 - value)) == (rounds and pytest.approx(rounds))
 
 
-def test_a_seed_that_arrives_says_nothing_of_one_that_does_not() -> None:
-    runs = [run_with([0.1, 0.2, 0.3], every=5), run_with([0.1] * 10 + [0.9], every=5, seed=1)]
-    printed = table(runs, Target(ACCURACY, 0.8))
-    cells = [next(iter(column.cells)) for column in printed.columns]
-    assert cells[4:6] == ["10+", "10+"]
-
-
 def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
     runs = [run_with([0.1, 0.8], every=5), run_with([0.1, 0.2, 0.4, 0.6], every=5, seed=1)]
     axis = figure(runs).axes[1]
@@ -123,19 +116,6 @@ def test_rounds_are_the_first_where_the_best_so_far_meets_it(
             assert not target.met(float(np.interp(before, rounds[first:], best[first:])))
 
 
-@given(values=VALUES, aims=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)))
-def test_a_harder_target_takes_no_fewer_rounds(
-    values: list[float], aims: tuple[float, float]
-) -> None:
-    for measure, easier, harder in ((ACCURACY, min, max), (LOSS, max, min)):
-        found = [
-            Target(measure, pick(aims)).rounds(range(len(values)), values)
-            for pick in (easier, harder)
-        ]
-        easy, hard = (math.inf if rounds is None else rounds for rounds in found)
-        assert easy <= hard
-
-
 def test_models_are_rounds_times_what_a_round_sends() -> None:
     target = Target(ACCURACY, 0.7)
     assert run_with([0.1, 0.5, 0.2, 0.9], every=10, sends=2).models_to(target) == 50
@@ -146,31 +126,25 @@ def test_models_are_rounds_times_what_a_round_sends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "loss", "message"),
+    ("arguments", "message"),
     [
-        (0.5, 0.5, "target_accuracy = 0.5 and target_loss = 0.5; give one of them, and not both"),
-        (80.0, None, "target_accuracy = 80.0; it must be above 0 and at most 1"),
-        (math.nan, None, "target_accuracy = nan; it must be above 0"),
-        (None, 0.0, "target_loss = 0.0; it must be above 0"),
-        (None, math.inf, "target_loss = inf; it must be finite and above 0"),
+        ((0.5, 0.5), "target_accuracy = 0.5 and target_loss = 0.5; give one of them, and not both"),
+        ((80.0, None), "target_accuracy = 80.0; it must be above 0 and at most 1"),
+        ((math.nan, None), "target_accuracy = nan; it must be above 0"),
+        ((None, 0.0), "target_loss = 0.0; it must be above 0"),
+        ((None, math.inf), "target_loss = inf; it must be finite and above 0"),
+        ((True, None), "target_accuracy = True; it must be a number above 0"),
+        (("0.9", None), "target_accuracy = '0.9'; it must be a number above 0"),
     ],
 )
-def test_targets_out_of_range_are_refused(
-    accuracy: float | None, loss: float | None, message: str
-) -> None:
+def test_targets_out_of_range_are_refused(arguments: tuple[Any, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        target_of(accuracy, loss)
+        target_of(*arguments)
 
 
 def test_another_measure_is_refused() -> None:
     with pytest.raises(InputError, match=r"target.measure = 'accuracy'; it must be one of test"):
         Target("accuracy", 0.9)
-
-
-@pytest.mark.parametrize("value", [True, "0.9", None])
-def test_a_target_is_a_number(value: Any) -> None:
-    with pytest.raises(InputError, match=r"target_accuracy = .*; it must be a number above 0"):
-        Target("test_accuracy", value)
 
 
 # ---------------------------------------------------------------------------- tables and summaries
@@ -278,10 +252,11 @@ def test_points_that_have_diverged_are_not_waited_for(whole: list[Run]) -> None:
     assert fast.final.round == wild.final.round == first_met(fast, target) < 12
     # a point that stays where it is keeps the others going, unless any will do
     for stop, rounds in (("all", 12), ("any", fast.final.round)):
-        runs = grid(STILL, FAST, WILD, target=target, stop_at_target=stop)
-        assert [run.final.round for run in runs] == [rounds] * 3
+        runs = grid(STILL, FAST, target=target, stop_at_target=stop)
+        assert [run.final.round for run in runs] == [rounds] * 2
 
 
+@pytest.mark.slow
 def test_an_adaptive_mu_stops_between_its_rounds_too() -> None:
     method = fedprox(mu=0.1, adapt=True)
     (whole,) = grid(FAST, method=method, every=3)
@@ -291,34 +266,13 @@ def test_an_adaptive_mu_stops_between_its_rounds_too() -> None:
     np.testing.assert_equal(short.history, whole.history[: place + 1])
 
 
-def test_each_method_stops_for_itself() -> None:
-    target = Target(LOSS, 0.9 * grid(FAST)[0].history[0].train_loss)
-    quick, slow = simulate(
-        FEDERATION,
-        MODEL,
-        [fedavg(), fedprox(mu=1000.0)],
-        solver=Solver(0.001, batch_size=10, epochs=1),
-        cohort=Cohort(3),
-        rounds=12,
-        evaluation=Evaluation(gradients=False),
-        target=target,
-        stop_at_target="all",
-    )
+def test_each_method_stops_for_itself(whole: list[Run]) -> None:
+    target = Target(LOSS, 0.99 * whole[0].history[0].train_loss)
+    methods = [fedavg(), fedavg().with_solver(learning_rate=[STILL, 2 * STILL])]
+    quick, _, slow, _ = grid(SLOW, FAST, method=methods, target=target, stop_at_target="all")
     assert 0 < quick.final.round < slow.final.round == 12
     assert quick.rounds_to(target) is not None
     assert slow.rounds_to(target) is None
-
-
-@pytest.mark.parametrize(
-    ("stop", "target", "message"),
-    [
-        ("all", None, 'stop_at_target = "all"; it needs a target: a fedprox.Target, in an exp'),
-        ("some", Target(LOSS, 1.0), "stop_at_target = 'some'; it must be one of never, all, any"),
-    ],
-)
-def test_a_stop_without_a_target_is_refused(stop: Any, target: Target | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        grid(FAST, target=target, stop_at_target=stop)
 
 
 def test_an_experiment_file_gives_target_and_stop() -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,24 @@ BASE: dict[str, Any] = {
     "cohort": fp.Cohort(2),
     "evaluation": fp.Evaluation(gradients=False),
     "rounds": 2,
-    "seeds": [0, 1, 2],
+    "seeds": [0, 1],
     "progress": False,
 }
 
 METHODS = {"FedAvg": fp.fedavg(), "FedProx": fp.fedprox(mu=1.0)}
+FIGURE = fp.Study.figure
+ONE = {"stragglers": {"50 %": fp.Systems(0.5)}}
 VARY = {"stragglers": {"0 %": fp.Systems(0.0), "50 %": {"systems": fp.Systems(0.5)}}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _empty_figures() -> Iterator[None]:
+    """Folders hold an empty figure: drawing takes half of the time of these studies."""
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fp.Study, "figure", lambda _: Figure(figsize=(1, 1)))
+        yield
 
 
 def study(**changes: Any) -> fp.Study:
@@ -61,26 +74,12 @@ def files(folder: Path) -> dict[str, bytes]:
     ("changes", "line"),
     [
         (
-            {
-                "methods": METHODS
-                | {
-                    "mine": fp.fedavg()._replace(
-                        server=fp.fedavg().server._replace(update=lambda _, mean, __: mean)
-                    )
-                }
-            },
-            "0 %, mine: fedavg: update(state, mean, hparams): the server's model moves although",
-        ),
-        (
             {"vary": {"clients": {"2": fp.Cohort(2), "9": fp.Cohort(9)}}},
             "9, FedAvg: cohort.clients_per_round = 9; the federation has 4 clients",
         ),
-        (
-            {"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}},
-            "0 %, Scaffnew: scaffnew: it needs every client in every round, so cohort.",
-        ),
+        ({"methods": METHODS | {"Scaffnew": fp.scaffnew(p=0.5)}}, "0 %, Scaffnew: scaffnew: it"),
     ],
-    ids=["method", "setting", "both"],
+    ids=["setting", "both"],
 )
 def test_all_cells_are_checked_before_the_first_is_trained(
     changes: dict[str, Any], line: str, tmp_path: Path
@@ -99,7 +98,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[fp.Study, Path]:
 
 def test_each_run_is_that_of_a_simulation(finished: tuple[fp.Study, Path]) -> None:
     runs = {(*o.levels.values(), run.seed): run for o in finished[0].outcomes for run in o.runs}
-    assert len(runs) == 12
+    assert len(runs) == 8
     for level, systems in (("0 %", fp.Systems(0.0)), ("50 %", fp.Systems(0.5))):
         others = {k: v for k, v in BASE.items() if k not in ("model", "seeds")}
         known = fp.simulate(
@@ -136,18 +135,18 @@ def test_what_is_written_says_what_the_study_says(finished: tuple[fp.Study, Path
     page = (folder / "report.html").read_text()
     for sentence in trained.conclusions():
         assert sentence.replace("&", "&amp;") in page
-    assert len((folder / "records.csv").read_text().splitlines()) == 13
+    assert len((folder / "records.csv").read_text().splitlines()) == 9
     caption = "Each method tried 2 combinations of hyperparameters, chosen by the mean validation "
     assert caption + "accuracy over these seeds." in trained.table().caption
 
 
 def test_a_figure_has_a_panel_for_each_setting(finished: tuple[fp.Study, Path]) -> None:
-    drawn: Any = finished[0].figure("train_loss")
+    drawn: Any = FIGURE(finished[0], "train_loss")
     assert [axis.get_title() for axis in drawn.axes] == ["0 %", "50 %"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(METHODS)
     assert drawn.axes[0].get_xlabel() == "round"
     with pytest.raises(fp.InputError, match="along = 'seed'; it must be one of round, time"):
-        finished[0].figure(along="seed")
+        FIGURE(finished[0], along="seed")
 
 
 def test_a_study_goes_on_where_it_was_stopped_with_the_same_bytes(
@@ -157,7 +156,7 @@ def test_a_study_goes_on_where_it_was_stopped_with_the_same_bytes(
     written = RunDirectory.record
 
     def stop(self: RunDirectory, record: fp.Record) -> None:
-        if next(calls) == 30:  # in the second cell, in its third seed
+        if next(calls) == 20:  # in the second cell, in its second seed
             raise KeyboardInterrupt
         written(self, record)
 
@@ -182,7 +181,7 @@ def test_a_study_is_watched_and_stopped_from_outside(
 
     def stop(self: RunDirectory, record: fp.Record) -> None:
         written(self, record)
-        if next(calls) == 30:  # in the second cell
+        if next(calls) == 20:  # in the second cell
             assert status("status", out) == 0
             assert status("stop", out) == 0
 
@@ -201,7 +200,7 @@ def test_a_study_is_watched_and_stopped_from_outside(
     assert "loss" not in left  # it would be that of one run
     watched = capsys.readouterr().out.splitlines()
     assert re.fullmatch(rf"{re.escape(str(out))}: running, process .*; \d+ s ago:", watched[0])
-    assert re.match(r"study, cell \d of 4, seed \d: round \d+ of 24", watched[1])
+    assert re.match(r"study, cell \d of 4, seed \d: round \d+ of 16", watched[1])
     assert watched[2].endswith("stops after its current rounds")
     assert {path.name for path in out.iterdir() if path.is_file()} == {
         "metrics.prom",
@@ -226,16 +225,19 @@ def test_a_method_is_added_and_only_it_is_trained(
         written(self, record)
 
     monkeypatch.setattr(RunDirectory, "record", note)
-    more = study(methods=METHODS | {"FedNova": fp.fednova()}, out=tmp_path / "out")
-    assert set(begun) == {"0-FedNova", "50-FedNova"}
-    assert len(more.outcomes) == 6
+    more = study(methods=METHODS | {"Half": fp.fedprox(mu=0.5)}, vary=ONE, out=tmp_path / "out")
+    assert set(begun) == {"50-Half"}
+    assert len(more.outcomes) == 3
 
 
-@pytest.mark.parametrize("tuning", [fp.Tuning(), fp.Tuning(seeds=[100])])
+@pytest.mark.parametrize(
+    "tuning", [fp.Tuning(), pytest.param(fp.Tuning(seeds=[100]), marks=pytest.mark.slow)]
+)
 def test_further_seeds_train_only_what_was_chosen(
     tuning: fp.Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = study(out=tmp_path / "out", tuning=tuning)
+    settings = {"out": tmp_path / "out", "tuning": tuning, "vary": None}
+    begun = study(**settings)
     trained = set()
     write = RunDirectory.record
 
@@ -244,25 +246,27 @@ def test_further_seeds_train_only_what_was_chosen(
         write(self, record)
 
     monkeypatch.setattr(RunDirectory, "record", note)
-    more = study(out=tmp_path / "out", tuning=tuning, seeds=[0, 1, 2, 5, 7])
+    more = study(**settings, seeds=[0, 1, 5, 7])
     assert {(name, seed) for name, seed, _ in trained} == {
-        (f"{level}-{method}@seed-{seed}", seed)
-        for level in (0, 50)
-        for method in METHODS
-        for seed in (5, 7)
+        (f"{method}@seed-{seed}", seed) for method in METHODS for seed in (5, 7)
     }
-    assert len(trained) == 8  # one combination of each
+    assert len(trained) == 4  # one combination of each
     for before, after in zip(begun.outcomes, more.outcomes, strict=True):
-        assert [run.seed for run in after.runs] == [0, 1, 2, 5, 7]
+        assert [run.seed for run in after.runs] == [0, 1, 5, 7]
         assert {run.label for run in after.runs} == {before.runs[0].label}
         assert len({run.learning_rate for run in after.runs}) == 1
         assert after.tried == 2
-    over = " 100" if tuning.seeds else "s 0, 1, 2"
+    over = " 100" if tuning.seeds else "s 0, 1"
     assert f"chosen by the mean validation accuracy over seed{over}." in more.chosen
     assert str(fp.Study.read(tmp_path / "out")) == str(more)
     trained.clear()
-    assert str(study(out=tmp_path / "out", tuning=tuning)) == str(begun)
+    assert str(study(**settings)) == str(begun)
     assert not trained
+    table = tomllib.loads((tmp_path / "out" / "FedProx@seed-7" / "experiment.toml").read_text())
+    rate = more.outcomes[1].runs[0].learning_rate
+    assert table["method"] == [
+        {"name": "fedprox", "mu": 1.0, "solver": {"learning_rate": rate}},
+    ]
     (other,) = (run for run in more.outcomes[1].runs if run.seed == 7)
     (alone,) = fp.simulate(
         FEDERATION,
@@ -270,7 +274,6 @@ def test_further_seeds_train_only_what_was_chosen(
         fp.fedprox(mu=1.0),
         **{k: v for k, v in BASE.items() if k not in ("model", "seeds", "solver")},
         solver=fp.Solver(other.learning_rate, batch_size=10, steps=3),
-        systems=fp.Systems(0.0),
         seed=7,
     )
     assert alone.final.train_loss == other.final.train_loss
@@ -280,11 +283,12 @@ def test_a_study_is_extended_by_more_rounds(
     finished: tuple[fp.Study, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(finished[1], tmp_path / "out")
-    longer = study(rounds=3, out=tmp_path / "out")
+    longer = study(rounds=3, vary=ONE, out=tmp_path / "out")
     assert {run.final.round for run in longer.runs} == {3}
-    assert str(study(rounds=3)) == str(longer)
+    assert str(study(rounds=3, vary=ONE)) == str(longer)
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
     error = fp.Metric(
         lambda outputs, y: (outputs.argmax(-1) != y, jnp.ones(len(y))),
@@ -292,7 +296,7 @@ def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
         lower_is_better=True,
     )
     model = replace(fp.models.logistic(FEDERATION), metrics={"error": error})
-    solver = fp.Solver(learning_rate=0.1, batch_size=10, steps=20)
+    solver = fp.Solver(learning_rate=1.0, batch_size=10, steps=3)
     found = study(model=model, vary=None, measure="test_error", solver=solver, out=tmp_path / "out")
     errors = {o.method: [run.final.metrics["test_error"] for run in o.runs] for o in found.outcomes}
     best = min(errors, key=lambda method: sum(errors[method]))
@@ -302,7 +306,7 @@ def test_a_metric_of_the_model_is_a_measure(tmp_path: Path) -> None:
     assert str(fp.Study.read(tmp_path / "out")) == str(found)
     neither = fp.Study(found.outcomes, "dissimilarity")
     assert neither.table().best == frozenset()
-    assert str(neither).endswith("over 3 seeds.\n")
+    assert str(neither).endswith("over 2 seeds.\n")
     with pytest.raises(fp.InputError, match="which values are better is not known"):
         neither.conclusions()
 
@@ -343,28 +347,23 @@ def test_a_killed_study_continues_with_the_same_bytes(tmp_path: Path) -> None:
 def test_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     tuned = study(
         methods={"FedProx": fp.fedprox(mu=[0.0, 1.0])},
+        solver=fp.Solver(0.1, batch_size=10, steps=3),
         vary=None,
         tuning=fp.Tuning(seeds=[7, 8], measure="validation_loss"),
         out=tmp_path / "out",
     )
     assert tuned.table().caption.endswith(
-        "Each method tried 4 combinations of hyperparameters, chosen by the mean validation loss "
+        "Each method tried 2 combinations of hyperparameters, chosen by the mean validation loss "
         "over seeds 7, 8."
     )
     (cell,) = tuned.outcomes
-    assert [run.seed for run in cell.runs] == [0, 1, 2]
+    assert [run.seed for run in cell.runs] == [0, 1]
     experiment = tomllib.loads(
         (tmp_path / "out" / "FedProx@tuning" / "experiment.toml").read_text()
     )
     assert experiment["seed"] == [7, 8]
     chosen = tomllib.loads((tmp_path / "out" / "FedProx" / "experiment.toml").read_text())
-    assert chosen["method"] == [
-        {
-            "name": "fedprox",
-            "mu": cell.runs[0].hparams["mu"],
-            "solver": {"learning_rate": cell.runs[0].learning_rate},
-        }
-    ]
+    assert chosen["method"] == [{"name": "fedprox", "mu": cell.runs[0].hparams["mu"]}]
 
 
 def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
@@ -372,22 +371,24 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
 
     def data(seed: int) -> fp.Federation:
         made.append(seed)
-        return fp.datasets.synthetic(clients=4, seed=seed)
+        train, test = (
+            replace(rows, y=(rows.y + seed) % 10) for rows in (FEDERATION.train, FEDERATION.test)
+        )
+        return replace(FEDERATION, train=train, test=test, validation=None)
 
     found = study(
-        methods={"one": fp.fedavg(), "all": {"method": fp.fedavg(), "cohort": fp.Cohort(4)}},
+        methods={"short": fp.fedavg(), "long": {"method": fp.fedavg(), "rounds": 2}},
         data={"synthetic": {"federation": data, "rounds": 1}},
         vary=None,
         solver=fp.Solver(learning_rate=0.1, batch_size=10, steps=3),
     )
-    assert made == [0, 1, 2]  # once for each seed
+    assert made == [0, 1]  # once for each seed
     assert {row["data"] for row in found.records()} == {"synthetic"}
-    assert [run.final.clients for run in found.runs] == [2, 2, 2, 4, 4, 4]
-    assert found.runs[0].final.round == 1
+    assert [run.final.round for run in found.runs] == [1, 1, 2, 2]
     assert found.chosen == ""
     losses = [run.history[0].train_loss for run in found.runs]
-    assert len(set(losses)) == 3
-    assert losses[:3] == losses[3:]
+    assert len(set(losses)) == 2
+    assert losses[:2] == losses[2:]
 
 
 @pytest.mark.parametrize(
@@ -397,10 +398,7 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
             {"methods": {"FedAvg": fp.fedavg(), "FedProx": fp.fedprox(mu=[0.1, 1.0])}},
             "methods: unequal budgets: FedAvg tries 2, FedProx tries 4; give each as many",
         ),
-        (
-            {"data": fp.datasets.synthetic(clients=4)},
-            "0 %, FedAvg: no validation rows, on which hyperparameters are chosen; hold some out",
-        ),
+        ({"data": fp.datasets.synthetic(clients=4)}, "0 %, FedAvg: no validation rows"),
         ({"tuning": fp.Tuning("validation_f1")}, "tuning.measure = 'validation_f1'; 0 %, FedAvg h"),
         ({"tuning": 3}, "tuning = 3; it must be a fedprox.Tuning"),
         ({"measure": "test_f1"}, "measure = 'test_f1'; 0 %, FedAvg has train_loss, test_loss, "),
@@ -414,10 +412,7 @@ def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
         ({"methods": {"a\nb": fp.fedavg()}}, "methods: 'a\\nb' is no name; it must be a text on"),
         ({"methods": [fp.fedavg(), fp.fedavg()]}, "methods: several are called 'fedavg'; name"),
         ({"vary": {"method": {}}}, "vary: 'method' is a column of every study"),
-        (
-            {"vary": {"x": {"a": 0.5}}},
-            "vary['x']['a'] = 0.5; it must be a dict of settings, or one",
-        ),
+        ({"vary": {"x": {"a": 0.5}}}, "vary['x']['a'] = 0.5; it must be a dict of settings"),
         ({"vary": {"x": {"a": {"stragglers": 1}}}}, "vary['x']['a']: unknown setting 'stragglers'"),
         ({"vary": [1]}, "vary = [1]; it must be a dict of factors"),
         ({"data": {"a": 3}}, "data['a'] = 3; it must be a dict of settings"),
@@ -434,9 +429,9 @@ def test_bad_arguments_are_one_line(changes: dict[str, Any], line: str) -> None:
 
 
 def test_unequal_budgets_are_stated_where_they_are_allowed() -> None:
-    methods = {"FedAvg": fp.fedavg(), "FedProx": fp.fedprox(mu=[0.1, 1.0])}
+    methods = METHODS | {"FedProx": fp.fedprox(mu=1.0).with_solver(learning_rate=0.1)}
     found = study(methods=methods, vary=None, seeds=[0], tuning=fp.Tuning(equal=False))
-    assert "Budgets are unequal: FedAvg tried 2, FedProx tried 4 combinations" in found.chosen
+    assert "Budgets are unequal: FedAvg tried 2, FedProx tried 1 combinations" in found.chosen
 
 
 @pytest.mark.parametrize(
@@ -455,7 +450,7 @@ def test_bad_tunings_are_one_line(arguments: dict[str, Any], line: str) -> None:
 
 STUDY = """
 rounds = 2
-seed = [0, 1, 2]
+seed = [0, 1]
 validation_share = 0.2
 target_accuracy = 0.5
 evaluation.gradients = false
@@ -548,22 +543,13 @@ cohort.clients_per_round = 3
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        (
-            "study.vary.stragglers=1",
-            "study.toml: study.vary.stragglers = 1; it must be a table fro",
-        ),
+        ("study.vary.stragglers=1", "study.toml: study.vary.stragglers = 1; it must be a table"),
         ("study.vary.x={a=1}", "study.toml: study.vary.x.a = 1; it must be a table of changes"),
-        (
-            "study.vary.seed={a={}}",
-            "study.toml: study.vary.seed: 'seed' is a column of every study",
-        ),
+        ("study.vary.seed={a={}}", "study.toml: study.vary.seed: 'seed' is a column of"),
         ("study.vary.x={a={rounds=0}}", "0 %, a, fedavg: rounds = 0; it must be a whole"),
         ("study.vary.x={a={rouns=1}}", "study.toml: 0 %, a, fedavg: the file: unknown key 'rouns'"),
         ("study.vary.x={a={seed=3}, b={seed=4}}", "study.toml: 0 %, b, fedavg: seed: all levels"),
-        (
-            "study.meassure='x'",
-            "study.toml: study: unknown key 'meassure'; did you mean 'measure'?",
-        ),
+        ("study.meassure='x'", "study.toml: study: unknown key 'meassure'; did you mean 'measure"),
         ("study.tuning={equl=true}", "study.toml: study.tuning: unknown key 'equl'; did you mean"),
         ("study.tuning={measure='test_loss'}", "study.toml: tuning.measure = 'test_loss'; it must"),
         ("study.against=feddyn", "against = 'feddyn'; the methods are fedavg, fedprox"),
@@ -598,7 +584,7 @@ SECTION = st.recursive(
     key=st.sampled_from(["vary", "measure", "against", "tuning", "data_per_seed", "x"]),
     value=SECTION,
 )
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(key: str, value: Any) -> None:
     table = tomllib.loads(STUDY)
     table["study"] = {key: value}
