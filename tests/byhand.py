@@ -28,20 +28,20 @@ DEVICES = fp.Population(step_seconds=[(9.0, 1.0, 9.0, 0.1)[k % 4] for k in range
 """Half of the clients never finish a step, a quarter do three at most, a quarter finish."""
 
 
-def ragged_runs(methods: Any, **changes: Any) -> list[Run]:
+def ragged_runs(methods: Any, **changes: Any) -> list[fp.Run]:
     """Runs on the clients of `ROWS`, few of which take part, with changes."""
     options: dict[str, Any] = {
         "federation": ragged_quadratics(0, ROWS),
         "model": quadratic_model(START),
         "methods": methods,
-        "solver": Solver([0.05, 0.1], 3, epochs=2),
-        "cohort": Cohort(5),
+        "solver": fp.Solver([0.05, 0.1], 3, epochs=2),
+        "cohort": fp.Cohort(5),
         "systems": SLOW,
         "population": DEVICES,
         "rounds": 11,
-        "evaluation": Evaluation(every=3, gradients=False),
+        "evaluation": fp.Evaluation(every=3, gradients=False),
     }
-    return simulate(**options | changes)
+    return fp.simulate(**options | changes)
 
 
 class Local(NamedTuple):

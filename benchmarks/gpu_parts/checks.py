@@ -25,8 +25,7 @@ from benchmarks.gpu_parts.part import Part
 from benchmarks.models import ROWS, Row, row_named
 from fedprox.devices.programs import PROGRAMS
 from fedprox.model import weighted_loss
-from tests import methods
-from tests.byhand import CLIENTS, START, beside_the_oracle
+from tests.byhand import CASES, beside_the_oracle
 
 Check = Callable[[], dict[str, Any]]
 
@@ -38,7 +37,7 @@ TESTS = (
 """The tests that matter on a GPU."""
 
 FOR_CPUS = (
-    "tests/algorithms/test_scaffold.py::test_runs_are_the_oracles[1-2-1]",
+    "tests/algorithms/test_oracles.py::test_runs_are_the_oracles[scaffold 1]",
     "tests/models/test_models.py::test_a_round_of_a_large_model_holds_few_copies_of_it",
 )
 """Those of them that need two devices, or the number of lanes that a CPU has."""
@@ -52,34 +51,15 @@ ENDING = 15.0
 SAME = 1e-3
 """Largest relative difference between results of equal precision."""
 
-METHODS: dict[str, Callable[[], None]] = {
-    "FedProx": lambda: beside_the_oracle(
-        fp.fedprox(mu=[0.0, 0.5]),
-        lambda hparams, _: methods.FedProx(START, CLIENTS, hparams["mu"]),
-    ),
-    "FedDyn": lambda: beside_the_oracle(
-        fp.feddyn(alpha=[0.3, 2.0]),
-        lambda hparams, _: methods.FedDyn(START, CLIENTS, hparams["alpha"]),
-    ),
-    "SCAFFOLD": lambda: beside_the_oracle(
-        fp.scaffold(server_learning_rate=0.8),
-        lambda _, federation: methods.Scaffold(START, len(federation), 2, 0.8),
-    ),
-    "FedSplit": lambda: beside_the_oracle(
-        fp.fedsplit(step_size=[0.5, 2.0], average="all"),
-        lambda hparams, _: methods.FedSplit(START, CLIENTS, hparams["step_size"], "all"),
-    ),
-    "FedNova": lambda: beside_the_oracle(
-        fp.fednova(mu=[0.0, 2.0]),
-        lambda hparams, _: methods.FedNova(START, CLIENTS, hparams["mu"]),
-    ),
-}
+ORACLES = ("fedprox", "feddyn", "scaffold 2", "fedsplit", "fednova")
+"""The cases of the tests' oracle that are checked."""
 
 
 def equals_the_oracle(name: str) -> dict[str, Any]:
     """A method's runs equal those of the NumPy oracle, stragglers and sweep points included."""
     with jax.default_matmul_precision("highest"):
-        METHODS[name]()
+        case = CASES[name]
+        beside_the_oracle(case.method, case.oracle, **case.options)
     return {}
 
 
@@ -200,7 +180,7 @@ def programs_compile_once() -> dict[str, Any]:
 
 
 CHECKS: dict[str, Check] = {
-    **{f"NumPy oracle: {name}": partial(equals_the_oracle, name) for name in METHODS},
+    **{f"NumPy oracle: {name}": partial(equals_the_oracle, name) for name in ORACLES},
     "three programs a run": programs_compile_once,
     "lanes: logistic": partial(lanes_agree, "logistic"),
     "lanes: FedDyn CNN": partial(lanes_agree, "FedDyn CNN"),
