@@ -34,6 +34,9 @@ BASE: dict[str, Any] = {
 measures of every test that needs no others, so that tests share compiled programs."""
 
 
+SELDOM: dict[str, Any] = {"evaluation": fp.Evaluation(every=2, gradients=False)}
+
+
 def runs(**changes: Any) -> list[fp.Run]:
     """The runs of `BASE` with changes."""
     return fp.simulate(**BASE | changes)

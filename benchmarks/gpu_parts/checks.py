@@ -42,7 +42,7 @@ FOR_CPUS = (
 )
 """Those of them that need two devices, or the number of lanes that a CPU has."""
 
-REHEARSED = f"{TESTS[0]}::test_same_seed_same_bits_and_another_seed_others"
+REHEARSED = f"{TESTS[0]}::test_fedavg_equals_the_numpy_loop_without_stragglers"
 """The test of a rehearsal."""
 
 ENDING = 15.0
@@ -189,8 +189,8 @@ CHECKS: dict[str, Check] = {
 }
 
 CHEAP = (
-    "NumPy oracle: FedProx",
-    "NumPy oracle: FedDyn",
+    "NumPy oracle: fedprox",
+    "NumPy oracle: feddyn",
     "three programs a run",
     "lanes: logistic",
     "step: logistic",

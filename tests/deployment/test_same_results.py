@@ -149,7 +149,7 @@ def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> No
     assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
 
 
-@pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"], "a sweep"))
+@pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"]))
 def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
     # as many rows on each node, whose programs are then the same
     rule = {"rule": "median"}

@@ -14,12 +14,12 @@ from fedprox import InputError
 from fedprox.loop import checkpoint, snapshot
 from fedprox.loop.train import Stopwatch
 from fedprox.report.table import notes_on
-from tests.settings import CASES, runs
+from tests.settings import SELDOM, runs
 
 
 def run(*callbacks: fp.Callback, **changes: Any) -> list[fp.Run]:
     methods = [fp.fedavg(), fp.fedprox(mu=[0.1, 1.0])]
-    usual = CASES["seldom"] | {"methods": methods, "rounds": 4, "seed": [0, 1]}
+    usual = SELDOM | {"methods": methods, "rounds": 4, "seed": [0, 1]}
     return runs(callbacks=callbacks, **usual | changes)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import fedprox as fp
 from tests import objectives
-from tests.settings import BASE, CASES, FEDERATION, never, runs
+from tests.settings import BASE, CASES, FEDERATION, SELDOM, never, runs
 from tests.variants import mostly_slow
 
 METHODS = {"fedprox": fp.fedprox(mu=0.1), "adaptive": fp.fedprox(mu=0.1, adapt=True)}
@@ -77,7 +77,7 @@ def test_a_stage_has_the_state_and_what_the_clients_did() -> None:
 
 
 def test_a_finished_loop_goes_on_with_more_rounds() -> None:
-    options = CASES["seldom"]
+    options = SELDOM
     *_, short = rounds(rounds=3, **options)  # its last record is of round 3
     *_, last = rounds(start=short, **options)
     assert last.run.history == simulated(**options).history

@@ -13,7 +13,7 @@ from fedprox.engine.compiled import layout as laying_out
 from fedprox.protocol.protocol import initial_params
 from tests import objectives, oracle
 from tests.objectives import first
-from tests.settings import BASE, CASES, FEDERATION, runs
+from tests.settings import BASE, FEDERATION, SELDOM, runs
 from tests.variants import mostly_slow
 
 
@@ -116,7 +116,7 @@ def test_seeds_methods_and_how_often_they_are_evaluated_change_no_bit() -> None:
     same(alone, there)
     assert losses(alone) == losses(there)
     assert losses(together[-1]) != losses(alone)
-    (seldom,) = runs(methods=method, seed=1, **CASES["seldom"])
+    (seldom,) = runs(methods=method, seed=1, **SELDOM)
     same(alone, seldom)
     assert losses(seldom) == [losses(alone)[t] for t in (0, 2, 4, 5)]
 
