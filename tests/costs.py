@@ -17,8 +17,8 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-PROGRAMS = 400
-"""Programs, of which each takes about two megabytes, after which a process lets all of them go."""
+PROGRAMS = 250
+"""Programs, of which each takes two to three megabytes, after which a process lets all of them go."""
 
 SLOWEST = 10
 """Tests that are named at the end."""

@@ -69,7 +69,7 @@ def table_of_case(name: str, file: Path) -> dict[str, Any]:
     return table_with(file, **model) | {"method": [method], "aggregation": {"rule": rule}}
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, "frozen"))
+@pytest.mark.parametrize("name", mostly_slow(CASES))
 def test_a_deployment_over_a_base_equals_the_simulation(name: str, tmp_path: Path) -> None:
     """With a client on each node, of as many rows, so that nodes share a program.
 

@@ -63,7 +63,7 @@ def listening(
     return noting
 
 
-@pytest.mark.parametrize("name", mostly_slow(CODECS, "random-k"))
+@pytest.mark.parametrize("name", mostly_slow(CODECS))
 def test_a_deployment_is_the_simulation_in_as_few_bytes(name: str, tmp_path: Path) -> None:
     method, more = MESSAGES[name]
     compression = CODECS[name] | more
