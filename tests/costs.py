@@ -18,7 +18,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
 PROGRAMS = 250
-"""Programs, of which each takes two to three megabytes, after which a process lets all of them go."""
+"""Programs after which a process lets all of them go; each takes two to three megabytes."""
 
 SLOWEST = 10
 """Tests that are named at the end."""

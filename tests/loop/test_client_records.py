@@ -222,7 +222,6 @@ def test_one_device_and_two_give_the_same() -> None:
             assert b.by_client is not None
             np.testing.assert_allclose(a.by_client.train_loss, b.by_client.train_loss, rtol=1e-4)
             for name in ("test_accuracy", "rounds", "steps"):
-                values = [getattr(each.by_client, name).tolist() for each in (a, b)]
-                assert values[0] == values[1], name
+                np.testing.assert_array_equal(*(getattr(each.by_client, name) for each in (a, b)))
         assert records[-1].by_client is not None
         assert records[-1].by_client.steps.any()
