@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,8 +18,8 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-PROGRAMS = 250
-"""Programs after which a process lets all of them go; each takes two to three megabytes."""
+KEPT_BYTES = 1.1e9
+"""Memory above which a process lets all programs go, of which each takes two to three megabytes."""
 
 SLOWEST = 10
 """Tests that are named at the end."""
@@ -27,6 +28,20 @@ SHOWN = 0.1
 """Processor seconds of a test that is worth naming."""
 
 SECONDS = "processor seconds"
+
+
+def peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory() -> int:
+    """The memory that this process has in bytes; its peak where the system does not say it."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return peak()
+    return int(pages.read_text().split()[1]) * resource.getpagesize()
 
 
 def let_go() -> None:
@@ -44,17 +59,15 @@ class Costs:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.begun, self.kept, self.rounds = 0.0, 0, 0
+        self.begun, self.rounds = 0.0, 0
         self.spent: dict[str, float] = {}
         self.workers: list[dict[str, int]] = []
         """Of each process that ran tests: its peak of memory in bytes, and programs of rounds."""
 
     def heard(self, event: str, duration_secs: float, **known: str | int) -> None:
-        """Count a program."""
+        """Count a program of rounds."""
         del duration_secs
-        if event == COMPILED:
-            self.kept += 1
-            self.rounds += known.get("fun_name") == "jit(rounds)"
+        self.rounds += event == COMPILED and known.get("fun_name") == "jit(rounds)"
 
     def pytest_sessionstart(self) -> None:
         jax.monitoring.register_event_duration_secs_listener(self.heard)
@@ -81,8 +94,7 @@ class Costs:
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Let programs go between two files, of which the next seldom needs those of the last."""
-        if self.kept > PROGRAMS and (nextitem is None or nextitem.path != item.path):
-            self.kept = 0
+        if (nextitem is None or nextitem.path != item.path) and memory() > KEPT_BYTES:
             let_go()
             gc.collect()
             with suppress(OSError, AttributeError):  # glibc keeps freed memory to itself
@@ -96,11 +108,7 @@ class Costs:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A run fails that compiled more programs of rounds than `--most-rounds`."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        own = {
-            "peak": unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            "rounds": self.rounds,
-        }
+        own = {"peak": peak(), "rounds": self.rounds}
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["costs"] = own
         elif not self.workers:
@@ -121,10 +129,10 @@ class Costs:
         for name, seconds in slowest:
             if seconds > SHOWN:
                 terminalreporter.line(f"{seconds:6.2f} {name}")
-        peak = max(w["peak"] for w in self.workers) / 1e9
+        most_memory = max(w["peak"] for w in self.workers) / 1e9
         count, most = sum(w["rounds"] for w in self.workers), self.config.getoption("most_rounds")
         bound = f"; at most {most} may be" if most else ""
         terminalreporter.line(
             f"{sum(self.spent.values()):.0f} processor seconds of tests; a process took at most "
-            f"{peak:.2f} GB; {count} programs of rounds were compiled{bound}"
+            f"{most_memory:.2f} GB; {count} programs of rounds were compiled{bound}"
         )
