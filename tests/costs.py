@@ -18,7 +18,7 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-KEPT_BYTES = 1.1e9
+KEPT_BYTES = 1.35e9
 """Memory above which a process lets all programs go, of which each takes two to three megabytes."""
 
 SLOWEST = 10
