@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedprox as fp
-from fedprox.devices.compilation_cache import use_default_compilation_cache
+from fedprox.devices.compilation_cache import use_compilation_cache, use_default_compilation_cache
 
 
 @pytest.fixture
@@ -52,6 +52,18 @@ def test_the_same_call_twice_compiles_once(unset: Path) -> None:
         jax.monitoring.unregister_event_listener(listen)
     assert found["cache_hits"] >= 2  # rounds and evaluation
     assert found["cache_misses"] == 0
+
+
+def test_a_folder_behind_two_links_is_one(unset: Path, tmp_path: Path) -> None:
+    """JAX's keys of programs hold the folder's name, so that programs would be compiled again."""
+    config: Any = jax.config
+    folders = []
+    for name in ("one", "other"):
+        link = tmp_path / name
+        link.symlink_to(unset.parent, target_is_directory=True)
+        use_compilation_cache(link / unset.name)
+        folders.append(config.jax_compilation_cache_dir)
+    assert folders[0] == folders[1]
 
 
 def test_jax_settings_are_left_as_they_are(unset: Path, tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def use_compilation_cache(folder: str | Path) -> None:
                 program.unlink()
 
     warnings.showwarning = remove_unreadable
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # JAX's keys of programs hold the folder's name, and must not change with a link to it
+    jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
     forget_cache_folder()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
