@@ -71,8 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.suffix == ".md":
             item.add_marker("slow")
     k, of = config.getoption("shard")
-    ours = [item for item in items if zlib.crc32(item.nodeid.split("::")[0].encode()) % of == k - 1]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(ours)])
+    ours, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        file = item.nodeid.split("::")[0].encode()
+        (ours if zlib.crc32(file) % of == k - 1 else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = ours
 
 

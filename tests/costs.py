@@ -18,7 +18,7 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-KEPT_BYTES = 1.35e9
+MOST_MEMORY = 1.35e9
 """Memory above which a process lets all programs go, of which each takes two to three megabytes."""
 
 SLOWEST = 10
@@ -94,7 +94,7 @@ class Costs:
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Let programs go between two files, of which the next seldom needs those of the last."""
-        if (nextitem is None or nextitem.path != item.path) and memory() > KEPT_BYTES:
+        if (nextitem is None or nextitem.path != item.path) and memory() > MOST_MEMORY:
             let_go()
             gc.collect()
             with suppress(OSError, AttributeError):  # glibc keeps freed memory to itself
@@ -129,10 +129,10 @@ class Costs:
         for name, seconds in slowest:
             if seconds > SHOWN:
                 terminalreporter.line(f"{seconds:6.2f} {name}")
-        most_memory = max(w["peak"] for w in self.workers) / 1e9
+        gigabytes = max(w["peak"] for w in self.workers) / 1e9
         count, most = sum(w["rounds"] for w in self.workers), self.config.getoption("most_rounds")
         bound = f"; at most {most} may be" if most else ""
         terminalreporter.line(
             f"{sum(self.spent.values()):.0f} processor seconds of tests; a process took at most "
-            f"{most_memory:.2f} GB; {count} programs of rounds were compiled{bound}"
+            f"{gigabytes:.2f} GB; {count} programs of rounds were compiled{bound}"
         )

@@ -35,6 +35,7 @@ measures of every test that needs no others, so that tests share compiled progra
 
 
 SELDOM: dict[str, Any] = {"evaluation": fp.Evaluation(every=2, gradients=False)}
+"""Measures after every second round."""
 
 
 def runs(**changes: Any) -> list[fp.Run]:

@@ -244,17 +244,17 @@ def changed(
     return changing
 
 
-def watched(
-    answer: Callable[[Parcel], Parcel], see: Callable[[dict[str, Any], Parcel], object]
+def overheard(
+    answer: Callable[[Parcel], Parcel], hear: Callable[[Parcel, Parcel], object]
 ) -> Callable[[Parcel], Parcel]:
-    """A node of which a function sees the head of each request, and the answer."""
+    """A node of which a function hears each request and its answer."""
 
-    def watching(parcel: Parcel) -> Parcel:
+    def answering(parcel: Parcel) -> Parcel:
         answered = answer(parcel)
-        see(json.loads(parcel.head), answered)
+        hear(parcel, answered)
         return answered
 
-    return watching
+    return answering
 
 
 def described(**values: Any) -> dict[str, Any]:

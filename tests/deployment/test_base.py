@@ -1,6 +1,5 @@
 """Runs over a base: each node has the frozen values, and nothing of them travels."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,14 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_file import read_node_file
 from fedprox.deployment.policy import Policy
 from fedprox.experiment import parse, resolve
-from tests.deployment.federations import apart, deployed, nodes_of, simulated, table_of
+from tests.deployment.federations import (
+    apart,
+    deployed,
+    nodes_of,
+    overheard,
+    simulated,
+    table_of,
+)
 from tests.variants import mostly_slow
 
 MODEL = {"name": "mlp", "hidden": [6]}
@@ -35,17 +41,6 @@ def table_with(path: Path, **model: Any) -> dict[str, Any]:
         whole = resolve(parse("test", plain)).model
         fp.save_model(path, whole.init(jax.random.key(5)))
     return plain | {"model": MODEL | model, "initial": str(path)}
-
-
-def heard(answer: Callable[[Parcel], Parcel], traffic: bytearray) -> Callable[[Parcel], Parcel]:
-    """A node, all of whose traffic is noted."""
-
-    def heard_answer(parcel: Parcel) -> Parcel:
-        answered = answer(parcel)
-        traffic.extend(parcel.head + parcel.body + answered.head + answered.body)
-        return answered
-
-    return heard_answer
 
 
 def with_another_bias(file: Path, layer: int) -> str:
@@ -79,7 +74,11 @@ def test_a_deployment_over_a_base_equals_the_simulation(name: str, tmp_path: Pat
     table = table_of_case(name, file) | {"client_rows": 30}
     table |= {"data": table["data"] | {"clients": 2}, "cohort": {"clients_per_round": 2}}
     nodes = nodes_of(table, tmp_path, policy=Policy(base=with_another_bias(file, 1)))
-    (run,) = deployed(table, [heard(node.answer, traffic) for node in nodes])
+
+    def hear(*both: Parcel) -> None:
+        traffic.extend(b"".join(each.head + each.body for each in both))
+
+    (run,) = deployed(table, [overheard(node.answer, hear) for node in nodes])
     (other,) = simulated(table)
     assert run.params.keys() == other.params.keys()
     whole = resolve(parse("test", table)).model.whole

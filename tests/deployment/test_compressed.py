@@ -1,7 +1,6 @@
 """Compressed messages of deployments: those of simulations, and as large as their bits."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,14 @@ from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError
 from fedprox.parts.codecs import Codec, code_bytes, code_of_bytes, code_shapes
-from tests.deployment.federations import changed, deployed, nodes_of, simulated, table_of
+from tests.deployment.federations import (
+    changed,
+    deployed,
+    nodes_of,
+    overheard,
+    simulated,
+    table_of,
+)
 from tests.deployment.test_same_results import check
 from tests.variants import mostly_slow
 
@@ -46,23 +52,6 @@ AROUND = 700
 """Most bytes of a message beside its codes."""
 
 
-def listening(
-    answer: Callable[[Parcel], Parcel], sizes: list[tuple[int, int, int]]
-) -> Callable[[Parcel], Parcel]:
-    """A node whose answers to "train" are noted: their clients, and the bytes of their arrays.
-
-    And those of the request.
-    """
-
-    def noting(parcel: Parcel) -> Parcel:
-        answered, head = answer(parcel), json.loads(parcel.head)
-        if head["kind"] == "train":
-            sizes.append((len(head["work"]["names"]), len(answered.body), len(parcel.body)))
-        return answered
-
-    return noting
-
-
 @pytest.mark.parametrize("name", mostly_slow(CODECS))
 def test_a_deployment_is_the_simulation_in_as_few_bytes(name: str, tmp_path: Path) -> None:
     method, more = MESSAGES[name]
@@ -70,7 +59,14 @@ def test_a_deployment_is_the_simulation_in_as_few_bytes(name: str, tmp_path: Pat
     cohort, evaluation = {"clients_per_round": 4}, {"every": 1, "gradients": False}
     table = table_of(method, compression=compression, cohort=cohort, evaluation=evaluation)
     sizes: list[tuple[int, int, int]] = []
-    nodes = [listening(node.answer, sizes) for node in nodes_of(table, tmp_path)]
+
+    def hear(request: Parcel, answer: Parcel) -> None:
+        """Note the clients of "train", and the bytes of arrays in both directions."""
+        head = json.loads(request.head)
+        if head["kind"] == "train":
+            sizes.append((len(head["work"]["names"]), len(answer.body), len(request.body)))
+
+    nodes = [overheard(node.answer, hear) for node in nodes_of(table, tmp_path)]
     theirs, ours = simulated(table), deployed(table, nodes)
     check(theirs, ours)
     setting, params = fp.Compression(**compression), ours[0].params

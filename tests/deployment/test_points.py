@@ -1,5 +1,6 @@
 """Sweep points of a deployed method do not change one another."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedprox.algorithms.feddane import State
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import REPORTS, Policy
 from tests.deployment.conftest import Fresh
-from tests.deployment.federations import changed, deployed, table_of, vector, watched
+from tests.deployment.federations import changed, deployed, overheard, table_of, vector
 
 SCALED = f"{__name__}:scaled"
 
@@ -83,14 +84,14 @@ def test_an_exchange_reads_the_participation_of_the_cohort_that_trains(
     site, names = fresh(tmp_path)[0], list[str]()
     site.node.policy = Policy(methods=[SCALED], report=list(REPORTS))
 
-    def see(head: dict[str, Any], answer: Parcel) -> None:
-        del answer
+    def hear(request: Parcel, _: Parcel) -> None:
+        head = json.loads(request.head)
         names.extend(head["work"]["names"] if head["kind"] == "train" else [])
 
     def model() -> Any:
         table = table_of({"name": SCALED}, rounds=1, cohort={"clients_per_round": 1})
         table["evaluation"] = {"gradients": False}
-        (run,) = deployed(table, [watched(site.answer, see)])
+        (run,) = deployed(table, [overheard(site.answer, hear)])
         return vector(run.params)
 
     whole, ours, federation = scaled, model(), site.node.federation

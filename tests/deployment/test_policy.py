@@ -30,9 +30,9 @@ from tests.deployment.federations import (
     Site,
     changed,
     deployed,
+    overheard,
     table_of,
     vector,
-    watched,
 )
 
 ALL = table_of(
@@ -269,13 +269,13 @@ def test_measures_are_those_of_the_nodes_that_report_them(fresh: Fresh, tmp_path
 def test_a_node_sends_nothing_that_it_does_not_report(fresh: Fresh, tmp_path: Path) -> None:
     (site, other), sent = fresh(tmp_path), []
 
-    def see(head: dict[str, Any], answer: Parcel) -> None:
-        if head["kind"] == "evaluate":
+    def hear(request: Parcel, answer: Parcel) -> None:
+        if json.loads(request.head)["kind"] == "evaluate":
             assert unpack_answer(answer).withheld == ["accuracy", "metrics", "gradients"]
             sent.append(set(unpack_arrays(answer.body)))
 
     site.node.policy = Policy(report=["loss"])
-    deployed(GRADIENTS, [watched(site.answer, see), other.answer])
+    deployed(GRADIENTS, [overheard(site.answer, hear), other.answer])
     expected = {"loss", "weight", "unmeasured", "test/loss['sum']", "test/loss['rows']"}
     assert sent == [expected, expected]
 
@@ -396,14 +396,15 @@ def test_no_sum_of_gradients_or_losses_is_of_fewer_clients(
     one.node.policy = two.node.policy = Policy(report=["loss", "gradients"], fewest_clients=2)
     answered: dict[tuple[str, int], list[bool]] = {}
 
-    def see(head: dict[str, Any], answer: Parcel) -> None:
+    def hear(request: Parcel, answer: Parcel) -> None:
+        head = json.loads(request.head)
         if head["work"] is not None and not unpack_answer(answer).lacks:
             case = head["kind"], len(head["work"]["names"])
             answered.setdefault(case, []).append(bool(answer.body))
 
     table = table_of(method, rounds=4, cohort={"clients_per_round": 2})
     with caplog.at_level(logging.WARNING):
-        (run,) = deployed(table, [watched(one.answer, see), two.answer])
+        (run,) = deployed(table, [overheard(one.answer, hear), two.answer])
     assert {kind for kind, clients in answered if clients == 1} >= kinds
     for (kind, clients), sent in answered.items():
         assert all(sent) == (clients > 1 or kind not in kinds), (kind, clients)
@@ -428,13 +429,13 @@ def test_clients_that_are_left_out_do_not_count(
     monkeypatch.setattr(NodeMethod, "evaluate", some)
     sent: list[set[str]] = []
 
-    def see(head: dict[str, Any], answer: Parcel) -> None:
+    def hear(request: Parcel, answer: Parcel) -> None:
         nonlocal left_out
-        if head["kind"] == "evaluate":
+        if json.loads(request.head)["kind"] == "evaluate":
             sent.append(set(unpack_arrays(answer.body)))
             left_out = 1
 
-    deployed(ALL, [watched(one.answer, see), two.answer])
+    deployed(ALL, [overheard(one.answer, hear), two.answer])
     assert "loss" in sent[0]
     assert sent[-1] == {"test/accuracy['sum']", "test/accuracy['rows']"}
 

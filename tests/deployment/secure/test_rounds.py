@@ -43,6 +43,7 @@ from tests.deployment.federations import (
     Site,
     apart,
     deployed,
+    overheard,
     table_of,
     unreliable,
     vector,
@@ -114,12 +115,7 @@ Heard = list[tuple[Parcel, Parcel]]
 
 def heard(site: Site, seen: Heard) -> Callable[[Parcel], Parcel]:
     """What the site answers, which is kept with what it was asked."""
-
-    def answer(parcel: Parcel) -> Parcel:
-        seen.append((parcel, site.answer(parcel)))
-        return seen[-1][1]
-
-    return answer
+    return overheard(site.answer, lambda *both: seen.append(both))
 
 
 def test_bytes_are_those_of_all_stages(sites: list[Site]) -> None:
