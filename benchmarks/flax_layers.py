@@ -25,7 +25,7 @@ from rich.table import Table
 
 import fedprox as fp
 from fedprox.model import cross_entropy
-from fedprox.model.nnx_functions import functions_of
+from fedprox.model.flax_functions import of_nnx
 
 BATCH = 10
 CLASSES = 10
@@ -170,7 +170,7 @@ def rounds_of(data: fp.Federation, model: fp.Model, rounds: int) -> fp.Run:
 
 def alone(data: fp.Federation, module: Callable[[nnx.Rngs], Any]) -> Callable[[int], object]:
     """(number) -> as many steps of the module by itself, called from Python."""
-    init, apply, *_ = functions_of(module)
+    init, apply, *_ = of_nnx(module)
     params = init(jax.random.key(0))
     x, y = (jnp.asarray(a[:BATCH]) for a in data.train.client(0))
 

@@ -81,6 +81,19 @@ VARIANTS = {
 }
 """The variants by a short name."""
 
+OF_STATE = {
+    "silobn": Variant("silobn", "silobn"),
+    "fedbn": Variant("fedbn", "fedbn"),
+    "scaffold": Variant("scaffold", "scaffold"),
+    "ditto": Variant("ditto lam=0.5", "ditto", lam=0.5),
+    "fedrep": Variant(
+        "fedrep own head own model state", "fedrep", parts=["head"], model_state="own"
+    ),
+    "ifca": Variant("ifca k=2", "ifca", k=2),
+}
+"""Those that are tried with a model that has state: methods for such models, and of others those
+whose clients have models of their own."""
+
 SAMPLED = {name: each for name, each in VARIANTS.items() if not each.method.everyone}
 """Those whose rounds need only a part of the clients."""
 

@@ -10,6 +10,7 @@ from fedprox.algorithms import (
     ditto,
     fedadmm,
     fedavg,
+    fedbn,
     fedcm,
     feddane,
     feddc,
@@ -34,6 +35,7 @@ from fedprox.algorithms import (
     scaffnew,
     scaffold,
     server,
+    silobn,
 )
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.mesh import use_cpu_devices
@@ -49,7 +51,7 @@ from fedprox.loop.simulate import rounds, simulate
 from fedprox.loop.snapshot import Stage
 from fedprox.measures import Fairness, fairness
 from fedprox.metrics import Metric
-from fedprox.model import Model
+from fedprox.model import Model, Variables
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
@@ -125,6 +127,7 @@ __all__ = [
     "Systems",
     "Target",
     "Tuning",
+    "Variables",
     "Vectors",
     "Windows",
     "centralised",
@@ -136,6 +139,7 @@ __all__ = [
     "fairness",
     "fedadmm",
     "fedavg",
+    "fedbn",
     "fedcm",
     "feddane",
     "feddc",
@@ -179,6 +183,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "server",
+    "silobn",
     "simulate",
     "study",
     "table",

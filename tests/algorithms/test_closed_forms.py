@@ -37,7 +37,7 @@ from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.fedprox import ADAPTIVE_MU
 from fedprox.protocol.method import label, sweep_points
 from fedprox.report.table import warnings_on
-from tests.catalogue import VARIANTS
+from tests.catalogue import OF_STATE, VARIANTS
 from tests.methods import FedProx, gradient
 from tests.methods import run as follow
 from tests.quadratics import (
@@ -204,7 +204,8 @@ def test_a_label_is_the_name_the_variant_and_the_numbers(method: Algorithm, expe
 
 
 def test_every_method_has_a_variant_for_the_tests_of_all_methods() -> None:
-    assert {variant.keys["name"] for variant in VARIANTS.values()} == set(ALGORITHMS)
+    variants = *VARIANTS.values(), *OF_STATE.values()
+    assert {variant.keys["name"] for variant in variants} == set(ALGORITHMS)
 
 
 def test_numbers_with_the_same_label_are_refused() -> None:

@@ -43,11 +43,11 @@ SERVER = ("init", "params", "evaluated", "update")
 STATE = (*(f"server.{name}" for name in SERVER), "first.probe", "first.exchange")
 CLIENTS = (
     *("subproblem", "client.message", "client.state", "client.memory"),
-    *("server.received", "personal"),
+    *("server.received", "client.model_state", "personal"),
 )
 STATELESS = (
     *("client.solver", "client.round_steps", "client.objective", "client.size", "client.possible"),
-    *("adapt", "first.sent"),
+    *("adapt", "first.sent", "inside"),
 )
 
 

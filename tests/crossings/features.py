@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
+from fedprox.algorithms.model_state import with_own_layers
 from fedprox.deployment.policy import REPORTS, Policy
 from fedprox.errors import InputError
 from fedprox.experiment import parse, resolve
@@ -66,7 +67,40 @@ def model(federation: fp.Federation) -> fp.Model:
     return MODEL
 
 
+def normalized(federation: fp.Federation) -> fp.Model:
+    """The same with batch normalization between them, whose statistics are a state."""
+    del federation
+    return NORMALIZED
+
+
+def init_normalized(key: jax.Array) -> Any:
+    return init(key) | {"norm": {"scale": jnp.ones(HIDDEN)}}
+
+
+def statistics(key: jax.Array) -> Any:
+    del key
+    return {"norm": {"mean": jnp.zeros(HIDDEN), "var": jnp.ones(HIDDEN)}, "steps": jnp.int32(0)}
+
+
+def apply_normalized(params: Any, state: Any, x: jax.Array) -> jax.Array:
+    norm = state["norm"]
+    unit = (x @ params["body"] - norm["mean"]) / jnp.sqrt(norm["var"] + 0.01)
+    outputs: jax.Array = jnp.tanh(params["norm"]["scale"] * unit) @ params["head"]
+    return outputs
+
+
+def train_normalized(params: Any, state: Any, x: jax.Array, key: Any, mask: Any) -> Any:
+    del key
+    h = x @ params["body"]
+    mean, var = (f(h, axis=0, where=mask[:, None]) for f in (jnp.mean, jnp.var))
+    now = {"norm": {"mean": mean, "var": var}}
+    moved = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, {"norm": state["norm"]}, now)
+    return apply_normalized(params, now, x), moved | {"steps": state["steps"] + 1}
+
+
+NORMALIZED = fp.Model(init_normalized, apply_normalized, train=train_normalized, state=statistics)
 MODEL_NAME, METHOD_NAME = f"{__name__}:model", "tests.crossings.method:everything"
+WITH_STATE = f"{__name__}:normalized"
 TABLE = table_of(
     cohort={"clients_per_round": 4},
     model={"name": MODEL_NAME},
@@ -75,7 +109,9 @@ TABLE = table_of(
 )
 """All clients take part, two on each node, so that nodes share a program."""
 
-POLICY = Policy(methods=[*Policy().methods, METHOD_NAME], models=[MODEL_NAME], report=list(REPORTS))
+POLICY = Policy(
+    methods=[*Policy().methods, METHOD_NAME], models=[MODEL_NAME, WITH_STATE], report=list(REPORTS)
+)
 ROUNDS, CLIENTS = TABLE["rounds"], 4
 EMPTY = 1
 """The round without clients, and how many rounds are done when a run is cut off."""
@@ -91,9 +127,22 @@ def settings_of(method: fp.Algorithm) -> dict[str, Any]:
     return settings | {"faults": None} if method.everyone else settings
 
 
-@functools.cache
 def base() -> dict[str, Any]:
-    return resolve(parse("test", TABLE | {"method": [{"name": "fedavg"}]})).settings
+    return _of_model(TABLE["model"]["name"])
+
+
+@functools.cache
+def _of_model(name: str) -> dict[str, Any]:
+    table = TABLE | {"model": {"name": name}, "method": [{"name": "fedavg"}]}
+    return resolve(parse("test", table)).settings
+
+
+@contextmanager
+def with_state() -> Iterator[None]:
+    """The table's model has a state."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TABLE, "model", {"name": WITH_STATE})
+        yield
 
 
 def runs(method: fp.Algorithm, **options: Any) -> list[fp.Run]:
@@ -224,6 +273,7 @@ class Feature(NamedTuple):
         """The line by which the library's own table refuses a method beside it; "" if it fits."""
         defaults = {each.name: each.default for each in fields(Protocol)}
         settings = SimpleNamespace(**defaults | settings_of(method) | dict(self.settings))
+        method = with_own_layers(method, settings.model.shapes)
         try:
             check_case(Case(settings, method, method.solver(settings.solver), self.place))
         except InputError as error:

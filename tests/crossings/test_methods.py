@@ -1,26 +1,39 @@
 """Every method beside every feature: what must hold does, or the library's table refuses both."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from fedprox.engine.compiled import layout
 from fedprox.errors import InputError
-from tests.catalogue import VARIANTS, Variant
-from tests.crossings.features import METHOD_NAME, TABLE_OF_FEATURES
+from tests.catalogue import OF_STATE, VARIANTS, Variant
+from tests.crossings.features import METHOD_NAME, TABLE_OF_FEATURES, with_state
 from tests.variants import mostly_slow
 
-METHODS = VARIANTS | {"everything": Variant("everything", METHOD_NAME)}
+STATEFUL = {f"{name} of a state": each for name, each in OF_STATE.items()}
+"""Methods whose model has a state."""
+
+METHODS = VARIANTS | STATEFUL | {"everything": Variant("everything", METHOD_NAME)}
 
 NO_CLIENTS = ("centralised", "fault"), ("centralised", "empty round")
 """One client holds all rows."""
 
-REFUSALS = {
-    (name, feature): line
-    for name, variant in METHODS.items()
-    for feature, column in TABLE_OF_FEATURES.items()
-    if (line := column.refusal(variant.method))
-}
+
+def of_model(name: str) -> AbstractContextManager[None]:
+    """With the model of a method's crossings."""
+    return with_state() if name in STATEFUL else nullcontext()
+
+
+def refusals(name: str) -> dict[tuple[str, str], str]:
+    """The lines by which the library's table refuses features beside a method."""
+    with of_model(name):
+        columns = TABLE_OF_FEATURES.items()
+        found = {(name, each): column.refusal(METHODS[name].method) for each, column in columns}
+    return {crossing: line for crossing, line in found.items() if line}
+
+
+REFUSALS = {crossing: line for name in METHODS for crossing, line in refusals(name).items()}
 CROSSINGS = [
     (name, feature)
     for name in METHODS
@@ -31,6 +44,9 @@ FAST = [
     *(each for each in CROSSINGS if each[0] == "everything"),
     ("fedavg", "codec"),
     ("adaptive mu", "deployment"),
+    ("fedbn of a state", "checkpoint"),
+    ("scaffold of a state", "deployment"),
+    ("silobn of a state", "codec"),
 ]
 """Those of one method that has all that is kept, and of others what does not fit it."""
 
@@ -44,13 +60,14 @@ def _shapes_of_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("crossing", mostly_slow(CROSSINGS, *FAST), ids=" beside ".join)
 def test_a_method_beside_a_feature(crossing: tuple[str, str], tmp_path: Path) -> None:
     name, feature = crossing
-    TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
+    with of_model(name):
+        TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
 
 
 @pytest.mark.parametrize("feature", TABLE_OF_FEATURES)
 def test_what_does_not_fit_is_refused(feature: str, tmp_path: Path) -> None:
     for (name, other), line in REFUSALS.items():
         if other == feature:
-            with pytest.raises(InputError) as refused:
+            with of_model(name), pytest.raises(InputError) as refused:
                 TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
             assert str(refused.value) == line

@@ -19,6 +19,7 @@ from fedprox.parts import compatible
 from fedprox.parts.compatible import ROWS, Case, Chosen, Row, check_case
 from fedprox.protocol.protocol import Protocol
 from tests.changes import changed
+from tests.model import batch_norm
 from tests.objectives import MODEL
 from tests.settings import ADAPTERS, BASE, FEDERATION, half, halves, privacy
 
@@ -84,6 +85,7 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "initial": {"initial": MODEL.init(jax.random.key(2))},
     "AUGMENTATION": {"federation": dataclasses.replace(FEDERATION, augment=augmented)},
     "RANDOM_OUTPUTS": {"model": dataclasses.replace(MODEL, train=random)},
+    "MOVING_STATE": {"model": batch_norm.MODEL},
     "NO_ADAPTERS": {"model": MODEL},
     "OTHER_MESSAGES": {"method": fp.fednova(0.1)},
     "COMPUTED_MODEL": {"changes": {"server.params": doubled}},

@@ -7,6 +7,7 @@ from fedprox.algorithms.base import Algorithm, First, OnClient, OnServer
 from fedprox.algorithms.ditto import ditto
 from fedprox.algorithms.fedadmm import fedadmm
 from fedprox.algorithms.fedavg import centralised, fedavg, fedexp, fedopt, fedsgd
+from fedprox.algorithms.fedbn import fedbn, silobn
 from fedprox.algorithms.fedcm import fedcm
 from fedprox.algorithms.feddane import feddane
 from fedprox.algorithms.feddc import feddc
@@ -49,6 +50,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "feddc": feddc,
     "fedlc": fedlc,
     "fedgkd": fedgkd,
+    "silobn": silobn,
+    "fedbn": fedbn,
     "fedper": fedper,
     "fedrep": fedrep,
     "ifca": ifca,
@@ -65,6 +68,7 @@ __all__ = [
     "ditto",
     "fedadmm",
     "fedavg",
+    "fedbn",
     "fedcm",
     "feddane",
     "feddc",
@@ -89,4 +93,5 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "server",
+    "silobn",
 ]

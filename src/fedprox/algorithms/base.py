@@ -60,6 +60,9 @@ Stragglers = Literal["keep", "drop"]
 Average = Literal["rows", "clients"]
 """The weights of the server's mean: a client's training rows, or 1 for each client."""
 
+ModelState = Literal["mean", "own", "own layers", "server"]
+"""What becomes of a model's state that is not trained; see `Algorithm.with_model_state`."""
+
 ExchangeCohort = Literal["another", "own"]
 """The cohort of a first exchange: one drawn independently, or the round's clients that work."""
 
@@ -82,6 +85,7 @@ class ClientContext(NamedTuple):
             `First.labels`; else None.
         probed: :math:`F_k` of each model of `First.probe`, shape (models,); None without.
         columns: What the parts of a run tell the client, by name, such as "rank".
+        model_state: The client's current state of the model, if `OnClient.model_state`; else None.
     """
 
     gradient: Params
@@ -92,6 +96,7 @@ class ClientContext(NamedTuple):
     labels: Any = None
     probed: Any = None
     columns: Mapping[str, jax.Array] = {}
+    model_state: Any = None
 
 
 class Batch(NamedTuple):
@@ -366,6 +371,8 @@ class OnClient(NamedTuple):
         keeps_sent: Whether what a client keeps must follow from its update as it arrives. With
             `fedprox.Compression`, `message` is then asked for the client's state with the
             parameters that the server receives.
+        model_state: (state, context) -> the state of the model from which the client begins; None
+            for a model without. A method need not say: see `Algorithm.with_model_state`.
 
     Example:
         Clients that send the signs of their updates:
@@ -388,6 +395,7 @@ class OnClient(NamedTuple):
     size: Callable[[Message], jax.Array] = optax.tree.norm
     possible: Callable[[HParams, Message, jax.Array], jax.Array] | None = None
     keeps_sent: bool = False
+    model_state: Callable[[State, ClientContext], Any] | None = None
 
 
 class OnServer(NamedTuple):
@@ -527,8 +535,12 @@ class Algorithm(NamedTuple):
             would: the centralised baseline.
         not_private: Why clipping a message as a whole and adding noise does not fit the method, for
             the message that refuses `fedprox.Privacy`; empty if it does.
-        fixed: What the method's theory fixes, with the reason: "server", "stragglers" or "average",
-            for the messages of `with_server`, `with_stragglers` and `with_average`.
+        fixed: What the method's theory fixes, with the reason: "server", "stragglers", "average" or
+            "model_state", for the messages of `with_server`, `with_stragglers` and the others.
+        model_state: What becomes of the model's state that is not trained, if it has one; see
+            `with_model_state`.
+        inside: (a function of methods) -> this method with the function's result in place of the
+            method inside it; None if there is none.
 
     Example:
         FedProx in five lines:
@@ -558,6 +570,8 @@ class Algorithm(NamedTuple):
     pooled: bool = False
     not_private: str = ""
     fixed: Mapping[str, str] = {}
+    model_state: ModelState = "mean"
+    inside: Callable[[Callable[["Algorithm"], "Algorithm"]], "Algorithm"] | None = None
 
     @property
     def own_parts(self) -> tuple[str, ...]:
@@ -591,15 +605,17 @@ class Algorithm(NamedTuple):
         return len(jax.tree.leaves(models)[0])
 
     def begun(self, state: State, context: ClientContext) -> ClientContext:
-        """What a client knows before its first step: the context with its memory, if any.
+        """What a client knows before its first step: with its memory and the model's state, if any.
 
         Args:
             state: The server's state.
-            context: The context without memory.
+            context: The context without these.
         """
-        if self.client.memory is None:
-            return context
-        return context._replace(memory=self.client.memory.init(state, context))
+        memory, model_state = self.client.memory, self.client.model_state
+        return context._replace(
+            memory=memory and memory.init(state, context),
+            model_state=model_state and model_state(state, context),
+        )
 
     def with_server(self, rule: ServerRule) -> "Algorithm":
         """The same method with another rule for the server's step.
@@ -665,6 +681,37 @@ class Algorithm(NamedTuple):
         """
         words = {"rows": "mean by rows", "clients": "plain mean"}
         return self._with("average", average, get_args(Average), words.get(average, ""))
+
+    def with_model_state(self, model_state: ModelState) -> "Algorithm":
+        """The same method, which does something else with a model's state that is not trained.
+
+        Such a state, like the running means and variances of batch normalization, moves with each
+        mini-batch of a client that trains.
+
+        Args:
+            model_state: "mean": clients begin with the server's state, which becomes the mean of
+                theirs, weighted as their messages are. "own": each client begins with its own, and
+                the server's evaluation uses the mean; with FedAvg this is SiloBN. "own layers": the
+                same, and the parameters of the layers that have a state stay on the clients too;
+                with FedAvg this is FedBN. "server": clients compute with the initial state, such as
+                that of a pre-trained model, as evaluations do, and without dropout.
+
+        Returns:
+            The method; its variant says what differs.
+
+        Raises:
+            InputError: If the method's theory fixes it, or it has another value. Later, if the
+                model has no state.
+
+        Example:
+            >>> import fedprox as fp
+            >>> fp.fedprox(mu=0.1).with_model_state("own").variant
+            'own model state'
+        """
+        words = {"mean": "mean model state", "own": "own model state"}
+        words |= {"own layers": "own layers with state", "server": "the server's model state"}
+        allowed, word = get_args(ModelState), words.get(model_state, "")
+        return self._with("model_state", model_state, allowed, word)
 
     def _with(self, field: str, value: str, allowed: Any, word: str) -> "Algorithm":
         """The method with another value of a field that its variant then names."""

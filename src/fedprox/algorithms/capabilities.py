@@ -56,7 +56,13 @@ EVALUATES = Capability(
     "it evaluates another model than it sends", lambda m: m.server.evaluated is not None
 )
 
-KEEPS_STATE = Capability("its clients keep a state", lambda m: m.client.state is not None)
+OWN_STATE = ("own", "own layers")
+"""What a method says of the model's state if each client has its own."""
+
+KEEPS_STATE = Capability(
+    "its clients keep a state",
+    lambda m: m.client.state is not None or m.model_state in OWN_STATE,
+)
 MESSAGE_STATE = Capability(
     "its clients keep a state that belongs to what they sent",
     lambda m: (
@@ -66,7 +72,10 @@ MESSAGE_STATE = Capability(
         and not m.client.keeps_sent
     ),
 )
-OWN_MODELS = Capability("its clients have models of their own", lambda m: m.personal is not None)
+OWN_MODELS = Capability(
+    "its clients have models of their own",
+    lambda m: m.personal is not None or m.model_state in OWN_STATE,
+)
 SECOND_PROBLEM = Capability(
     "its clients train a second model on the same rows",
     lambda m: m.personal is not None and m.personal.subproblem is not None,

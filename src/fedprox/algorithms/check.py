@@ -6,7 +6,6 @@ is reported by its name.
 """
 
 import math
-from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from fedprox.algorithms import base
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, classes_of, dotted, rows_like
+from fedprox.model import Model, Params, at_state, classes_of, dotted, rows_like, trainable
 from fedprox.precision import real_type, require_for_all_threads
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
@@ -126,7 +125,8 @@ def check_objective(algorithm: base.Algorithm, model: Model, federation: Federat
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     key = None if model.train is None else jax.eval_shape(lambda: jax.random.key(0))
     weights: Any = jax.ShapeDtypeStruct(x.shape[:1], real_type())
-    batch, params = base.Batch(x, y, weights, key), model.shapes
+    batch, whole = base.Batch(x, y, weights, key), model.shapes
+    params, moves = trainable(whole), algorithm.model_state != "server"
     what = f"{algorithm.name}: objective(model, params, batch, given)"
     for objective, subproblem in pairs:
         if objective:
@@ -137,8 +137,16 @@ def check_objective(algorithm: base.Algorithm, model: Model, federation: Federat
             context = context_shape(algorithm, params, own, classes)
             context = jax.eval_shape(algorithm.begun, state, context)
             given = jax.eval_shape(subproblem, state, _hparams(algorithm), context).given
-            number, function = ("a number", scalar()), partial(objective, model)
-            _gives(what, number, function, params, batch, given, given={"given": given})
+
+            def of_model(whole: Params, batch: base.Batch, given: Any, f: Any = objective) -> Any:
+                """The objective of a model without state, which one with state is at a state."""
+                if not model.state:
+                    return f(model, whole, batch, given)
+                now = at_state(model, whole.state, batch.weights > 0, moves=moves)
+                return f(now, whole.params, batch, given)
+
+            number = "a number", scalar()
+            _gives(what, number, of_model, whole, batch, given, given={"given": given})
 
 
 def message_shape(algorithm: base.Algorithm, params: Params) -> base.Message:
@@ -160,7 +168,7 @@ def context_shape(
         jax.ShapeDtypeStruct((count,), real_type()) for count in (classes, algorithm.probed(params))
     )
     return base.ClientContext(
-        params if first.gradient else None,
+        trainable(params) if first.gradient else None,
         client_state,
         relative_size=scalar(),
         loss=scalar() if first.loss else None,
@@ -226,9 +234,10 @@ def _check_functions(algorithm: base.Algorithm, params: Params) -> tuple[base.St
         algorithm.client,
         algorithm.first,
     )
-    hparams, model = _hparams(algorithm), ("the model", params)
+    hparams, whole, params = _hparams(algorithm), params, trainable(params)
+    model = "the model", whole
     require_whole(f"{name}: starts", server.starts)
-    state = shapes_of(f"{name}: init(params)", algorithm.initial, *[params] * server.starts)
+    state = shapes_of(f"{name}: init(params)", algorithm.initial, *[whole] * server.starts)
     before = "the state before", state
     _gives(f"{name}: params(state)", model, server.params, state)
     _gives(f"{name}: evaluated(state)", model, server.evaluated, state)
@@ -238,8 +247,11 @@ def _check_functions(algorithm: base.Algorithm, params: Params) -> tuple[base.St
     each = probe and (lambda state: jax.tree.map(lambda a: a[0], probe(state)))
     _gives(f"{name}: each model of probe(state)", model, each, state)
 
-    own = client.state and shapes_of(f"{name}: client_state(params)", client.state, params)
-    context = context_shape(algorithm, params, own)
+    own = client.state and shapes_of(f"{name}: client_state(params)", client.state, whole)
+    context = context_shape(algorithm, whole, own)
+    if client.model_state:
+        what = f"{name}: model_state(state, context)"
+        context = context._replace(model_state=shapes_of(what, client.model_state, state, context))
     if client.memory:
         init, update = client.memory
         memory = shapes_of(f"{name}: memory.init(state, context)", init, state, context)
@@ -277,7 +289,7 @@ def _check_functions(algorithm: base.Algorithm, params: Params) -> tuple[base.St
         _require_like(f"{name}: its message is", message, *model)
     if algorithm.personal:
         known = context._replace(gradient=None, loss=None, probed=None, memory=None)
-        _check_personal(name, algorithm.personal, params, state, hparams, known)
+        _check_personal(name, algorithm.personal, whole, state, hparams, known)
     return state, message
 
 
@@ -298,7 +310,8 @@ def _check_personal(
         f"{name}: personal has one of subproblem and keep; give both or neither",
     )
     if personal.subproblem:
-        _posed(f"{name}: personal.", params, personal.subproblem, state, hparams, context)
+        where, of_params = f"{name}: personal.", trainable(params)
+        _posed(where, of_params, personal.subproblem, state, hparams, context)
     what = f"{name}: personal.keep(client state, solution)"
     _gives(what, ("the state before", own), personal.keep, own, params)
 

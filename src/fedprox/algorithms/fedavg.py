@@ -126,7 +126,9 @@ def centralised() -> base.Algorithm:
         hparams={},
         stragglers="keep",
         pooled=True,
-        fixed=dict.fromkeys(("server", "stragglers", "average"), "it has no clients"),
+        fixed=dict.fromkeys(
+            ("server", "stragglers", "average", "model_state"), "it has no clients"
+        ),
     )
 
 

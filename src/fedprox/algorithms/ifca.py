@@ -128,6 +128,8 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
 
         return Clusters(jax.vmap(one)(state.states, *mean), mean[1])
 
+    begins = inner.client.model_state
+
     def models(state: Clusters) -> Params:
         return jax.vmap(inner.server.params)(state.states)
 
@@ -149,6 +151,13 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
                 state_of(state, own_cluster(context))
             ),
         ),
-        client=inner.client._replace(message=message, size=size, possible=None),
+        client=inner.client._replace(
+            message=message,
+            size=size,
+            possible=None,
+            model_state=begins
+            and (lambda state, context: begins(state_of(state, own_cluster(context)), context)),
+        ),
         first=inner.first._replace(probe=models),
+        inside=lambda change: ifca(k, local=change(inner)),
     )

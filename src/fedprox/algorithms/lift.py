@@ -130,6 +130,7 @@ def lift(
             # which reads no state, and by which other parts know that clients send w_k - w^t
             message=base.difference if method.client.message is base.difference else message,
             memory=memory and base.Memory(at_start(memory.init), on_client(memory.update)),
+            model_state=at_start(method.client.model_state),
         ),
         first=method.first._replace(
             exchange=on_server(method.first.exchange), probe=of_state(method.first.probe)

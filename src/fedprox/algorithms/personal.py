@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedprox.algorithms import base
-from fedprox.model import Params
+from fedprox.model import Params, beside, trainable
 from fedprox.precision import real_type
 from fedprox.subproblem import Subproblem
 
@@ -18,6 +18,11 @@ from fedprox.subproblem import Subproblem
 def second_pass(algorithm: base.Algorithm) -> base.Algorithm:
     """The method that solves the second local problem of another method."""
     personal: Any = algorithm.personal
+
+    def own_state(state: Any, context: base.ClientContext) -> Any:
+        received = algorithm.server.params(state)
+        return base.own_or(personal.own(context.state, received), received).state
+
     return base.Algorithm(
         algorithm.name,
         personal.subproblem,
@@ -30,6 +35,8 @@ def second_pass(algorithm: base.Algorithm) -> base.Algorithm:
             objective=personal.objective,
             solver=algorithm.client.solver,
             size=lambda sent: sent,
+            whole_batches=algorithm.client.whole_batches,
+            model_state=own_state if algorithm.client.model_state else None,
         ),
         server=base.OnServer(params=algorithm.server.params),
     )
@@ -40,7 +47,7 @@ def fine_tuning(algorithm: base.Algorithm, steps: int) -> base.Algorithm:
 
     def own_loss(state: Any, hparams: base.HParams, context: base.ClientContext) -> Subproblem:
         del state, hparams
-        return Subproblem(context.state.model)
+        return Subproblem(trainable(context.state.model))
 
     return base.Algorithm(
         f"{algorithm.name}, fine-tuned",
@@ -53,6 +60,10 @@ def fine_tuning(algorithm: base.Algorithm, steps: int) -> base.Algorithm:
             base.untrained,
             solver=algorithm.client.solver,
             size=lambda sent: sent,
+            whole_batches=algorithm.client.whole_batches,
+            model_state=(lambda _, context: context.state.model.state)
+            if algorithm.client.model_state
+            else None,
         ),
         server=base.OnServer(update=lambda state, *_: state),
     ).with_solver(steps=steps)
@@ -65,6 +76,7 @@ def _silent(keep: Callable[[base.ClientState, Params], base.ClientState]) -> Any
         state: Any, hparams: base.HParams, context: base.ClientContext, solution: base.Solution
     ) -> tuple[Any, base.ClientState]:
         del state, hparams
-        return jnp.zeros((), real_type()), keep(context.state, solution.params)
+        solved = beside(solution.params, context.model_state)
+        return jnp.zeros((), real_type()), keep(context.state, solved)
 
     return message

@@ -28,7 +28,7 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.measures import Scatter
 from fedprox.metrics import terms_of
-from fedprox.model import Model, cross_entropy
+from fedprox.model import Model, cross_entropy, trainable
 from fedprox.parts.part import Screen, Screened, beside, mean_of, scaled, sound
 from fedprox.precision import in_shape
 from fedprox.protocol.method import Method
@@ -213,7 +213,7 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> NodeMeasures
     number = at_points()
     mean = {"sum": number, "rows": number}
     held_out = {"loss": mean, "accuracy": mean, **metrics}
-    gradients = jax.tree.map(lambda a: at_points(a.shape), model.shapes)
+    gradients = jax.tree.map(lambda a: at_points(a.shape), trainable(model.shapes))
     unmeasured: Any = at_points(kind=np.int32)
     scatter = Scatter(number, gradients, number)
     sums = EvaluationSums(number, number, unmeasured, scatter, metrics, held_out, held_out)

@@ -54,7 +54,7 @@ from fedprox.experiment.resolved import (
 from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
-from fedprox.model import Params, digest
+from fedprox.model import Params, digest, trainable
 from fedprox.parts import compatible
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.faults import Faults
@@ -422,9 +422,9 @@ class RemoteMethod:
         self.params = jax.vmap(there.server.params)
         self.messages: dict[str, Any] = {
             "train": at_points(message_shape(there, shapes), points),
-            "gradients": at_points(shapes, points),
+            "gradients": at_points(trainable(shapes), points),
         }
-        self.coded = coded_of(protocol, points)
+        self.coded = coded_of(protocol, there, points)
         self.update = jit_once(partial(_updated, algorithm))
         self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)

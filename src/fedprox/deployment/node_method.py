@@ -150,7 +150,7 @@ class NodeMethod:
         self.client_state = (
             None if kept is None else at_points(jax.eval_shape(kept, shapes), self.points)
         )
-        self.coded = coded_of(self.method.protocol, self.points)
+        self.coded = coded_of(self.method.protocol, self.algorithm, self.points)
         self.began = 0.0
         self._programs: dict[tuple[str, Layout], Any] = {}
         self._evaluation: tuple[Any, Any] | None = None
@@ -422,7 +422,8 @@ def methods_on_node(
         compression=compression,
         aggregation=Aggregation("product" if setup.products else "mean"),
     )
-    check_case(Case(protocol, algorithm, algorithm.solver(solver), "deployment"))
+    fitted = protocol.fitted(algorithm)
+    check_case(Case(protocol, fitted, algorithm.solver(solver), "deployment"))
     evaluation = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
     protocol = replace(protocol, evaluation=evaluation)
     of_all = {"clients": setup.clients, "per_round": setup.clients_per_round}

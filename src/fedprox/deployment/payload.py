@@ -16,7 +16,7 @@ from fedprox.engine.planning.batch_plan import round_key
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.jax_internals import inputs_read
-from fedprox.model import Params
+from fedprox.model import Params, Variables, trainable
 from fedprox.parts.part import Coding, mean_of
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
@@ -91,7 +91,7 @@ def sent_state_of(algorithm: Algorithm, params: Params) -> SentState:
         sent = algorithm.client.message(state, hparams, context, solution)
         return algorithm.server.params(state), tuple(problem), after, sent
 
-    used = inputs_read(on_client, state, hparams, context, params, STEPS)
+    used = inputs_read(on_client, state, hparams, context, trainable(params), STEPS)
     read = tuple(used[: len(jax.tree.leaves(state))])
     return SentState(state, read, params, kept is not None and any(inputs_read(kept, params)))
 
@@ -235,7 +235,30 @@ class Coded:
         return part._replace(message=total)
 
 
-def coded_of(protocol: Protocol, points: int) -> Coded | None:
+def coded_of(protocol: Protocol, algorithm: Algorithm, points: int) -> Coded | None:
     """How messages travel by the parts of a run; None if nodes send sums in full."""
-    found = (part.coding(protocol.model.shapes) for part in protocol.parts)
-    return next((Coded(coding, points) for coding in found if coding is not None), None)
+    shapes = protocol.model.shapes
+    found = (part.coding(trainable(shapes)) for part in protocol.parts)
+    coding = next((each for each in found if each is not None), None)
+    if coding is not None and protocol.model.state and algorithm.model_state != "server":
+        coding = _beside_state(coding, shapes.state)
+    return coding and Coded(coding, points)
+
+
+def _beside_state(coding: Coding, state: Any) -> Coding:
+    """How messages travel whose other part is the change of a model's state, in full."""
+
+    def in_full(jobs: int, points: int) -> Any:
+        def one(a: Any) -> Any:
+            return jax.ShapeDtypeStruct((jobs, points, *a.shape), np.float32)
+
+        return jax.tree.map(one, state)
+
+    return Coding(
+        shapes=lambda jobs, points: Variables(coding.shapes(jobs, points), in_full(jobs, points)),
+        packed=lambda codes: codes._replace(params=coding.packed(codes.params)),
+        codes=lambda arrays: arrays._replace(params=coding.codes(arrays.params)),
+        message=lambda code, key, client: code._replace(
+            params=coding.message(code.params, key, client)
+        ),
+    )

@@ -474,7 +474,7 @@ def digest_of(array: Array) -> str:
     >>> digest == digest_of(np.zeros(2)), digest == digest_of(np.zeros(3))
     (True, False)
     """
-    content = np.ascontiguousarray(array)
+    content = np.asarray(array, order="C")
     head = f"{content.dtype.name}{content.shape}".encode()
     hashed = hashlib.blake2b(head, digest_size=16)
     hashed.update(content.reshape(-1).view(np.uint8).data)
@@ -491,7 +491,7 @@ def pack_arrays(arrays: NamedArrays) -> bytes:
     if not arrays:
         return b""
     packed: bytes = safetensors.numpy.save(
-        {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        {name: np.asarray(array, order="C") for name, array in arrays.items()}
     )
     return packed
 

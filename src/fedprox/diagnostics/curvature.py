@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedprox.errors import require, require_whole
 from fedprox.features import Features
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, read_slice, weighted_loss, with_base
+from fedprox.model import Model, Params, opened, read_slice, weighted_loss, with_base
 from fedprox.streams import Purpose, generator
 
 Eigenvalues = NDArray[np.float64]
@@ -108,7 +108,8 @@ def curvature(
     """
     require_whole("iterations", iterations)
     train = federation.train
-    flat, restore = ravel_pytree(params)
+    trained, around = opened(params)
+    flat, restore = ravel_pytree(trained)
     steps = min(iterations, flat.size)
     start = generator(seed, Purpose.CURVATURE).standard_normal(flat.size)
     # f is one more range of rows: all of them
@@ -120,7 +121,7 @@ def curvature(
         whole = with_base(model, base)
 
         def objective(w: jax.Array, x: Features, y: jax.Array, weights: jax.Array) -> jax.Array:
-            return weighted_loss(whole, restore(w), x, y, weights)
+            return weighted_loss(whole, around(restore(w)), x, y, weights)
 
         return _lanczos(objective, steps, min(SLICE_ROWS, len(train)), *arguments)
 

@@ -9,7 +9,6 @@ references say how often one Gaussian would look like that.
 """
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require_whole
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, check_params, weighted_loss, with_base
+from fedprox.model import Model, Params, check_params, opened, trainable, weighted_loss, with_base
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, generator
@@ -135,17 +134,20 @@ def grouping(model: Model, params: Params, federation: Federation, *, seed: int 
 def gradients(model: Model, params: Params, federation: Federation) -> Floats:
     """The clients' grad F_k, hashed to at most `SKETCH` numbers, float64 (clients, numbers)."""
     train, clients = federation.train, len(federation)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(trainable(params)))
     hashed = generator(0, Purpose.REFERENCES)
     place, sign = hashed.integers(SKETCH, size=size), 2 * hashed.integers(2, size=size) - 1
     hashes = place.astype(np.int32), sign.astype(np.int8)
 
     @jax.jit
-    def summed(base: Any, params: Params, hashes: Any, x: Any, y: Any, inside: Any) -> Any:
-        gradient = jax.grad(partial(weighted_loss, with_base(model, base)))
+    def summed(base: Any, whole: Params, hashes: Any, x: Any, y: Any, inside: Any) -> Any:
+        params, around = opened(whole)
+
+        def loss(params: Params, *rows: Any) -> jax.Array:
+            return weighted_loss(with_base(model, base), around(params), *rows)
 
         def one(x: Any, y: Any, inside: Any) -> Any:
-            flat, _ = ravel_pytree(gradient(params, x, y, inside))
+            flat, _ = ravel_pytree(jax.grad(loss)(params, x, y, inside))
             if size <= SKETCH:
                 return flat
             place, sign = hashes

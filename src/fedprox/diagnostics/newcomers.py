@@ -11,7 +11,7 @@ from fedprox.diagnostics.clients import lowest, models_of
 from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.federation import Federation, Rows
-from fedprox.model import Model, Params, check_params, weighted_loss, with_base
+from fedprox.model import Model, Params, check_params, opened, weighted_loss, with_base
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
@@ -206,17 +206,20 @@ def _descent(
 
     @jax.jit
     def program(base: Any, starts: Params, x: Any, y: Any, *numbers: Any) -> Params:
-        gradient, (weights, rate, lam) = jax.grad(weighted_loss, argnums=1), numbers
-        whole = with_base(model, base)
+        (weights, rate, lam), whole = numbers, with_base(model, base)
 
-        def one(start: Params, x: Any, y: Any) -> Params:
+        def one(own: Params, x: Any, y: Any) -> Params:
+            start, around = opened(own)
             problem = Subproblem(start, lam, start)
 
+            def loss(w: Params) -> jax.Array:
+                return weighted_loss(whole, around(w), x, y, weights)
+
             def step(_: Any, w: Params) -> Params:
-                of_h = problem.gradient(w, gradient(whole, w, x, y, weights))
+                of_h = problem.gradient(w, jax.grad(loss)(w))
                 return jax.tree.map(lambda a, g: a - rate * g, w, of_h)
 
-            return jax.lax.fori_loop(0, steps, step, start)
+            return around(jax.lax.fori_loop(0, steps, step, start))
 
         return jax.vmap(one)(starts, x, y)
 

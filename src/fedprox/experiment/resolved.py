@@ -341,6 +341,7 @@ COMPOSED: dict[str, Callable[[Any, str], tuple[Change, Any]]] = {
     "server": _server,
     "stragglers": lambda value, _: (lambda algorithm: algorithm.with_stragglers(value), value),
     "average": lambda value, _: (lambda algorithm: algorithm.with_average(value), value),
+    "model_state": lambda value, _: (lambda algorithm: algorithm.with_model_state(value), value),
 }
 """Keys of all methods whose function has no such parameter."""
 

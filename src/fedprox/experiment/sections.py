@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
-from fedprox.algorithms.base import Average, Stragglers
+from fedprox.algorithms.base import Average, ModelState, Stragglers
 from fedprox.errors import InputError, require
 from fedprox.experiment.schema import Of, Section, Table, checked, descriptions_of, schema_of
 from fedprox.files.toml import parse_toml, read_toml
@@ -67,6 +67,9 @@ class MethodKeys(Section):
     average: Average | None = None
     """Weights of the server's mean: training rows, or 1 for each client; the method's own choice if
     left out. `fedsplit` has another key of this name."""
+    model_state: ModelState | None = None
+    """What becomes of the model's state that is not trained, such as running statistics: "mean",
+    "own", "own layers" or "server"; see `fedprox.Algorithm.with_model_state`."""
 
 
 NAMED: dict[str, type[Section]] = {"data": DataKeys, "model": ModelKeys, "method": MethodKeys}

@@ -2,7 +2,7 @@
 
 from fedprox.model.model import (
     Model,
-    Params,
+    bytes_of,
     check_params,
     classes_of,
     cross_entropy,
@@ -20,10 +20,16 @@ from fedprox.model.model import (
     weighted_loss,
     with_base,
 )
+from fedprox.model.state import at_state, next_state
+from fedprox.model.variables import Params, Variables, beside, opened, trainable
 
 __all__ = [
     "Model",
     "Params",
+    "Variables",
+    "at_state",
+    "beside",
+    "bytes_of",
     "check_params",
     "classes_of",
     "cross_entropy",
@@ -33,11 +39,14 @@ __all__ = [
     "labels_met",
     "losses_of",
     "named_part",
+    "next_state",
+    "opened",
     "outputs_of",
     "read_slice",
     "rewritten",
     "rows_like",
     "top_1",
+    "trainable",
     "weighted_loss",
     "with_base",
 ]

@@ -18,15 +18,18 @@ from fedprox.jax_internals import nans_allowed, traced
 from fedprox.metrics import metric_value, terms_of
 from fedprox.model.model import (
     Model,
-    Params,
+    arguments,
     cross_entropy,
     dotted,
     labels_met,
     losses_of,
+    named,
     outputs_of,
     rows_like,
     with_base,
 )
+from fedprox.model.state import at_state
+from fedprox.model.variables import Params, opened, trainable
 from fedprox.user_code import LIBRARIES, describe, shapes_of
 
 ROUNDING_OF_A_ROW = 1e-4
@@ -44,12 +47,11 @@ def check_model(model: Model, federation: Federation) -> None:
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
     if model.train:
-        of_train = partial(outputs_of, model)
-        trained = jax.eval_shape(of_train, model.shapes, x, jax.random.key(0))
+        found = jax.eval_shape(partial(_train_outputs, model), model.shapes, x, jax.random.key(0))
         require(
-            describe(trained) == describe(outputs),
-            f"model.train(params, x, key) returns {describe(trained)}; it must return what "
-            f"model.apply does, {describe(outputs)}",
+            describe(found) == describe(outputs),
+            f"model.train returns outputs {describe(found)}; they must be what model.apply "
+            f"returns, {describe(outputs)}",
         )
     jax.eval_shape(partial(losses_of, model), outputs, y)
     if model.loss is cross_entropy:
@@ -146,6 +148,15 @@ def _check_init(model: Model) -> Params:
     return params
 
 
+def _train_outputs(model: Model, whole: Params, x: Any, key: jax.Array) -> Any:
+    """What `train` computes of rows that all count."""
+    params = trainable(whole)
+    if model.state:
+        everyone = jnp.ones(x.shape[:1], bool)
+        model = at_state(model, whole.state, everyone, moves=True)
+    return outputs_of(model, params, x, key)
+
+
 def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether two lists of arrays are equal, where NaN equals itself."""
     pairs = zip(first, second, strict=True)
@@ -157,7 +168,9 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     tested = any(map(len, federation.parts[1:]))
     x, y = map(_some_rows, (federation.train.x, federation.train.y))
     program = jax.jit(partial(_first_row, model, tested))
-    found = program(model.base, jax.tree.map(_moved, params), x, y, jax.random.key(0))
+    trained, around = opened(params)
+    moved = around(jax.tree.map(_moved, trained))
+    found = program(model.base, moved, x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
     _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
@@ -195,8 +208,9 @@ def _first_row(
     def functions_of_x(x: jax.Array) -> dict[str, Any]:
         found = {"model.apply(params, x)": whole.apply(params, x)}
         if model.representation:
-            found["model.representation(params, x)"] = model.representation(whole.whole(params), x)
-        if model.train and len(x) > 1:
+            given = arguments(params, whole.base)
+            found[named("representation", given)] = model.representation(*given, x)
+        if model.train and not model.state and len(x) > 1:
             found["model.train(params, x, key)"] = outputs_of(whole, params, x, key)
         return found
 

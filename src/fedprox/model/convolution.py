@@ -395,8 +395,7 @@ def fast(function: Computed) -> Computed:
             return function(*args)
         rewritten = _if_known(program)
         if rewritten is program:
-            _remember(function)
-            return function(*args)
+            return plain(function)(*args)
         outputs = run_program(rewritten, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -414,9 +413,11 @@ def _is_plain(function: Any) -> bool:
         return False
 
 
-def _remember(function: Any) -> None:
+def plain(function: Computed) -> Computed:
+    """The function, of which `fast` will know that there is no convolution to replace."""
     with suppress(TypeError):
         _PLAIN.add(function)
+    return function
 
 
 _REWRITTEN: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -19,14 +20,12 @@ from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, weighted_sums
 from fedprox.model.convolution import fast
+from fedprox.model.variables import Params, Variables, trainable
 from fedprox.precision import in_shape, real_type
 from fedprox.user_code import call, describe, listed, shapes_of
 
 if TYPE_CHECKING:
-    from flax import nnx
-
-Params = Any  # a pytree of arrays
-"""A pytree of floating-point arrays."""
+    from flax import linen, nnx
 
 
 def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
@@ -76,8 +75,8 @@ def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
 AUTO: Any = "auto"
 """The default of `Model.correct`."""
 
-Apply = Callable[[Params, jax.Array], jax.Array]
-Train = Callable[[Params, jax.Array, jax.Array], jax.Array]
+Apply = Callable[..., jax.Array]
+Train = Callable[..., Any]
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 Correct = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -110,6 +109,13 @@ class Model:
             :func:`fedprox.lora`. It is a `jax.tree_util.Partial`, whose arrays are arguments of
             compiled programs: they are stored once on each device, and never sent, averaged or
             saved. None for the parameters themselves.
+        state: (random key) -> the initial state, a pytree of arrays that no gradient moves, such as
+            the running statistics of batch normalization. None for a model without. With state
+            `apply` and `representation` are functions of (parameters, state, features), and `train`
+            is one of (parameters, state, features, random key) that returns the outputs and the
+            next state. If it has a parameter `mask`, it is told by this name which rows count,
+            booleans (B,): mini-batches are padded with copies of their own rows. `init` and
+            `apply` of the model itself return and take :class:`fedprox.Variables`.
 
     Raises:
         InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`
@@ -146,13 +152,14 @@ class Model:
     base: Callable[[Params], Params] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
+    state: Callable[[jax.Array], Any] | None = None
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
         object.__setattr__(self, "metrics", dict(self.metrics))
         if self.correct is AUTO:
             object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
-        optional = "correct", "train", "representation"
+        optional = "correct", "train", "representation", "state"
         for name in ("init", "apply", "loss", *optional):
             function = getattr(self, name)
             require(
@@ -163,12 +170,20 @@ class Model:
             isinstance(self.base, jax.tree_util.Partial | None),
             f"model.base: of type {type(self.base).__name__}; it must be a jax.tree_util.Partial",
         )
+        require(
+            not self.state or self.train,
+            "model.train: a model with state needs it, since it says how the state moves",
+        )
+        init = self.init.params if isinstance(self.init, _Init) else self.init
+        object.__setattr__(self, "init", _Init(init, self.state) if self.state else init)
+        if self.state and self.train and not isinstance(self.train, _Train):
+            object.__setattr__(self, "train", _Train(self.train))
         function = self.apply.function if isinstance(self.apply, _Apply) else self.apply
         object.__setattr__(self, "apply", _Apply(function, self.init, self.base))
 
     @property
     def shapes(self) -> Params:
-        """Shapes and types of the parameters, a pytree of `jax.ShapeDtypeStruct`.
+        """Shapes and types of what `init` returns, a pytree of `jax.ShapeDtypeStruct`.
 
         Raises:
             InputError: If `init` does not return a pytree of floating-point arrays.
@@ -178,9 +193,8 @@ class Model:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the parameters."""
-        leaves = jax.tree.leaves(self.shapes)
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        """Bytes of the parameters, and of the state if there is one."""
+        return bytes_of(self.shapes)
 
     def whole(self, params: Params) -> Params:
         """The parameters that the function `apply` takes, such as for `fedprox.save_model`.
@@ -195,7 +209,8 @@ class Model:
             InputError: If the parameters have another structure or shape.
         """
         check_params("model", params, self.shapes)
-        return (self.base or _itself)(params)
+        whole, *state = arguments(params, self.base)
+        return Variables(whole, *state) if state else whole
 
     @classmethod
     def from_nnx(
@@ -208,13 +223,13 @@ class Model:
         """A model from a flax.nnx module.
 
         Args:
-            build: (`flax.nnx.Rngs`) -> module. Its variables must be `nnx.Param`, with two
-                exceptions. Random streams, as of `nnx.Dropout`, get a key for each training
-                mini-batch (`Model.train`), and are off elsewhere. A method `representation` becomes
-                that of the model. Running statistics of
-                `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained module that
-                `build` returns, are constants of the model. Whether dropout is on does not depend
-                on the mode, `module.train()` or `module.eval()`, in which `build` returns it.
+            build: (`flax.nnx.Rngs`) -> module. Its `nnx.Param` are the parameters. Random streams,
+                as of `nnx.Dropout`, get a key for each training mini-batch, and are off elsewhere.
+                All other variables, as the running statistics of `nnx.BatchNorm`, are the model's
+                state; those of `nnx.BatchNorm(..., use_running_average=True)`, as of a pretrained
+                module that `build` returns, are constants. A method `representation` becomes that
+                of the model. Whether dropout is on does not depend on the mode, `module.train()` or
+                `module.eval()`, in which `build` returns it.
             loss: As in `Model`.
             correct: As in `Model`.
             metrics: As in `Model`.
@@ -223,7 +238,7 @@ class Model:
             The model.
 
         Raises:
-            InputError: If `build` is not such a function, or the module has other variables.
+            InputError: If `build` is not such a function.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -233,10 +248,86 @@ class Model:
             >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4))).shape
             (2, 3)
         """
-        from fedprox.model.nnx_functions import functions_of  # here, since flax is slow to import
+        from fedprox.model.flax_functions import of_nnx  # here, since flax is slow to import
 
-        init, apply, train, representation = functions_of(build)
-        return cls(init, apply, loss, correct, metrics, train, representation)
+        functions = of_nnx(build)._asdict()
+        return cls(loss=loss, correct=correct, metrics=metrics, **functions)
+
+    @classmethod
+    def from_linen(
+        cls,
+        module: "linen.Module",
+        example: Any,
+        loss: Loss = cross_entropy,
+        correct: Correct | None = AUTO,
+        metrics: Mapping[str, Metric] = MappingProxyType({}),
+    ) -> "Model":
+        """A model from a flax.linen module.
+
+        Args:
+            module: The module. Its parameters are the collection `params`; all others but
+                `intermediates` are the model's state. Arguments of its call named `train`,
+                `training` or `is_training` are true on mini-batches that clients train on and else
+                false; `deterministic` and `use_running_average` the other way round. Dropout gets a
+                key for each mini-batch. A method `representation` becomes that of the model.
+            example: Some rows of features, of which only the shapes and types matter.
+            loss: As in `Model`.
+            correct: As in `Model`.
+            metrics: As in `Model`.
+
+        Returns:
+            The model.
+
+        Raises:
+            InputError: If it is no module, or has no parameters.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import fedprox as fp
+            >>> from flax import linen as nn
+            >>> class Network(nn.Module):
+            ...     @nn.compact
+            ...     def __call__(self, x, train):
+            ...         x = nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+            ...         return nn.Dense(3)(nn.relu(x))
+            >>> model = fp.Model.from_linen(Network(), jnp.ones((1, 4)))
+            >>> whole = model.init(jax.random.key(0))
+            >>> sorted(whole.params), sorted(whole.state)
+            (['BatchNorm_0', 'Dense_0', 'Dense_1'], ['batch_stats'])
+            >>> model.apply(whole, jnp.ones((2, 4))).shape
+            (2, 3)
+        """
+        from fedprox.model.flax_functions import of_linen
+
+        functions = of_linen(module, example)._asdict()
+        return cls(loss=loss, correct=correct, metrics=metrics, **functions)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Init:
+    """`Model.init` of a model with state, from the user's functions."""
+
+    params: Callable[[jax.Array], Params]
+    state: Callable[[jax.Array], Any]
+
+    def __call__(self, key: jax.Array) -> Variables:
+        return Variables(self.params(key), self.state(key))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Train:
+    """`Model.train` of a model with state, which may be told which rows count."""
+
+    function: Train
+
+    @cached_property
+    def takes_mask(self) -> bool:
+        """Whether the user's function has a parameter `mask`."""
+        return "mask" in inspect.signature(self.function).parameters
+
+    def __call__(self, params: Params, state: Any, x: Any, key: Any, mask: Any = None) -> Any:
+        told = {"mask": mask} if self.takes_mask else {}
+        return self.function(params, state, x, key, **told)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +343,9 @@ class _Apply:
         """See `Model.shapes`."""
         require_backend()
         like = shapes_of("model.init(key)", self.init, jax.random.key(0))
-        leaves = jax.tree_util.tree_leaves_with_path(like)
+        if isinstance(like, Variables):
+            _check_state(like.state)
+        leaves = jax.tree_util.tree_leaves_with_path(trainable(like))
         require(leaves, "model.init(key) returns no array; it must return the parameters")
         for path, leaf in leaves:
             require(
@@ -260,12 +353,12 @@ class _Apply:
                 f"model.init(key) returns {dotted(path) or 'an array'} of type {leaf.dtype}; "
                 "parameters must be floating-point numbers",
             )
-        beside = _beside_params(like)
+        beside = _beside_params(trainable(like))
         require(
             not beside,
             f"model.init(key) returns {', '.join(map(repr, beside))} beside 'params', as a "
-            "flax.linen module does; training would change them like parameters: return "
-            "variables['params'] alone, with nn.GroupNorm or nn.LayerNorm in place of nn.BatchNorm",
+            "flax.linen module does; training would change them like parameters: use "
+            "fedprox.Model.from_linen(module, example)",
         )
         return like
 
@@ -278,13 +371,34 @@ class _Apply:
         leaves, structure = call("model: its parameters", jax.tree.flatten, params)
         if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
             check_params("model", params, self.shapes)
-        whole = (self.base or _itself)(params)
-        return call("model.apply(params, x)", fast(self.function), whole, x, given={"x": x})
+        given = arguments(params, self.base)
+        return call(named("apply", given), fast(self.function), *given, x, given={"x": x})
 
 
-def _itself(params: Params) -> Params:
-    """Parameters of a model whose parts are all trained, in place of `Model.base`."""
-    return params
+def bytes_of(tree: Any) -> int:
+    """Bytes of the arrays of a tree, or of their shapes and types."""
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def arguments(params: Params, base: Callable[[Params], Params] | None) -> tuple[Any, ...]:
+    """What a model's functions take before the features: whole parameters, and a state if any."""
+    trained, *state = params if isinstance(params, Variables) else (params,)
+    return (base(trained) if base else trained, *state)
+
+
+def named(function: str, given: Sequence[Any], more: str = "") -> str:
+    """What messages call a function of a model, such as "model.apply(params, x)"."""
+    return f"model.{function}({', '.join(('params', 'state')[: len(given)])}, x{more})"
+
+
+def _check_state(like: Any) -> None:
+    """Raise `InputError` unless a model's state consists of numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(like):
+        require(
+            jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer),
+            f"model.state(key) returns {dotted(path) or 'an array'} of type {leaf.dtype}; a state "
+            "must be numbers, of which clients' can be averaged",
+        )
 
 
 def _beside_params(tree: Any) -> list[str]:
@@ -303,7 +417,7 @@ def with_base(model: Model, base: Any) -> Model:
 
 
 def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
-    """A model whose functions of (the whole model's parameters, features, ...) are rewritten."""
+    """A model whose functions of (the whole model's parameters, ..., features, ...) are others."""
     assert isinstance(model.apply, _Apply)
     others = {name: getattr(model, name) for name in ("train", "representation")}
     changed: Any = {name: rewrite(each) for name, each in others.items() if callable(each)}
@@ -434,8 +548,11 @@ def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None
     """The outputs of a model; with a key, by its `train`."""
     if key is None or not model.train:
         return model.apply(params, x)
-    whole = model.whole(params)
-    return call("model.train(params, x, key)", fast(model.train), whole, x, key, given={"x": x})
+    check_params("model", params, model.shapes)
+    given = arguments(params, model.base)
+    called = named("train", given, ", key")
+    outputs: jax.Array = call(called, fast(model.train), *given, x, key, given={"x": x})
+    return outputs
 
 
 def weighted_loss(

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedprox.errors import require, require_number, require_whole, shown
-from fedprox.model.model import Model, Params, dotted, fitted_params, rewritten
+from fedprox.model.model import Model, dotted, fitted_params, rewritten
+from fedprox.model.variables import Params
 from fedprox.precision import real_type
 from fedprox.user_code import SHOWN
 

@@ -33,7 +33,7 @@ from fedprox.algorithms.base import (
 from fedprox.algorithms.lift import lift
 from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, require
 from fedprox.federation import Federation
-from fedprox.model import Params
+from fedprox.model import Params, Variables
 from fedprox.parts.clock import TOO_EARLY, Devices, Step
 from fedprox.parts.part import Columns, Part, Reduction, Setting
 from fedprox.streams import Purpose, Streams, generator
@@ -174,6 +174,11 @@ class Versions(NamedTuple):
     step: jax.Array
 
 
+def ahead_of(sent: Message, start: Params, now: Params) -> Message:
+    """A client's change from where it started, as one from the server's model now."""
+    return jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
+
+
 def from_past_states(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
     """The same method, whose clients start from the state that a column of their context tells."""
     count = most_staleness + 1
@@ -197,9 +202,11 @@ def from_past_states(algorithm: Algorithm, most_staleness: int, *, models: bool)
         state: Versions, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
         sent, own_state = inner.client.message(state, hparams, context, solution)
+        start, now = algorithm.server.params(started(state, context)), inner.server.params(state)
         if models:
-            start, now = solution.problem.start, inner.server.params(state)
-            sent = jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
+            sent = ahead_of(sent, start, now)
+        elif isinstance(sent, Variables):  # a mean of states, so that a variance stays positive
+            sent = sent._replace(state=ahead_of(sent.state, start.state, now.state))
         return sent, own_state
 
     def update(state: Versions, mean: Message, hparams: HParams) -> Versions:

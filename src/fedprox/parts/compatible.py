@@ -15,6 +15,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.capabilities import Capability
 from fedprox.errors import InputError
 from fedprox.federation import Examples
+from fedprox.model import trainable
 from fedprox.model.variants import adapted
 from fedprox.parts.compression import sends_more, sent_leaves
 from fedprox.solver import Solver
@@ -133,19 +134,33 @@ GAMMAS = Chosen("solver.gamma", callable, "give a number", "solver.gamma as a fu
 LINE_SEARCH = Chosen("solver.searches_line", bool, "use another optimizer", "a line search")
 # data and models
 AUGMENTATION = Chosen("federation.augment", callable, "use data without", "augmentation of data")
-RANDOM_OUTPUTS = Chosen("model.train", callable, "use a model without", "dropout, or other noise")
+RANDOM_OUTPUTS = Chosen(
+    "",
+    lambda c: bool(c.read("model.train")) and not c.model.state,
+    "use a model without",
+    "dropout, or other noise",
+)
+MOVING_STATE = Chosen(
+    "",
+    lambda c: bool(c.read("model.state")) and (not c.method or c.method.model_state != "server"),
+    'give the method model_state = "server", or use a model without state',
+    "a model whose state moves with mini-batches",
+)
 NO_ADAPTERS = Chosen(
-    "model.shapes", lambda all_: not adapted(all_), "use fedprox.lora", "a model without adapters"
+    "model.shapes",
+    lambda all_: not adapted(trainable(all_)),
+    "use fedprox.lora",
+    "a model without adapters",
 )
 OTHER_MESSAGES = Chosen(
     "",
-    lambda c: c.method is not None and sends_more(c.method, c.model.shapes),
+    lambda c: c.method is not None and sends_more(c.method, trainable(c.model.shapes)),
     "run it without compression",
     "a method whose clients do not send an update of the whole model and nothing else",
 )
 COMPUTED_MODEL = Chosen(
     "",
-    lambda c: c.method is not None and -1 in sent_leaves(c.method, c.model.shapes),
+    lambda c: c.method is not None and -1 in sent_leaves(c.method, trainable(c.model.shapes)),
     "leave out compression.download",
     "a method whose server sends what it computes from its state",
 )
@@ -261,8 +276,8 @@ ROWS = tuple(
         (needs.OWN_PARTS, "solver.gamma", "they do not start from the server's model"),
         (needs.OBJECTIVE, ["solver.gamma", LINE_SEARCH], "it reads F_k"),
         (needs.DROPS, GAMMA_BY_TIME, "a straggler is known only after its work"),
-        ([AUGMENTATION, RANDOM_OUTPUTS], ["solver.gamma", LINE_SEARCH], OBJECTIVES),
-        ([needs.GRADIENT, needs.LOSS], [AUGMENTATION, RANDOM_OUTPUTS], OBJECTIVES),
+        ([AUGMENTATION, RANDOM_OUTPUTS, MOVING_STATE], ["solver.gamma", LINE_SEARCH], OBJECTIVES),
+        ([needs.GRADIENT, needs.LOSS], [AUGMENTATION, RANDOM_OUTPUTS, MOVING_STATE], OBJECTIVES),
         # measures
         ("solver.gamma", NO_GRADIENTS, "gradients show whether gamma was reached"),
         (needs.ADAPTS, [OTHER_MODEL, OTHER_EVALUATED], "another model is sent out"),
@@ -278,6 +293,7 @@ ROWS = tuple(
         ),
         (CLIENTS, "systems.straggler_epochs", "the function sees who else is in the cohort"),
         (CLIENTS, COMPARES, "a client would change whether others count"),
+        (CLIENTS, MOVING_STATE, "noise could make a variance negative"),
         (CLIENTS, "compression", "messages that are clipped would arrive larger or smaller"),
         (CLIENTS, [RULE, LIES], "noise hides clients in a mean"),
         (CLIENTS, OTHER_MODEL, "no other model has noise"),
@@ -291,6 +307,11 @@ ROWS = tuple(
             [needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES],
             OF_ROWS,
             "that has no noise",
+        ),
+        (
+            OF_ROWS,
+            MOVING_STATE,
+            "it couples the rows of a mini-batch, and would be sent without noise",
         ),
         (needs.WHOLE_BATCHES, OF_ROWS, "no gradient belongs to one example"),
         (needs.SECOND_PROBLEM, OF_ROWS, "only one model's steps are accounted for"),
@@ -322,6 +343,7 @@ ROWS = tuple(
         (needs.EXCHANGES, [RULE, LIES], "it leaves these as they are"),
         (needs.PROBES, [RULE, LIES, CLIPPED], "their updates are of different models"),
         ([needs.OTHER_MESSAGE, needs.OTHER_UPDATE], PRODUCT, ""),
+        (PRODUCT, MOVING_STATE, "what is sent is more than adapters"),
         (PRODUCT, NO_ADAPTERS, "products are those of adapters"),
         (PRODUCT, ["compression", OTHER_MODEL, CLIPPED], "factors do not travel as an update"),
         # compression

@@ -29,7 +29,7 @@ from fedprox.devices.mesh import replicate
 from fedprox.devices.programs import jit_once
 from fedprox.errors import require, users_level
 from fedprox.jax_internals import nans_allowed
-from fedprox.model import Params
+from fedprox.model import Params, trainable
 from fedprox.model.check import check_model
 from fedprox.parts.part import Columns, Part, Reduction
 from fedprox.parts.privacy.accounting import Mechanism
@@ -155,8 +155,8 @@ class Method:
     @property
     def apart(self) -> bool:
         """Whether a node sends the message of each client, and not a sum."""
-        shapes = self.protocol.model.shapes
-        return any(part.coding(shapes) is not None for part in self.parts)
+        params = trainable(self.protocol.model.shapes)
+        return any(part.coding(params) is not None for part in self.parts)
 
     @cached_property
     def no_columns(self) -> Columns:
@@ -229,7 +229,7 @@ def checked_methods(protocol: Protocol, algorithms: Sequence[Algorithm]) -> list
     """Check the algorithms, and make them the methods of a comparison."""
     check_model(protocol.model, protocol.federation)
     for algorithm in algorithms:
-        check_algorithm(algorithm, protocol.model.shapes)
+        check_algorithm(algorithm, trainable(protocol.model.shapes))
         protocol.check(algorithm, algorithm.solver(protocol.solver))
     methods = [Method(protocol, protocol.reported(algorithm)) for algorithm in algorithms]
     for algorithm, method in zip(algorithms, methods, strict=True):
@@ -249,7 +249,7 @@ def _check_still(algorithm: Algorithm, method: Method) -> None:
     protocol, solver = method.protocol, method.solver
     # one program for all values of hyperparameters and settings, which it does not read
     functions = algorithm._replace(hparams=dict.fromkeys(algorithm.hparams, 0.0), settings={})
-    still = jit_once(partial(still_round, functions, protocol.model.shapes))
+    still = jit_once(partial(still_round, functions, trainable(protocol.model.shapes)))
 
     def with_rate(rate: float) -> Still:
         hparams = {**method.points[0], "learning_rate": rate, "participation": 1.0}

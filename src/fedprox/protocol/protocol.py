@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.model_state import with_model_state, with_own_layers
 from fedprox.algorithms.reporting import Evaluated, reporting
 from fedprox.devices.processes import Ownership, ownership_of_processes
 from fedprox.devices.programs import jit_once
@@ -31,7 +32,7 @@ from fedprox.errors import (
 )
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
-from fedprox.model import Model, Params, classes_of, digest, fitted_params
+from fedprox.model import Model, Params, bytes_of, classes_of, digest, fitted_params, trainable
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.clock import Devices, Pace, Step, Timeline
@@ -230,7 +231,7 @@ class Protocol:
         """What parts read beside their own settings."""
         cohort = self.cohort
         return Setting(
-            params=self.model.shapes,
+            params=trainable(self.model.shapes),
             clients=len(self.federation),
             per_round=cohort.clients_per_round,
             sampling=cohort.sampling,
@@ -316,11 +317,19 @@ class Protocol:
 
     def message_bits(self, algorithm: Algorithm) -> int:
         """Bits of a client's message of a method, which each record counts; 0 if not counted."""
-        return 0 if algorithm.pooled else self._update_bits
+        if algorithm.pooled or not self._update_bits:
+            return 0
+        return self._update_bits + (algorithm.model_state != "server") * self._state_bits
 
     @cached_property
     def _update_bits(self) -> int:
-        return max((part.update_bits(self.model.shapes) for part in self.parts), default=0)
+        params = trainable(self.model.shapes)
+        return max((part.update_bits(params) for part in self.parts), default=0)
+
+    @cached_property
+    def _state_bits(self) -> int:
+        """Bits of the model's state, which travels in full."""
+        return 8 * self.model.size_bytes - 8 * bytes_of(trainable(self.model.shapes))
 
     @cached_property
     def ownership(self) -> Ownership:
@@ -437,11 +446,32 @@ class Protocol:
             algorithm: The algorithm.
             others: What parts read in place of fields of `setting`, on nodes.
         """
-        if not algorithm.pooled:
-            setting = self.setting._replace(**others)
-            for part in self.parts:
-                algorithm = part.wrap(algorithm, setting)
-        return algorithm
+        algorithm = self.fitted(algorithm)
+        parts = () if algorithm.pooled else self.parts
+        setting = self.setting._replace(**others)
+        late = [part for part in parts if part.several_starts]  # from states with the model's
+
+        def wrapped(algorithm: Algorithm, parts: Sequence[Part]) -> Algorithm:
+            return reduce(lambda method, part: part.wrap(method, setting), parts, algorithm)
+
+        algorithm = wrapped(algorithm, [part for part in parts if part not in late])
+        if self.model.state:
+            algorithm = with_model_state(algorithm, self.model.shapes)
+        return wrapped(algorithm, late)
+
+    def fitted(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with what it says of the model's state, for this model.
+
+        Raises:
+            InputError: If it says something of it, and the model has none.
+        """
+        kind = algorithm.model_state
+        require(
+            kind == "mean" or self.model.state,
+            f'{algorithm.name}: model_state = "{kind}"; the model has no state: use one with, such '
+            "as running statistics of batch normalization, or leave it out",
+        )
+        return with_own_layers(algorithm, self.model.shapes)
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
         """What a run of a method releases about its clients; None unless privacy hides them."""
@@ -453,6 +483,7 @@ class Protocol:
         """Raise `InputError` if a method cannot follow the protocol."""
         for t in (0, self.rounds - 1):
             solver.factor(t)
+        algorithm = self.fitted(algorithm)
         check_case(Case(self, algorithm, solver))
         deadline = self.systems.deadline
         in_time: NDArray[np.float64] | float = math.inf
@@ -496,10 +527,12 @@ def pace_of(
     exchanges = 1 if algorithm.first.exchange is None else 2
     models = algorithm.communication / exchanges  # of an exchange
     parts = () if algorithm.pooled else parts
-    received = max((part.download_bits(model.shapes) for part in parts), default=0) / 8
-    sent = max((part.update_bits(model.shapes) for part in parts), default=0) / 8
-    down = models * (received or model.size_bytes)
-    up = sent or models * model.size_bytes
+    params = trainable(model.shapes)
+    received = max((part.download_bits(params) for part in parts), default=0) / 8
+    sent = max((part.update_bits(params) for part in parts), default=0) / 8
+    state = model.size_bytes - bytes_of(params)
+    down = models * ((received or bytes_of(params)) + state)
+    up = (sent or models * bytes_of(params)) + state * (algorithm.model_state != "server")
     return population.pace(seed, algorithm, steps, down, up, algorithm.probed(model.shapes))
 
 

@@ -23,7 +23,15 @@ from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Slots
 from fedprox.engine.storage.training_data import DeviceRows
 from fedprox.features import Features
-from fedprox.model import Model, Params, read_slice, weighted_loss
+from fedprox.model import (
+    Model,
+    Params,
+    Variables,
+    at_state,
+    next_state,
+    read_slice,
+    weighted_loss,
+)
 from fedprox.parts.part import LocalGradient, Part, known_columns, random_key
 from fedprox.precision import real_type
 from fedprox.solver import Solver
@@ -184,18 +192,20 @@ class ClientStep:
         self.model, self.algorithm, self.solver = model, algorithm, solver
         self.local_gradient, self.by_gamma = local_gradient, solver.gamma is not None
         self.stops = clock or self.by_gamma
-        self.loss, self.differentiated = self._loss_of_rows, DERIVED
+        self.objective = algorithm.client.objective or _loss_of_rows
+        self.differentiated = DERIVED
         if algorithm.client.objective is not None:
-            self.loss = partial(algorithm.client.objective, model)
             self.differentiated = f"{algorithm.name}: jax.grad of its objective"
+        self.moves_state = model.state is not None and algorithm.model_state != "server"
         self.accumulate, self.width = layout.accumulate, layout.reading.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
-        self.gradient_all = over(over(self.gradient, (0, 0, *[None] * 4)), (0, 0, 0, 0, 0, 0))
+        self.gradient_all = over(over(self.gradient, (0, 0, 0, *[None] * 4)), (0,) * 7)
+        self.next_state_all = over(over(self.next_state, (0, 0, *[None] * 3)), (0,) * 5)
         self.given_all = over(over(self.given, (0, 0)), (0, None))
         self.reference_all = over(over(self.reference, (0, 0)), (0, None))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
-            jax.vmap(self.tick, in_axes=(0, 0, 0, None, None)), (0, None, 0, 0, 0)
+            jax.vmap(self.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, 0, 0, 0, 0)
         )
         self.search_all = over(over(self.search, (0, 0, *[None] * 4)), (0, None, None, 0, 0, 0))
         self.message_all = over(over(self.message, (0, 0, None)), (0, None, 0))
@@ -220,13 +230,33 @@ class ClientStep:
 
     def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> Params:
         """The gradients of a tick of all lanes, less those at the references of their problems."""
-        given = self.given_all(lanes, broadcast)
-        gradient = self.gradient_all(lanes.params, given, *batch)
+        given, state = self.given_all(lanes, broadcast), lanes.context.model_state
+        gradient = self.gradient_all(lanes.params, given, state, *batch)
         reference = self.reference_all(lanes, broadcast)
         if reference is None:
             return gradient
-        at_reference = self.gradient_all(reference.params, given, *batch)
+        at_reference = self.gradient_all(reference.params, given, state, *batch)
         return jax.tree.map(jnp.subtract, gradient, at_reference)
+
+    def next_states(self, lanes: LaneState, x: Any, weights: jax.Array, noise: Any) -> Any:
+        """The states of the model in all lanes after a tick; None if they do not move."""
+        if not self.moves_state:
+            return lanes.context.model_state
+        return self.next_state_all(lanes.params, lanes.context.model_state, x, weights, noise)
+
+    def next_state(
+        self, params: Params, state: Any, x: jax.Array, weights: jax.Array, noise: Any
+    ) -> Any:
+        """The state of the model after a mini-batch."""
+        whole = Variables(params, state)
+        return next_state(self.model, whole, x, _model_key(noise), _counting(weights))
+
+    def model_at(self, state: Any, weights: jax.Array | None = None) -> Model:
+        """The model as a function of the parameters alone."""
+        if state is None:
+            return self.model
+        mask = None if weights is None else _counting(weights)
+        return at_state(self.model, state, mask, moves=self.moves_state)
 
     def given(self, lane: LaneState, broadcast: Broadcast) -> Any:
         """What a client's objective reads."""
@@ -242,22 +272,17 @@ class ClientStep:
         self,
         params: Params,
         given: Any,
+        state: Any,
         x: jax.Array,
         y: jax.Array,
         weights: jax.Array,
         noise: jax.Array | None,
     ) -> Params:
         """The gradient of rows with weights of 1 / the mini-batch's size, or 0 for padding."""
-        key = None
-        if noise is not None and self.model.train is not None:
-            key = jax.random.fold_in(random_key(noise), MODEL_KEY)
-        batch, step = Batch(x, y, weights, key), partial(self.local_gradient.gradient, self.loss)
-        return call(self.differentiated, step, params, batch, given)
-
-    def _loss_of_rows(self, params: Params, batch: Batch, given: Any) -> jax.Array:
-        """F_k of a tick's rows."""
-        del given
-        return weighted_loss(self.model, params, *batch)
+        model = self.model_at(state, weights)
+        key = None if model.train is None else _model_key(noise)
+        step = partial(self.local_gradient.gradient, partial(self.objective, model))
+        return call(self.differentiated, step, params, Batch(x, y, weights, key), given)
 
     def completed(
         self,
@@ -291,6 +316,7 @@ class ClientStep:
         lane: LaneState,
         broadcast: Broadcast,
         gradient: Params,
+        model_state: Any,
         last: jax.Array,
         check: jax.Array | None,
     ) -> LaneState:
@@ -307,7 +333,7 @@ class ClientStep:
             lane.params, lane.optimizer, gradient_h, learning_rate(broadcast, lane.context)
         )
         params = problem.moved(lane.params, params)
-        stepped = self._stepped(lane, broadcast, params, optimizer)
+        stepped = self._stepped(lane, broadcast, params, optimizer, model_state)
         if not self.accumulate and lane.stop is None:
             return stepped
         stop, step = _apply_stop_rule(lane.stop, gradient_h, last, check)
@@ -317,13 +343,14 @@ class ClientStep:
         return after._replace(gradient=gradient if self.accumulate else None, stop=stop)
 
     def _stepped(
-        self, lane: LaneState, broadcast: Broadcast, params: Params, optimizer: Any
+        self, lane: LaneState, broadcast: Broadcast, params: Params, optimizer: Any, state: Any
     ) -> LaneState:
         """The client after a step to `params`, which it may remember."""
         context, memory = lane.context, self.algorithm.client.memory
         if memory is not None:
             after = memory.update(*broadcast, context, params)
             context = context._replace(memory=after)
+        context = context._replace(model_state=state)
         return lane._replace(params=params, optimizer=optimizer, context=context)
 
     def search(
@@ -337,7 +364,8 @@ class ClientStep:
     ) -> LaneState:
         """One step of an optimizer that searches along a line, on all of the client's rows."""
         problem = self.algorithm.subproblem(*broadcast, lane.context)
-        whole = _whole_client(self.model, self.width)
+        state = lane.context.model_state
+        whole = _whole_client(self.model_at(state), self.width)
 
         def h(params: Params) -> jax.Array:
             return problem.value(params, whole(params, *rows, first, size))
@@ -355,7 +383,7 @@ class ClientStep:
         )
         params = problem.moved(lane.params, params)
         stop, step = _apply_stop_rule(lane.stop, gradient, active, None)
-        stepped = self._stepped(lane, broadcast, params, optimizer)
+        stepped = self._stepped(lane, broadcast, params, optimizer, state)
         after = jax.tree.map(lambda a, b: jnp.where(step, a, b), stepped, lane)
         return after._replace(stop=stop)
 
@@ -367,6 +395,23 @@ class ClientStep:
         taken = steps if lane.stop is None else lane.stop.steps
         solution = Solution(problem, lane.params, taken)
         return self.algorithm.client.message(*broadcast, lane.context, solution)
+
+
+def _loss_of_rows(model: Model, params: Params, batch: Batch, given: Any) -> jax.Array:
+    """F_k of a tick's rows."""
+    del given
+    return weighted_loss(model, params, *batch)
+
+
+def _model_key(noise: jax.Array | None) -> jax.Array | None:
+    """The random key of `Model.train` in a tick; None without noise."""
+    return None if noise is None else jax.random.fold_in(random_key(noise), MODEL_KEY)
+
+
+def _counting(weights: jax.Array) -> jax.Array:
+    """Which rows of a mini-batch count; all of a tick without, as of a lane that waits."""
+    counts = weights > 0
+    return counts | ~counts.any()
 
 
 def _initial_stop(gamma: jax.Array | None, deadline: jax.Array | None) -> Stop:

@@ -41,7 +41,7 @@ from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
-from fedprox.model import Model, Params, labels_met, losses_of, with_base
+from fedprox.model import Model, Params, labels_met, losses_of, opened, trainable, with_base
 from fedprox.parts.part import scaled, sound
 from fedprox.precision import in_shape, real_type
 from fedprox.protocol.method import Method
@@ -294,8 +294,12 @@ def read_part(
         if shares is None:
             loss, others = sums_of_rows(params, x, y, inside)
             return (loss, None), others
-        with_gradient = jax.value_and_grad(sums_of_rows, has_aux=True)
-        (loss, others), gradient = with_gradient(params, x, y, inside)
+        trained, around = opened(params)
+
+        def of_trained(trained: Params) -> Any:
+            return sums_of_rows(around(trained), x, y, inside)
+
+        (loss, others), gradient = jax.value_and_grad(of_trained, has_aux=True)(trained)
         return (loss, gradient), others
 
     summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
@@ -328,7 +332,8 @@ def read_part(
     scatter = None
     if shares is not None:
         scatter = jax.tree.map(
-            lambda a: jnp.broadcast_to(a, (len(zero[0][0]), *a.shape)), jax.vmap(nothing)(params)
+            lambda a: jnp.broadcast_to(a, (len(zero[0][0]), *a.shape)),
+            jax.vmap(nothing)(trainable(params)),
         )
     correct = jnp.zeros((jobs, points), jnp.int32) if counted else None
     begin = (jnp.zeros((jobs, points)), correct, zero[1][1], scatter)

@@ -40,7 +40,15 @@ from fedprox.engine.planning.jobs import Slots
 from fedprox.engine.planning.reads import Exchange, ReadSlices
 from fedprox.engine.storage.training_data import DeviceRows
 from fedprox.features import Features
-from fedprox.model import Model, Params, read_slice, weighted_loss, with_base
+from fedprox.model import (
+    Model,
+    Params,
+    opened,
+    read_slice,
+    trainable,
+    weighted_loss,
+    with_base,
+)
 from fedprox.parts.part import Screen, Screened, beside, screened_sum
 from fedprox.protocol.method import Method
 from fedprox.subproblem import inexactness
@@ -101,22 +109,25 @@ class Measured(NamedTuple):
 
     def summed(self, model: Model, *, shared: bool, models: Params = None) -> Callable[..., Any]:
         """Sums over each lane's slice at all sweep points; `models` are those of the probe."""
-        loss = partial(weighted_loss, model)
 
-        def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
-            value = slope = None
+        def summed(whole: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> LocalLoss:
+            value, slope, (params, around) = None, None, opened(whole)
+
+            def loss(params: Params) -> jax.Array:
+                return weighted_loss(model, around(params), x, y, inside)
+
             if self.gradient and self.loss:
-                value, slope = jax.value_and_grad(loss)(params, x, y, inside)
+                value, slope = jax.value_and_grad(loss)(params)
             elif self.gradient:
-                slope = jax.grad(loss)(params, x, y, inside)
+                slope = jax.grad(loss)(params)
             elif self.loss:
-                value = loss(params, x, y, inside)
+                value = loss(params)
             labels = label_counts(y, inside, self.classes) if self.classes else None
             return LocalLoss(slope, value, labels)
 
         points = over(summed, (0, None, None, None))
         of_lanes = over(points, (None if shared else 0, 0, 0, 0))
-        probe = jax.vmap(loss, in_axes=(0, None, None, None))
+        probe = jax.vmap(partial(weighted_loss, model), in_axes=(0, None, None, None))
         probe_all = over(over(probe, (0, None, None, None)), (None, 0, 0, 0))
 
         def both(params: Params, *rows: jax.Array) -> LocalLoss:
@@ -224,14 +235,14 @@ def exchange_gradients(
         def all_done(carry: Any) -> jax.Array:
             return jnp.all(carry[-1][2])
 
-        like = measured.like(params)
+        like = measured.like(trainable(params))
         # the looks at the clock; when each lane's job stops, (lanes,); whether it has stopped; 1
         # for jobs that stopped before their end, float32 (jobs,)
         times: Any = (None,) * 4
         if timed:
             times = began, jnp.zeros(lanes), jnp.ones(lanes, bool), jnp.zeros(room)
         start = params if shared else zeros_of(params, lanes)
-        sums = zeros_of(params) if adds else None
+        sums = zeros_of(trainable(params)) if adds else None
         _, own, sums, _, (*_, late) = run_segments(
             exchange.reading.ends,
             tick,
@@ -273,7 +284,7 @@ def inexactness_program(
         context = algorithm.begun(broadcast.state, context)
         problem = algorithm.subproblem(*broadcast, context)
         first = problem.gradient(problem.start, begin.gradient)
-        return inexactness(problem.gradient(params, end.gradient), first)
+        return inexactness(problem.gradient(trainable(params), end.gradient), first)
 
     gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
 
@@ -317,7 +328,7 @@ def inexactness_program(
             gammas = put(gammas, jnp.where(slot >= 0, slot, slots), new)
             return where_lanes(slot >= 0, jax.tree.map(jnp.zeros_like, sums), sums), gammas
 
-        like = end_only.like(start), measured.like(start)
+        like = end_only.like(trainable(start)), measured.like(trainable(start))
         carry = (zeros_of(like, layout.reading.lanes), jnp.zeros((slots, points)))
         return total(run_segments(reading.ends, tick, end_jobs, carry)[1])
 

@@ -29,7 +29,7 @@ from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack
 from fedprox.engine.planning.reads import slice_width, slices
 from fedprox.engine.planning.round_work import RoundWork, drawn_works, example_width
 from fedprox.engine.storage.training_data import TrainingRows
-from fedprox.model import Params
+from fedprox.model import Params, trainable
 from fedprox.protocol.method import Method
 from fedprox.solver import Solver
 
@@ -153,7 +153,7 @@ def needed(layout: Layout, solver: Solver, work: RoundWork) -> Capacity:
 def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) -> Layout:
     """Choose the shapes and the number of lanes for the first rounds of a method."""
     sample = sample_rounds(method)
-    parameters = sum(a.size for a in jax.tree.leaves(params))
+    parameters = sum(a.size for a in jax.tree.leaves(trainable(params)))
     layout = _empty_layout(method, sample, devices, parameters)
     capacities = [needed(layout, method.solver, work) for work in sample]
     layout = layout._replace(room=_largest_cohort(method, spare(capacities)))

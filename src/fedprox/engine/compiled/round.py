@@ -67,7 +67,7 @@ from fedprox.engine.planning.batch_plan import BatchPlan
 from fedprox.engine.planning.reads import Exchange
 from fedprox.engine.planning.round_work import steps_of_run
 from fedprox.features import Features, index_of, look_up
-from fedprox.model import Params, with_base
+from fedprox.model import Params, beside, trainable, with_base
 from fedprox.parts.part import LocalGradient, Screened, mean_if_screened, random_key
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
@@ -331,7 +331,7 @@ class RoundsProgram:
         lanes_here = self.layout.shape.lanes
         params = jax.vmap(self.algorithm.server.params)(broadcast.state)
         points = len(broadcast.hparams["learning_rate"])
-        own = self.measured.like(params)
+        own = self.measured.like(trainable(params))
 
         like = jax.eval_shape(
             partial(self.contexts, plan, points=points),
@@ -363,7 +363,8 @@ class RoundsProgram:
 
     def local_of(self, lanes: LaneState) -> Local:
         """The lanes' clients as they are stored after their job."""
-        return Local(lanes.params if self.keep_local else None, steps_taken(lanes))
+        model = beside(lanes.params, lanes.context.model_state)
+        return Local(model if self.keep_local else None, steps_taken(lanes))
 
 
 class Round:
@@ -476,6 +477,8 @@ class Round:
             carry = self.look_at_clock(carry)
         real = rows >= 0
         rows = jnp.where(real, rows, ~rows)
+        if client.moves_state:  # a state must not see other rows than the mini-batch's
+            rows = _repeated(rows, real)
         if self.program.solver.searches_line:
             whole = (self.x, self.y)
             first, active = rows[:, 0], real[:, 0]
@@ -484,9 +487,10 @@ class Round:
         weights = real / size[:, None].astype(real_type())
         batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
         gradient = client.gradients(carry.lanes, self.broadcast, *batch)
+        states = client.next_states(carry.lanes, batch[0], weights, noise)
         if client.local_gradient.completes:
             gradient = client.completed(gradient, self.broadcast, size, last, noise)
-        lanes = client.tick_all(carry.lanes, self.broadcast, gradient, last, check)
+        lanes = client.tick_all(carry.lanes, self.broadcast, gradient, states, last, check)
         return carry._replace(lanes=lanes)
 
     def look_at_clock(self, carry: _Carry) -> _Carry:
@@ -555,6 +559,16 @@ def features_reader(
         return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read
+
+
+def _repeated(rows: jax.Array, real: jax.Array) -> jax.Array:
+    """Rows (lanes, width), of which the real ones come first, with copies of them as padding.
+
+    >>> _repeated(jnp.array([[3, 5, 0, 0, 0]]), jnp.array([[1, 1, 0, 0, 0]])).tolist()
+    [[3, 5, 3, 5, 3]]
+    """
+    count = jnp.maximum(real.sum(axis=1, keepdims=True), 1)
+    return jnp.take_along_axis(rows, jnp.arange(rows.shape[1]) % count, axis=1)
 
 
 def inputs_points(inputs: Inputs) -> int:
