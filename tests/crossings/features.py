@@ -34,7 +34,7 @@ from tests.crossings.checks import (
     require_resumed,
     with_empty_round,
 )
-from tests.deployment.federations import deployed, nodes_of, simulated, table_of
+from tests.deployment.federations import WITH_STATE, deployed, nodes_of, simulated, table_of
 from tests.deployment.test_same_results import check
 from tests.parts.privacy.releases import per_round, released, require_bounded
 
@@ -100,7 +100,6 @@ def train_normalized(params: Any, state: Any, x: jax.Array, key: Any, mask: Any)
 
 NORMALIZED = fp.Model(init_normalized, apply_normalized, train=train_normalized, state=statistics)
 MODEL_NAME, METHOD_NAME = f"{__name__}:model", "tests.crossings.method:everything"
-WITH_STATE = f"{__name__}:normalized"
 TABLE = table_of(
     cohort={"clients_per_round": 4},
     model={"name": MODEL_NAME},

@@ -45,7 +45,10 @@ STATEFUL: list[dict[str, Any]] = [{"name": "scaffold"}, {"name": "feddane", "mu"
 
 FEDPROX = {"name": "fedprox", "mu": 0.5}
 
-EVERYTHING = Policy(report=list(REPORTS))
+WITH_STATE = "tests.crossings.features:normalized"
+"""A model with state."""
+
+EVERYTHING = Policy(report=list(REPORTS), models=[WITH_STATE])
 """A policy that also reports gradients."""
 
 

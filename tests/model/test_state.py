@@ -169,3 +169,107 @@ def test_one_client_trains_as_flaxs_own_loop(model: fp.Model, loop: Any) -> None
         batches = [b for t in range(2) for b in batches_of(0, t, number, count, solver, steps)]
         expected = loop(batches, np.asarray(x, np.float32), np.asarray(y))
         require_close(tuple(run.params), expected, 1e-6)
+
+
+def test_a_mini_batch_wider_than_a_tick_is_read_in_one_piece() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(CLASSES, size=200)
+    rows = rng.normal(size=(200, FEATURES)) + labels[:, None], labels
+    federation, solver = fp.Federation.from_arrays([rows, rows]), fp.Solver(0.1, "all", steps=2)
+    here: dict[str, Any] = {"federation": federation, "cohort": fp.Cohort(2), "solver": solver}
+    (run,) = everyone(fp.fedavg(), rounds=1, **here)
+    server, _ = federated(federation, solver, 1)
+    require_close(list(batch_norm.flat(run.params.state).values()), [server.mean, server.var])
+
+
+def constant(params: Any, state: Any, x: Any, key: Any) -> Any:
+    """A state that is the first number of a row, and how often it has moved."""
+    del key
+    return apply(params, state, x), {"row": x[0, 0], "steps": state["steps"] + 1}
+
+
+def apply(params: Any, state: Any, x: Any) -> Any:
+    del state
+    return x @ params
+
+
+CONSTANT = fp.Model(
+    lambda key: 0.1 * jax.random.normal(key, (FEATURES, CLASSES)),
+    apply,
+    train=constant,
+    state=lambda _: {"row": jnp.float32(0), "steps": jnp.int32(0)},
+)
+NUMBERED = fp.Federation.from_arrays(
+    [
+        (np.full((k % 3 + 1, FEATURES), float(k)), np.full(k % 3 + 1, k % CLASSES))
+        for k in range(CLIENTS)
+    ]
+)
+"""Clients whose rows are their numbers."""
+
+
+def states(**changes: Any) -> Any:
+    here = {"model": CONSTANT, "federation": NUMBERED, "initial": None, "rounds": 1}
+    (run,) = everyone(fp.fedavg(), **here | changes)
+    return run.params.state
+
+
+def test_a_rule_reads_states_as_it_reads_messages() -> None:
+    assert states(aggregation=fp.Aggregation("median"))["row"] == np.median(np.arange(CLIENTS))
+
+
+def test_a_whole_number_is_the_rounded_mean() -> None:
+    sizes = NUMBERED.train.sizes
+    taken = SOLVER.steps_for(sizes)
+    found = states()
+    assert found["steps"].dtype == np.int32
+    assert found["steps"] == round(np.average(taken, weights=sizes))
+    assert found["row"] == pytest.approx(np.average(np.arange(CLIENTS), weights=sizes), rel=1e-6)
+
+
+def test_without_a_barrier_a_state_is_a_mean_of_states() -> None:
+    """Not the sum of changes from old ones, by which a variance could become negative."""
+    seconds = fp.Population(step_seconds=[1.0, 9.0, 1.0, 5.0, 2.0, 7.0])
+    options = {"asynchronous": fp.Asynchronous(1, "constant"), "population": seconds}
+    found = [states(rounds=t, cohort=fp.Cohort(4), **options)["row"] for t in range(1, 7)]
+    assert set(np.round(found, 5)) < set(range(CLIENTS))  # each step has the state of one client
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "line"),
+    [
+        (fp.silobn(), None, 'silobn: model_state = "own"; the model has no state'),
+        (fp.fedbn(), CONSTANT, "own layers.: no layer of the model has both parameters and a"),
+        (
+            fp.ditto(0.1).with_model_state("own"),
+            MODEL,
+            'ditto: model_state = "own"; its clients have whole models of their own',
+        ),
+        (
+            fp.ifca(2).with_model_state("own"),
+            MODEL,
+            "ifca: local: fedavg does not fit: its clients have models of their own",
+        ),
+        (fp.scaffold(option=1), MODEL, "so a model whose state moves with mini-batches does not"),
+    ],
+)
+def test_what_does_not_fit_is_refused(method: Any, model: Any, line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        everyone(method, model=model or BASE["model"], initial=None)
+
+
+def wrong(result: Any) -> fp.Model:
+    return fp.Model(CONSTANT.init.params, apply, train=lambda *_: result, state=CONSTANT.state)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (lambda: fp.Model(batch_norm.first, apply, state=CONSTANT.state), "needs it, since it"),
+        (lambda: wrong(jnp.zeros((2, 3))), "it must return the outputs and the next state"),
+        (lambda: wrong((jnp.zeros((2, 3)), 1.0)), "the next state is float.*; it must be like the"),
+    ],
+)
+def test_functions_that_do_not_fit_are_refused(build: Any, line: str) -> None:
+    with pytest.raises(fp.InputError, match=line):
+        everyone(fp.fedavg(), model=build(), initial=None)

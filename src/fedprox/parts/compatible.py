@@ -142,7 +142,9 @@ RANDOM_OUTPUTS = Chosen(
 )
 MOVING_STATE = Chosen(
     "",
-    lambda c: bool(c.read("model.state")) and (not c.method or c.method.model_state != "server"),
+    lambda c: (
+        bool(c.read("model.state")) and c.method is not None and c.method.model_state != "server"
+    ),
     'give the method model_state = "server", or use a model without state',
     "a model whose state moves with mini-batches",
 )

@@ -40,10 +40,12 @@ from fedprox.results.run import Run
 from tests.deployment.federations import (
     FEDPROX,
     STATEFUL,
+    WITH_STATE,
     Site,
     apart,
     deployed,
     overheard,
+    simulated,
     table_of,
     unreliable,
     vector,
@@ -96,6 +98,17 @@ def test_it_is_the_run_without_it_but_for_rounding(name: str, fresh: Fresh, tmp_
     assert 0 < difference.max() < 1e-5
     assert secure.final.train_loss == pytest.approx(plain.final.train_loss, rel=1e-4)
     assert secure.final.total_steps == plain.final.total_steps
+
+
+@pytest.mark.slow
+def test_a_models_state_is_summed_in_secret_too(fresh: Fresh, tmp_path: Path) -> None:
+    table = PLAIN | {"model": {"name": WITH_STATE}, "rounds": 1}
+    (secure,) = deployed(table | {"deployment": SECURE}, answers(fresh(tmp_path)))
+    (expected,) = simulated(table)
+    moved = vector(expected.params.state)
+    np.testing.assert_allclose(vector(secure.params.state), moved, rtol=1e-5, atol=1e-5)
+    assert np.abs(moved - 1).max() > 1  # the steps are counted
+    assert apart(secure.params, expected.params) < 1e-5
 
 
 @pytest.mark.parametrize(
