@@ -249,5 +249,5 @@ def test_what_cannot_be_written_is_said(folder: Path) -> None:
     with pytest.raises(InputError, match="new: 2 clients to train on, 1 to test"):
         write_mapped(folder / "new", FEW, FEW[:1])
     windows = Rows(Windows(np.zeros(9, np.uint8), np.arange(4), 3), np.zeros(4), offsets_of([4]))
-    with pytest.raises(InputError, match="features must be an array"):
+    with pytest.raises(InputError, match="features must be arrays"):
         write_mapped(folder / "new", Federation(windows, windows, 2, ("a",)))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox.errors import require
-from fedprox.features import index_of
+from fedprox.features import Features, arrays_at, index_of, row_count, rows_like
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
 from fedprox.metrics import metric_value, terms_of
@@ -24,7 +24,6 @@ from fedprox.model.model import (
     labels_met,
     losses_of,
     outputs_of,
-    rows_like,
     with_base,
 )
 from fedprox.user_code import LIBRARIES, describe, shapes_of
@@ -61,10 +60,11 @@ def check_model(model: Model, federation: Federation) -> None:
         stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
         augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
+        shapes, needed = (jax.tree.map(np.shape, each) for each in (augmented, x))
         require(
-            np.shape(augmented) == x.shape,
+            shapes == needed,
             f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
-            f"of shape {x.shape}",
+            f"of shape {needed}",
         )
     if model.correct and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
@@ -163,12 +163,15 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     _require_same(among, alone, OTHER_SHAPE)
 
 
-def _some_rows(stored: Any) -> jax.Array:
+def _some_rows(stored: Features) -> Any:
     """Three rows of a federation, and one of zeros, in case that all are the same."""
-    count = len(stored)
-    rows = np.asarray(stored[np.array([0, count // 2, count - 1])])
-    rows = np.concatenate([rows, np.zeros_like(rows[:1])])
-    return jnp.asarray(rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype)))
+    count = row_count(stored)
+
+    def with_zeros(rows: np.ndarray) -> jax.Array:
+        rows = np.concatenate([rows, np.zeros_like(rows[:1])])
+        return jnp.asarray(rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype)))
+
+    return jax.tree.map(with_zeros, arrays_at(stored, np.array([0, count // 2, count - 1])))
 
 
 def _moved(leaf: jax.Array) -> jax.Array:
@@ -177,7 +180,7 @@ def _moved(leaf: jax.Array) -> jax.Array:
 
 
 def _first_row(
-    model: Model, tested: bool, base: Any, params: Params, x: jax.Array, y: jax.Array, key: Any
+    model: Model, tested: bool, base: Any, params: Params, x: Features, y: jax.Array, key: Any
 ) -> tuple[dict[str, Any], ...]:
     """What a model's functions give for the first row among others, among its copies, and alone.
 
@@ -192,11 +195,11 @@ def _first_row(
     def alone(rows: jax.Array) -> jax.Array:
         return rows[:1]
 
-    def functions_of_x(x: jax.Array) -> dict[str, Any]:
+    def functions_of_x(x: Features) -> dict[str, Any]:
         found = {"model.apply(params, x)": whole.apply(params, x)}
         if model.representation:
             found["model.representation(params, x)"] = model.representation(whole.whole(params), x)
-        if model.train and len(x) > 1:
+        if model.train and row_count(x) > 1:
             found["model.train(params, x, key)"] = outputs_of(whole, params, x, key)
         return found
 
@@ -207,14 +210,15 @@ def _first_row(
         terms = terms_of(model.metrics, outputs, y)
         return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}
 
-    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, alone(x))
+    one = jax.tree.map(alone, x)
+    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, one)
 
     def of_rows(rows: Callable[[jax.Array], jax.Array]) -> Any:
         """The outputs for some rows; what does not grow with the rows belongs to none."""
         return jax.tree.map(lambda a, b: a if a.shape == b.shape else rows(a), outputs, of_one)
 
     batches = [
-        functions_of_x(rows(x)) | functions_of_outputs(of_rows(rows), rows(y))
+        functions_of_x(jax.tree.map(rows, x)) | functions_of_outputs(of_rows(rows), rows(y))
         for rows in (lambda rows: rows, copies, alone)
     ]
     return tuple(jax.tree.map(lambda a: jnp.atleast_1d(a)[:1], batches))
