@@ -214,34 +214,34 @@ def _holds_several(given: Any) -> bool:
     return isinstance(given, Mapping)
 
 
-def map_leaves(change: Callable[..., Any], x: Features, *others: Any) -> Any:
-    """The tree of change(leaf, leaves of other trees); compact features are leaves."""
-    return jax.tree.map(change, x, *others, is_leaf=_is_stored)
-
-
-def map_named(change: Callable[..., Any], x: Features, *others: Any) -> Any:
+def map_named(change: Callable[..., Any], x: Features, *others: Any, name: str = "") -> Any:
     """The tree of change(name of the leaf, leaf, leaves of other trees)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, *leaves: change(_name(path), *leaves), x, *others, is_leaf=_is_stored
-    )
+    if not isinstance(x, dict | tuple):
+        return change(name, x, *others)
+
+    def inner(key: Any) -> Any:
+        parts = (each[key] for each in (x, *others))
+        return map_named(change, *parts, name=f"{name}.{key}" if name else str(key))
+
+    if isinstance(x, tuple):
+        return tuple(map(inner, range(len(x))))
+    return {key: inner(key) for key in x}
 
 
-def _is_stored(part: Any) -> bool:
-    return isinstance(part, _Stored)
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+def map_leaves(change: Callable[..., Any], x: Features, *others: Any) -> Any:
+    """The tree of change(leaf, leaves of other trees)."""
+    return map_named(lambda _, *leaves: change(*leaves), x, *others)
 
 
 def named_leaves(x: Features) -> dict[str, Any]:
     """The leaves of features by name.
 
-    >>> list(named_leaves({"views": (1, 2), "age": 3})), list(named_leaves(4))
+    >>> list(named_leaves({"age": 3, "views": (1, 2)})), list(named_leaves(4))
     (['age', 'views.0', 'views.1'], [''])
     """
-    leaves = jax.tree_util.tree_leaves_with_path(x, is_leaf=_is_stored)
-    return {_name(path): leaf for path, leaf in leaves}
+    leaves: dict[str, Any] = {}
+    map_named(leaves.__setitem__, x)
+    return leaves
 
 
 def tree_from(leaves: Mapping[str, T], where: str) -> Any:
@@ -305,7 +305,7 @@ def row_count(x: Features) -> int:
     >>> row_count({"image": np.zeros((3, 8, 8)), "age": np.zeros(3)})
     3
     """
-    return len(jax.tree.leaves(x, is_leaf=_is_stored)[0])
+    return len(next(iter(named_leaves(x).values())))
 
 
 def rows_at(x: Features, rows: Any) -> Features:

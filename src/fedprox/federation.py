@@ -659,7 +659,9 @@ def _shapes(x: Features, y: Array) -> Shapes:
 
 def _require_shaped(x: Features, y: Array, known: Shapes, where: str, whose: str) -> None:
     """Raise `InputError` unless features have the names of others, and rows the shapes."""
-    (of_x, of_y), (known_x, known_y) = _shapes(x, y), known
+    if (shapes := _shapes(x, y)) == known:
+        return
+    (of_x, of_y), (known_x, known_y) = shapes, known
     require_alike(where, of_x, known_x, whose)
     rows = [(at_leaf(where, name), "rows", of_x[name], known_x[name]) for name in of_x]
     for place, what, shape, other in [*rows, (where, "labels", of_y, known_y)]:
@@ -702,11 +704,7 @@ def array_of(given: ArrayLike, what: str) -> Array:
         array = np.asarray(given)
     except ValueError:
         raise InputError(f"{what}: ragged rows; all must be alike") from None
-    hint = ""
-    if isinstance(given, Mapping):
-        hint = "; numpy.stack(list(table.values()), axis=1) joins the columns of a table"
-    elif hasattr(given, "toarray"):
-        hint = "; a sparse matrix's toarray() makes one"
+    hint = "; a sparse matrix's toarray() makes one" if hasattr(given, "toarray") else ""
     require(
         array.ndim > 0,
         f"{what}: an object of type {type(given).__name__}; an array of numbers with a row for "

@@ -330,23 +330,22 @@ def _columns(client: Client, where: str, like: Columns | None) -> Columns:
     x = map_named(lambda name, leaf: _narrow(leaf, f"{at_leaf(where, name)}: features"), x)
     y = _narrow(y, f"{where}: labels")
     y = y.astype(np.uint8) if y.dtype == bool else y
-    named = {name: (f"x.{name}" if name else "x", leaf) for name, leaf in named_leaves(x).items()}
-    for name, (_, leaf) in named.items():
-        place = at_leaf(where, name)
-        require(len(leaf) == len(y), f"{place}: {len(leaf)} rows and {len(y)} labels")
-        require(not len(leaf) or leaf[0].size, f"{place}: one feature is needed")
-    require(not len(y) or y[0].size, f"{where}: one label is needed")
-    columns = dict(named.values()) | {"y": y}
+    columns = {f"x.{name}" if name else "x": leaf for name, leaf in named_leaves(x).items()}
+    columns["y"] = y
+    for name, column in columns.items():
+        place, one = at_leaf(where, name[2:]), "label" if column is y else "feature"
+        require(len(column) == len(y), f"{place}: {len(column)} rows and {len(y)} labels")
+        require(not len(y) or column[0].size, f"{place}: one {one} is needed")
     if like and len(y):
         names, others = ({name[2:] for name in each} for each in (columns, like))
         require_alike(where, names, others, "the first client's")
         for name, column in columns.items():
             first = like[name]
-            require(
-                column.shape[1:] == first.shape[1:] and column.dtype == first.dtype,
-                f"{at_leaf(where, name[2:])}: rows of {column.dtype} {column.shape[1:]}; the first "
-                f"client's are of {first.dtype} {first.shape[1:]}",
-            )
+            if column.shape[1:] != first.shape[1:] or column.dtype != first.dtype:
+                raise InputError(
+                    f"{at_leaf(where, name[2:])}: rows of {column.dtype} {column.shape[1:]}; the "
+                    f"first client's are of {first.dtype} {first.shape[1:]}"
+                )
     return columns
 
 
