@@ -5,19 +5,22 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox import InputError
+from fedprox.datasets.labelled import divide
 from fedprox.deployment.combine import evaluation_shapes
 from fedprox.deployment.joining import check_fits, description_of, one_client, stand_in
+from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy
 from fedprox.deployment.wire import Description
 from fedprox.devices.mesh import lane_mesh
@@ -86,6 +89,7 @@ def test_a_tree_is_its_leaves_by_name(x: Features) -> None:
     assert named_leaves(names) == dict(zip(leaves, leaves, strict=True))
 
 
+@settings(max_examples=40)
 @given(x=TREES, rows=st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=3))
 def test_what_reads_rows_reads_those_of_each_leaf(x: Features, rows: list[int]) -> None:
     at = np.array(rows)
@@ -254,17 +258,35 @@ def test_augmentation_must_return_all_inputs() -> None:
         runs(dataclasses.replace(SEVERAL, augment=lacking), OF_SEVERAL)
 
 
-def test_what_reads_a_federation_reads_several_inputs() -> None:
-    """Evaluation of clients, their gradients, their curvature, and newcomers."""
-    found = []
-    for model, federation in ((OF_SEVERAL, SEVERAL), (MODEL, FEDERATION)):
-        params, few = model.init(jax.random.key(0)), federation.of_clients(np.array([1, 3]))
-        result = fp.evaluate(model, params, federation)
-        curved = curvature(few, model, params, iterations=2)
-        ways = fp.newcomers(model, params, few, rows=[0, 2], steps=2, models=stacked(params))
-        nearest = fp.nearest_models(model, stacked(params), federation)
-        parts = gradients(model, params, federation)
-        found.append(jax.tree.leaves((result.by_client, curved, ways.loss, nearest, parts)))
+FEW = np.array([1, 3])
+READERS: dict[str, Callable[[fp.Model, Any, fp.Federation], Any]] = {
+    "evaluation": lambda model, params, federation: (
+        fp.evaluate(model, params, federation).by_client
+    ),
+    "the nearest of several models": lambda model, params, federation: fp.nearest_models(
+        model, stacked(params), federation
+    ),
+    "gradients": gradients,
+    "curvature": lambda model, params, federation: curvature(
+        federation.of_clients(FEW), model, params, iterations=2
+    ),
+    "newcomers": lambda model, params, federation: (
+        fp.newcomers(
+            *(model, params, federation.of_clients(FEW)),
+            rows=[0, 2],
+            steps=2,
+            models=stacked(params),
+        ).loss
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", mostly_slow(READERS, "evaluation", "gradients"))
+def test_what_reads_a_federation_reads_several_inputs(reader: str) -> None:
+    found = [
+        jax.tree.leaves(READERS[reader](model, model.init(jax.random.key(0)), federation))
+        for model, federation in ((OF_SEVERAL, SEVERAL), (MODEL, FEDERATION))
+    ]
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -274,8 +296,18 @@ def stacked(params: Any) -> Any:
     return jax.tree.map(lambda a: np.stack([a, -a]), params)
 
 
+def pooled(federation: fp.Federation) -> fp.Federation:
+    """The same rows, divided anew."""
+    train, test = (fp.Examples(rows.x, rows.y) for rows in federation.parts)
+    return divide(train, test, "dirichlet-by-client", DRAWN, classes=3, seed=0)
+
+
+DRAWN = {"clients": 3, "concentration": 0.5}
+
+
 def test_rows_are_taken_of_every_input() -> None:
     for change in (
+        pooled,
         lambda federation: federation.sample(3),
         lambda federation: federation.hold_out(0.3),
         lambda federation: federation.sample_clients(2),
@@ -438,7 +470,7 @@ OF_TWO: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_coordinator_stands_in_for_several_inputs() -> None:
+def test_a_coordinator_stands_in_for_several_inputs(tmp_path: Path) -> None:
     ids = np.array([[3, 9]], np.int32)
     images = fp.Prepared(np.zeros((1, 2, 2), np.uint8), jnp.float32)
     rows = fp.Rows({"ids": ids, "image": (images,)}, np.array([1]), np.array([0, 1]))
@@ -452,6 +484,18 @@ def test_a_coordinator_stands_in_for_several_inputs() -> None:
         assert like.train.x["ids"].max() == 9
     shapes = evaluation_shapes(OF_SYMBOLS, sent.kind, 1)
     assert shapes["train/first"]["sum"].shape == (1, 2)
+    image, symbols = sent.kind.features[::-1]
+    fewer = sent.kind.model_copy(
+        update={"features": [symbols.model_copy(update={"greatest": 8}), image]}
+    )
+    node = Node("n", federation, tmp_path, Policy())
+    run: Any = SimpleNamespace(data=sent.kind)
+    node._check_kind(run)
+    run.data = fewer
+    with pytest.raises(
+        InputError, match=r"data\.features: 8 is the greatest; the node's data have 9"
+    ):
+        node._check_kind(run)
 
 
 def of_symbols(w: Any, x: Any) -> jax.Array:

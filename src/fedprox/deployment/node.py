@@ -320,19 +320,19 @@ class Node:
     def _check_kind(self, setup: Setup) -> None:
         """Raise `InputError` if a run's data are of another kind than the node's."""
         own, given = self.kind, setup.data
-        for key in ("arrays", *ALIKE):
-            asked, have = getattr(given, key), getattr(own, key)
+        alike = {key: (getattr(given, key), getattr(own, key)) for key in ALIKE}
+        for key, (asked, have) in {"features": (given.arrays, own.arrays), **alike}.items():
             require(asked == have, f"data.{key} = {asked!r}; the node's data have {have!r}")
         # those of all nodes
         require(
             own.classes <= given.classes,
             f"data.classes = {given.classes}; the node's data have {own.classes}",
         )
-        for asked, have in zip(given.features, own.features, strict=True):
+        for array, mine in zip(given.features, own.features, strict=True):
             require(
-                have.greatest <= asked.greatest,
-                f"data.features: {asked.greatest} is the greatest; the node's data have "
-                f"{have.greatest}",
+                mine.greatest <= array.greatest,
+                f"data.features: {array.greatest} is the greatest; the node's data have "
+                f"{mine.greatest}",
             )
 
     def _rows_on_devices(self) -> DeviceData:
