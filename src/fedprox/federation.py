@@ -13,12 +13,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, distinct, require, require_number, require_whole
-from fedprox.features import Features, Vectors, index_of, with_index
+from fedprox.features import (
+    Features,
+    Vectors,
+    arrays_at,
+    at_leaf,
+    formed,
+    index_of,
+    map_named,
+    named_leaves,
+    require_alike,
+    row_shapes,
+    rows_at,
+    with_index,
+)
 from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, generator
+from fedprox.user_code import describe
 
 Array = NDArray[Any]
-Client = tuple[ArrayLike, ArrayLike]
+Inputs = Any
+"""Features as users give them: an array-like, or a dict or tuple of several, nested or not."""
+
+Client = tuple[Inputs, ArrayLike]
 T = TypeVar("T")
 
 MOST_CLASSES = 10_000
@@ -46,7 +63,8 @@ class Rows:
     """The examples of all clients, one client after another.
 
     Attributes:
-        x: Features, shape (rows, ...): an array, `fedprox.Windows`, `Vectors` or `Prepared`.
+        x: Features, shape (rows, ...): an array, `fedprox.Windows`, `Vectors` or `Prepared`; or a
+            dict or tuple of several of these, nested or not, for a model of several inputs.
         y: Labels, shape (rows,), or (rows, length) for a label at every position of a sequence,
             with -1 for a position without label.
         offsets: First row of each client, and the number of rows, int64 (clients + 1,).
@@ -67,22 +85,24 @@ class Rows:
     offsets: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        _require_both_unmasked(self.x, self.y, "rows")
-        require(
-            len(self.x) == len(self.y) == self.offsets[-1] and self.offsets[0] == 0,
-            f"rows: {len(self.x)} features, {len(self.y)} labels and offsets that end at "
-            f"{self.offsets[-1]}; all three must agree",
-        )
-        require((np.diff(self.offsets) >= 0).all(), "rows: offsets must not decrease")
-        if isinstance(self.x, Vectors) and len(self.x):  # a look-up does not check
-            least, greatest = int(self.x.ids.min()), int(self.x.ids.max())
+        object.__setattr__(self, "x", _stored(self.x, self.y, "rows"))
+        for name, leaf in named_leaves(self.x).items():
+            where = at_leaf("rows", name)
             require(
-                least >= 0 and greatest < len(self.x.table),
-                f"rows: ids {least} to {greatest}; the table has {len(self.x.table)} vectors",
+                len(leaf) == len(self.y) == self.offsets[-1] and self.offsets[0] == 0,
+                f"{where}: {len(leaf)} features, {len(self.y)} labels and offsets that end at "
+                f"{self.offsets[-1]}; all three must agree",
             )
+            if isinstance(leaf, Vectors) and len(leaf):  # a look-up does not check
+                least, greatest = int(leaf.ids.min()), int(leaf.ids.max())
+                require(
+                    least >= 0 and greatest < len(leaf.table),
+                    f"{where}: ids {least} to {greatest}; the table has {len(leaf.table)} vectors",
+                )
+        require((np.diff(self.offsets) >= 0).all(), "rows: offsets must not decrease")
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -100,11 +120,11 @@ class Rows:
     def client(self, k: int) -> tuple[Features, Array]:
         """Views of client k's features and labels."""
         rows = slice(self.offsets[k], self.offsets[k + 1])
-        return self.x[rows], self.y[rows]
+        return rows_at(self.x, rows), self.y[rows]
 
     def padded(
         self, clients: NDArray[np.int64], first: int, count: int
-    ) -> tuple[Array, Array, NDArray[np.bool_]]:
+    ) -> tuple[Features, Array, NDArray[np.bool_]]:
         """Some rows of each client, beside each other.
 
         Args:
@@ -113,8 +133,8 @@ class Rows:
             count: How many.
 
         Returns:
-            x and y (clients, count, ...), and whether there is such a row, bool (clients, count);
-            where there is none, x and y are those of another row.
+            x and y (clients, count, ...), looked up, and whether there is such a row, bool
+            (clients, count); where there is none, x and y are those of another row.
 
         Example:
             >>> import fedprox as fp
@@ -126,8 +146,9 @@ class Rows:
         sizes, within = np.where(clients >= 0, self.sizes[clients], 0), first + np.arange(count)
         inside = within < sizes[:, None]
         at = np.where(inside, self.offsets[np.maximum(clients, 0)][:, None] + within, 0).ravel()
-        x, y = np.asarray(self.x[at]), np.asarray(self.y[at])
-        x, y = (a.reshape(*inside.shape, *a.shape[1:]) for a in (x, y))
+        x, y = jax.tree.map(
+            lambda a: a.reshape(*inside.shape, *a.shape[1:]), arrays_at((self.x, self.y), at)
+        )
         return x, y, inside
 
     def sample(self, most: int, *, seed: int, salt: int = 0) -> "Rows":
@@ -160,8 +181,8 @@ class Rows:
 
     def _taken(self, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> "Rows":
         """Copies of some rows, given the offsets of the clients among them."""
-        taken = Rows(self.x[rows], self.y[rows], offsets)
-        for array in (index_of(self.x), self.y):
+        taken = Rows(rows_at(self.x, rows), self.y[rows], offsets)
+        for array in jax.tree.leaves((index_of(self.x), self.y)):
             release_pages(array)
         return taken
 
@@ -169,9 +190,9 @@ class Rows:
         """Copies of the rows of some clients, in their order."""
         first, sizes = self.offsets[clients], self.offsets[clients + 1] - self.offsets[clients]
         offsets = offsets_of(sizes)
-        index, y = (
-            copy_stretches(array, first, sizes, offsets[:-1], int(offsets[-1]))
-            for array in (index_of(self.x), self.y)
+        index, y = jax.tree.map(
+            lambda array: copy_stretches(array, first, sizes, offsets[:-1], int(offsets[-1])),
+            (index_of(self.x), self.y),
         )
         return Rows(with_index(self.x, index), y, offsets)
 
@@ -198,14 +219,16 @@ class Examples:
     y: Array
 
     def __post_init__(self) -> None:
-        _require_both_unmasked(self.x, self.y, "examples")
-        require(
-            len(self.x) == len(self.y),
-            f"examples: {len(self.x)} features and {len(self.y)} labels; both must agree",
-        )
+        object.__setattr__(self, "x", _stored(self.x, self.y, "examples"))
+        for name, leaf in named_leaves(self.x).items():
+            require(
+                len(leaf) == len(self.y),
+                f"{at_leaf('examples', name)}: {len(leaf)} features and {len(self.y)} labels; both "
+                "must agree",
+            )
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
 
 class Names(Sequence[str]):
@@ -248,8 +271,9 @@ class Federation:
         classes: Number of classes, or 0 if labels are not classes.
         names: The clients' names, shape (clients,).
         augment: (random key, stored rows (B, ...)) -> features (B, ...), in JAX: what the model
-            reads in a training mini-batch. Evaluations read the features themselves. The key
-            depends on (seed, round, client, mini-batch). None for no augmentation.
+            reads in a training mini-batch. It gets and returns all features, as a dict or a tuple
+            where they are one. Evaluations read the features themselves. The key depends on (seed,
+            round, client, mini-batch). None for no augmentation.
         validation: Rows for targets and the selection among rounds, so that test rows serve the
             report alone: rows of the same clients, or `fedprox.Examples` of no client. None for no
             validation.
@@ -274,7 +298,7 @@ class Federation:
     test: Rows
     classes: int
     names: Sequence[str]
-    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    augment: Callable[[jax.Array, Any], Any] | None = None
     validation: Rows | Examples | None = None
 
     def __post_init__(self) -> None:
@@ -290,6 +314,10 @@ class Federation:
         empty = np.flatnonzero(self.train.sizes == 0)
         if len(empty):
             raise InputError(f"client {self.names[empty[0]]!r}: no training rows; one is needed")
+        names = list(named_leaves(self.train.x))
+        for part, rows in (("test", self.test), ("validation", self.validation)):
+            if rows is not None:
+                require_alike(part, named_leaves(rows.x), names, "those to train on")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -297,14 +325,13 @@ class Federation:
     def __repr__(self) -> str:
         least, most = int(self.train.sizes.min()), int(self.train.sizes.max())
         each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        shape = ",".join(map(str, self.features.shape))
         clients = f"{len(self):,} client{'s' * (len(self) != 1)}"
         return (
             f"Federation: {clients}, {len(self.train):,} training rows ({each} a client), "
             f"{len(self.test):,} test rows, "
             + (f"{len(self.validation):,} validation rows, " if self.validation else "")
             + (f"{self.classes:,} classes, " if self.classes else "")
-            + f"features {self.features.dtype}[{shape}]"
+            + f"features {describe(self.features)}"
         )
 
     @property
@@ -318,9 +345,12 @@ class Federation:
         return self.train, self.test, *([self.validation] if self.validation else [])
 
     @property
-    def features(self) -> jax.ShapeDtypeStruct:
-        """Shape and type of one example as a model sees it."""
-        return jax.ShapeDtypeStruct(self.train.x.shape[1:], self.train.x.dtype)
+    def features(self) -> Any:
+        """Shape and type of one example as a model sees it, a `jax.ShapeDtypeStruct`.
+
+        Several inputs have one each, in a dict or a tuple.
+        """
+        return row_shapes(self.train.x)
 
     def sample(self, rows: int, *, seed: int = 0) -> "Federation":
         """A federation with at most `rows` rows of each part of each client, drawn at random.
@@ -391,13 +421,14 @@ class Federation:
         train, validation = (self.train.where(chosen) for chosen in (~held_out, held_out))
         return replace(self, train=train, validation=validation)
 
-    def with_validation(self, x: ArrayLike, y: ArrayLike) -> "Federation":
+    def with_validation(self, x: Inputs, y: ArrayLike) -> "Federation":
         """Add validation rows that belong to no client.
 
         Evaluations read all of them, even if they sample clients and rows.
 
         Args:
-            x: Features, shape (rows, ...), with rows shaped as the clients'.
+            x: Features, shape (rows, ...), with rows shaped as the clients'; a dict or a tuple
+                where theirs are one.
             y: Labels, shape (rows,) or (rows, length), shaped as the clients'.
 
         Returns:
@@ -414,18 +445,16 @@ class Federation:
         """
         train, part = self.train, "validation"
         require(self.validation is None, f"{part}: the federation has validation rows already")
-        require(
-            isinstance(train.x, np.ndarray),
-            f"{part}: the clients' features are fedprox.{type(train.x).__name__}; give "
-            "dataclasses.replace(federation, validation=fedprox.Examples(x, y)) of the same kind",
-        )
-        x, y = _client_arrays((x, y), part)
-        require(len(x), f"{part}: no rows; at least one is needed")
-        for array, like, what in ((x, train.x, "rows"), (y, train.y, "labels")):
+        for name, leaf in named_leaves(train.x).items():
             require(
-                array.shape[1:] == like.shape[1:],
-                f"{part}: {what} of shape {array.shape[1:]}; the clients' have {like.shape[1:]}",
+                isinstance(leaf, np.ndarray),
+                f"{at_leaf(part, name)}: the clients' features are fedprox.{type(leaf).__name__}; "
+                "give dataclasses.replace(federation, validation=fedprox.Examples(x, y)) of the "
+                "same kind",
             )
+        x, y = _client_arrays((x, y), part)
+        require(len(y), f"{part}: no rows; at least one is needed")
+        _require_shaped(x, y, _shapes(train.x, train.y), part, "the clients'")
         if train.y.dtype.kind != "f" and (y == np.floor(y)).all():
             y = y.astype(np.int32, copy=False)
         require(
@@ -504,7 +533,9 @@ class Federation:
         Args:
             train: A pair (x, y) for each client, in a list or from a generator: x of shape
                 (n_k, ...), y of shape (n_k,), or (n_k, length) for a label at every position of a
-                sequence, with -1 for a position without label.
+                sequence, with -1 for a position without label. For a model of several inputs, x is
+                a dict or a tuple of arrays, nested or not, such as
+                ``{"image": (n_k, 28, 28), "table": (n_k, 5)}``; a list is rows of one array.
             test: Pairs of test rows likewise, in the same order; None for no test rows.
             classes: Number of classes, 0 for labels that are not classes. None for the largest
                 label plus one, at most 10,000, if labels are integers. Floating-point labels are
@@ -516,9 +547,9 @@ class Federation:
             The federation, with numbers of 32 bits.
 
         Raises:
-            InputError: If a client has no rows, rows of another shape than the first client's,
-                unequal numbers of features and labels, numbers that are not finite, or labels
-                outside `range(classes)`. The message names the client.
+            InputError: If a client has no rows, inputs of other names or rows of another shape than
+                the first client's, unequal numbers of features and labels, numbers that are not
+                finite, or labels outside `range(classes)`. The message names the client.
 
         Example:
             >>> import numpy as np
@@ -597,40 +628,62 @@ def _several(name: str, given: Iterable[T], what: str) -> list[T]:
 def _concatenate(
     clients: Sequence[Client], names: Sequence[str], part: str, like: Rows | None = None
 ) -> Rows:
-    """All clients' rows in one array; their shape is that of `like` if it is given."""
-    known = {"rows": like.x.shape[1:], "labels": like.y.shape[1:]} if like else {}
+    """All clients' rows together; their shapes are those of `like` if it is given."""
+    known = _shapes(like.x, like.y) if like else None
     xs, ys, sizes = [], [], []
     for client, name in zip(clients, names, strict=True):
         where = f"client {name!r}, {part}"
         x, y = _client_arrays(client, where)
-        require(len(x) or part == "test", f"{where}: no rows; at least one is needed")
-        sizes.append(len(x))
-        if len(x):
-            for array, what in ((x, "rows"), (y, "labels")):
-                shape = known.setdefault(what, array.shape[1:])
-                require(
-                    array.shape[1:] == shape,
-                    f"{where}: {what} of shape {array.shape[1:]}; other clients' have {shape}",
-                )
+        require(len(y) or part == "test", f"{where}: no rows; at least one is needed")
+        sizes.append(len(y))
+        if len(y):
+            known = known or _shapes(x, y)
+            _require_shaped(x, y, known, where, "other clients'")
             xs.append(x)
             ys.append(y)
     if like and not xs:
         return no_rows(like)
-    x = _as_trained_on(_joined(xs), like.x, part) if like else _joined(xs)
+    x = jax.tree.map(lambda *parts: _joined(parts), *xs)
+    x = _as_trained_on(x, like.x, part) if like else x
     return Rows(x, _joined(ys), offsets_of(sizes))
 
 
-def _as_trained_on(x: Array, like: Features, part: str) -> Array:
-    """Features in the type of the training features, which must represent them."""
-    converted = x.astype(like.dtype, copy=False)
-    require(
-        converted.dtype.kind == "f" or (converted == x).all(),
-        f"{part}: features of type {x.dtype}; those to train on are of {like.dtype}",
-    )
-    return converted
+Shape = tuple[int, ...]
+Shapes = tuple[dict[str, Shape], Shape]
+"""The shape of each of a row's features by name, and that of its labels."""
 
 
-def _joined(parts: list[Array]) -> Array:
+def _shapes(x: Features, y: Array) -> Shapes:
+    return {name: leaf.shape[1:] for name, leaf in named_leaves(x).items()}, y.shape[1:]
+
+
+def _require_shaped(x: Features, y: Array, known: Shapes, where: str, whose: str) -> None:
+    """Raise `InputError` unless features have the names of others, and rows the shapes."""
+    if (shapes := _shapes(x, y)) == known:
+        return
+    (of_x, of_y), (known_x, known_y) = shapes, known
+    require_alike(where, of_x, known_x, whose)
+    rows = [(at_leaf(where, name), "rows", of_x[name], known_x[name]) for name in of_x]
+    for place, what, shape, other in [*rows, (where, "labels", of_y, known_y)]:
+        require(shape == other, f"{place}: {what} of shape {shape}; {whose} have {other}")
+
+
+def _as_trained_on(x: Features, like: Features, part: str) -> Features:
+    """Features in the types of the training features, which must represent them."""
+
+    def converted(name: str, given: Array, like: Array) -> Array:
+        array = given.astype(like.dtype, copy=False)
+        require(
+            array.dtype.kind == "f" or (array == given).all(),
+            f"{at_leaf(part, name)}: features of type {given.dtype}; those to train on are of "
+            f"{like.dtype}",
+        )
+        return array
+
+    return map_named(converted, x, like)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
     """All clients' numbers in 32 bits, also if some are whole and some are not."""
     joined = np.concatenate(parts)
     return joined.astype(np.float32) if joined.dtype == np.float64 else joined
@@ -651,11 +704,7 @@ def array_of(given: ArrayLike, what: str) -> Array:
         array = np.asarray(given)
     except ValueError:
         raise InputError(f"{what}: ragged rows; all must be alike") from None
-    hint = ""
-    if isinstance(given, Mapping):
-        hint = "; numpy.stack(list(table.values()), axis=1) joins the columns of a table"
-    elif hasattr(given, "toarray"):
-        hint = "; a sparse matrix's toarray() makes one"
+    hint = "; a sparse matrix's toarray() makes one" if hasattr(given, "toarray") else ""
     require(
         array.ndim > 0,
         f"{what}: an object of type {type(given).__name__}; an array of numbers with a row for "
@@ -680,40 +729,43 @@ def pair_of(client: Client, where: str) -> tuple[Array, Array]:
         f"{where}: {_of_type(client)}; each client must be a pair (x, y)",
     )
     x, y = client
-    return array_of(x, f"{where}: features"), array_of(y, f"{where}: labels")
+    return formed(x, array_of, f"{where}: features"), array_of(y, f"{where}: labels")
 
 
-def _require_both_unmasked(x: Features, y: Array, where: str) -> None:
-    require_unmasked(index_of(x), f"{where}: features")
+def _stored(x: Features, y: Array, where: str) -> Features:
+    """Features of rows as dicts and tuples of arrays or compact features without masks."""
+
+    def checked(leaf: Any, what: str) -> Any:
+        require_unmasked(index_of(leaf), what)
+        require(
+            getattr(index_of(leaf), "shape", ()),
+            f"{what}: an object of type {type(leaf).__name__}; an array with a row for each "
+            "example is needed",
+        )
+        return leaf
+
     require_unmasked(y, f"{where}: labels")
+    return formed(x, checked, f"{where}: features")
 
 
-def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
+def _client_arrays(client: Client, where: str) -> tuple[Features, Array]:
     """A client's features and labels, checked: numbers, as many labels as rows, all finite."""
     x, y = pair_of(client, where)
-    require(
-        len(x) == len(y),
-        f"{where}: features of shape {x.shape} and labels of shape {y.shape}; "
-        "one label for each row is needed",
-    )
-    if not len(x):
-        return x, y
-    for array, what in ((x, "features"), (y, "labels")):
-        how = "; number the classes alike for all clients: numpy.searchsorted(sorted_words, labels)"
+    for name, leaf in named_leaves(x).items():
         require(
-            array.dtype.kind in "fiub",
-            f"{where}: {what} of type {array.dtype}; they must be numbers{how * (array is y)}",
+            len(leaf) == len(y),
+            f"{at_leaf(where, name)}: features of shape {leaf.shape} and labels of shape "
+            f"{y.shape}; one label for each row is needed",
         )
-    require(x[0].size > 0, f"{where}: rows of shape {x.shape[1:]}; one feature is needed")
+    if not len(y):
+        return x, y
+    x = map_named(lambda name, leaf: _in_32_bits(leaf, at_leaf(where, name)), x)
+    how = "; number the classes alike for all clients: numpy.searchsorted(sorted_words, labels)"
+    require(
+        y.dtype.kind in "fiub",
+        f"{where}: labels of type {y.dtype}; they must be numbers{how}",
+    )
     require(y[0].size > 0, f"{where}: labels of shape {y.shape[1:]}; one label is needed")
-    if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32, copy=False)
-        require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite as a 32-bit number")
-    elif x.dtype.itemsize > 4:
-        narrow = x.astype(np.int32)  # JAX would convert too, and wrap around
-        require((narrow == x).all(), f"{where}: a feature is a whole number beyond 32 bits")
-        x = narrow
     if y.dtype.kind == "f":
         y = y.astype(np.float32, copy=False)
         require(np.isfinite(y).all(), f"{where}: a label is NaN or infinite")
@@ -726,9 +778,24 @@ def _client_arrays(client: Client, where: str) -> tuple[Array, Array]:
     return x, y
 
 
+def _in_32_bits(x: Array, where: str) -> Array:
+    """Features of a client, checked, as numbers of at most 32 bits."""
+    require(x.dtype.kind in "fiub", f"{where}: features of type {x.dtype}; they must be numbers")
+    require(x[0].size > 0, f"{where}: rows of shape {x.shape[1:]}; one feature is needed")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, copy=False)
+        require(np.isfinite(x).all(), f"{where}: a feature is NaN or infinite as a 32-bit number")
+    elif x.dtype.itemsize > 4:
+        narrow = x.astype(np.int32)  # JAX would convert too, and wrap around
+        require((narrow == x).all(), f"{where}: a feature is a whole number beyond 32 bits")
+        x = narrow
+    return x
+
+
 def no_rows(like: Rows) -> Rows:
     """No rows of the clients of others."""
-    return Rows(like.x[:0], like.y[:0], np.zeros_like(like.offsets))
+    return Rows(rows_at(like.x, slice(0)), like.y[:0], np.zeros_like(like.offsets))
 
 
 def _owner(rows: Rows, names: Sequence[str], part: str, row: int) -> str:

@@ -577,7 +577,7 @@ class Sparse:
         ([(X, Y[:, None][:, :0])], "one label is needed"),
         ([(1.0, Y)], "features: an object of type float; an array of numbers with a row for each"),
         ([(X, 1)], "client '0', train: labels: an object of type int; an array of numbers with a"),
-        ([({"a": X}, Y)], r"type dict; .* needed; numpy\.stack\(list\(table\.values\(\)\), axis=1"),
+        ([(X, {"a": Y})], "client '0', train: labels: an object of type dict; an array of numbers"),
         (
             [(Sparse(), Y)],
             r"features: an object of type Sparse; .* a sparse matrix's toarray\(\) make",

@@ -1,17 +1,20 @@
 """Federations mapped from files: what is written is read, and a bad folder is one clear line."""
 
+import dataclasses
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedprox import Federation, InputError, Rows, Windows
+from fedprox import Examples, Federation, InputError, Rows, Windows
 from fedprox.datasets import mapped, synthetic, write_mapped
+from fedprox.features import named_leaves
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import MappedFile, copy_stretches, map_file
 
@@ -86,6 +89,70 @@ def test_writing_takes_the_memory_of_a_client(tmp_path: Path) -> None:
     assert found.train.x.nbytes == 200 * 100 * 250 * 4
     assert peak < found.train.x.nbytes / 20
     assert found.train.client(123)[0][0, 0] == 123
+
+
+LEFT, RIGHT = np.arange(4.0)[:, None], np.arange(8, dtype=np.uint8).reshape(4, 2)
+SEVERAL = {"left": LEFT, "right": (RIGHT, LEFT[:, 0])}
+FILES = ["left", "right.0", "right.1"]
+
+
+def rows_of(x: Any, first: int, last: int) -> Any:
+    return jax.tree.map(lambda a: a[first:last], x)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """Two clients with several inputs, and with test rows of one."""
+    train = [(rows_of(SEVERAL, 0, 3), [0, 1, 2]), (rows_of(SEVERAL, 3, 4), [0])]
+    write_mapped(tmp_path / "several", train, [([], []), (rows_of(SEVERAL, 1, 2), [1])])
+    return tmp_path / "several"
+
+
+def test_several_inputs_have_a_file_each(several: Path, tmp_path: Path) -> None:
+    names = [f"{part}x.{name}" for part in ("", "test_") for name in FILES]
+    names += ["offsets", "y", "test_offsets", "test_y"]
+    assert sorted(p.stem for p in several.iterdir()) == sorted(names)
+    found = mapped(str(several))
+    expected = jax.tree.map(lambda a: a.astype("f4") if a.dtype == "f8" else a, SEVERAL)
+    validation = Examples(rows_of(found.train.x, 0, 2), np.array([2, 2], np.int32))
+    write_mapped(tmp_path / "again", dataclasses.replace(found, validation=validation))
+    again = mapped(str(tmp_path / "again"))
+    assert again.validation is not None
+    for federation in (found, again):
+        for x, like in (
+            (federation.train.x, expected),
+            (federation.test.x, rows_of(expected, 1, 2)),
+            (again.validation.x, rows_of(expected, 0, 2)),
+        ):
+            leaves, others = map(named_leaves, (x, like))
+            assert list(leaves) == list(others) == FILES
+            for name, array in leaves.items():
+                np.testing.assert_array_equal(array, others[name])
+                assert array.dtype == others[name].dtype
+                assert isinstance(array, np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("test_x.right.0", None, "several/test_x.right.0.npy: missing"),
+        ("x.right.0", RIGHT[:3], "several/y.npy: 4 labels for the 3 rows of x.right.0.npy"),
+        ("x.right.0", RIGHT[:, :1], r"test_x.right.0.npy: rows of uint8 \(2,\); those to train on"),
+        ("x.a b", RIGHT, "several: x: arrays named .'a b', 'left', 'right.0', 'right"),
+        ("x.right.3", RIGHT, "several: x.right: arrays named .'0', '1', '3'., which form no tree"),
+    ],
+)
+def test_a_bad_folder_of_several_inputs_is_one_clear_line(
+    several: Path, name: str, array: Any, message: str
+) -> None:
+    path = several / f"{name}.npy"
+    if array is None:
+        path.unlink()
+    else:
+        np.save(path, array)
+    with pytest.raises(InputError, match=message) as error:
+        mapped(str(several))
+    assert "\n" not in str(error.value)
 
 
 def replaced(name: str, array: Any) -> Callable[[Path], None]:
@@ -185,6 +252,12 @@ def test_a_label_that_is_no_class_count(folder: Path) -> None:
         ([([[1.0]], [2**31])], "client 0, train: labels: a number beyond 32 bits"),
         ([([[1e39]], [0])], "client 0, train: features: a number beyond 32 bits"),
         ([([[1.0]], [-1e39])], "client 0, train: labels: a number beyond 32 bits"),
+        ([({"a": [1.0]}, [0]), ([1.0], [0])], "client 1, train: features are one array; the firs"),
+        ([({"a": [1.0]}, [0, 1])], "client 0, train, features.a: 1 rows and 2 labels"),
+        (
+            [({"a": [1.0]}, [0]), ({"a": [1]}, [0])],
+            r"client 1, train, features.a: rows of int32 \(\); the first client's are of float32",
+        ),
     ],
 )
 def test_clients_that_do_not_fit_leave_nothing(tmp_path: Path, clients: Any, message: str) -> None:
@@ -249,5 +322,5 @@ def test_what_cannot_be_written_is_said(folder: Path) -> None:
     with pytest.raises(InputError, match="new: 2 clients to train on, 1 to test"):
         write_mapped(folder / "new", FEW, FEW[:1])
     windows = Rows(Windows(np.zeros(9, np.uint8), np.arange(4), 3), np.zeros(4), offsets_of([4]))
-    with pytest.raises(InputError, match="features must be an array"):
+    with pytest.raises(InputError, match="features must be arrays"):
         write_mapped(folder / "new", Federation(windows, windows, 2, ("a",)))

@@ -264,11 +264,9 @@ def described(**values: Any) -> dict[str, Any]:
     """A description of a node with one client, with some values changed."""
     kind = {
         "classes": 10,
-        "features": [60],
-        "feature_type": "float32",
+        "features": [{"name": "", "shape": [60], "type": "float32", "greatest": 0}],
         "label": [],
         "label_type": "int32",
-        "greatest": 0,
         "augmented": False,
     }
     clients = {"names": ["a"], "train": [3], "test": [1], "labels": [1], "validation": []}

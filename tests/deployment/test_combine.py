@@ -19,7 +19,7 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.payload import RoundPart
-from fedprox.deployment.wire import Answer, DataKind
+from fedprox.deployment.wire import Answer, ArrayKind, DataKind
 from fedprox.measures import Scatter
 from fedprox.metrics import Metric
 from fedprox.model import Model
@@ -190,11 +190,9 @@ METRIC = Metric(near, lambda sums: sums["near"].sum() / sums["rows"])
 MODEL = Model(init, apply, apart, metrics={"near": METRIC})
 KIND = DataKind(
     classes=0,
-    features=[3],
-    feature_type="float64",
+    features=[ArrayKind(name="", shape=[3], type="float64", greatest=0)],
     label=[],
     label_type="int64",
-    greatest=0,
     augmented=False,
 )
 

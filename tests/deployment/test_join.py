@@ -100,7 +100,10 @@ PLAIN = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 3))], names=["b"
     ("second", "line"),
     [
         (data("b", "a"), "its client 'a' is on node 'm' too; names of clients must differ"),
-        (data("b", features=4), "features: it has [4], and node 'm' [3]; all nodes need data of o"),
+        (
+            data("b", features=4),
+            "features: it has float32[4], and node 'm' float32[3]; all nodes need d",
+        ),
         (data("b", validated=True), "its clients have validation rows, those of node 'm' have non"),
         (TARGETS, "label type: it has float32, and node 'm' int32; all nodes need data of one kin"),
         (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, those of node 'm' ar"),
@@ -177,7 +180,15 @@ def strange(**values: Any) -> Callable[[Parcel], Parcel]:
     return answer
 
 
+def of_arrays(*others: str, classes: int = 10, **changes: Any) -> Callable[[Parcel], Parcel]:
+    """A node whose features are an array with changed values, and arrays of other names."""
+    array = {"name": "", "shape": [60], "type": "float32", "greatest": 0} | changes
+    arrays = [array, *(array | {"name": name} for name in others)]
+    return strange(features=arrays, classes=classes)
+
+
 DESCRIBED = "its answer is refused: answer: description."
+ARRAY = f"{DESCRIBED}kind.features.0."
 TWICE = {"names": ["a", "a"], "train": [3, 3], "test": [1, 1], "labels": [1, 1]}
 
 
@@ -195,20 +206,31 @@ TWICE = {"names": ["a", "a"], "train": [3, 3], "test": [1, 1], "labels": [1, 1]}
         (strange(test=[-1]), f"{DESCRIBED}clients.test.0: Input should be greater than or equal"),
         (strange(validation=[1, 2]), f"{DESCRIBED}clients: its lists have different lengths"),
         (strange(central_validation=-1), f"{DESCRIBED}central_validation: Input should be greater"),
-        (strange(features=[-60]), f"{DESCRIBED}kind.features.0: Input should be greater than or"),
-        (strange(feature_type="object"), f"{DESCRIBED}kind.feature_type: String should match"),
+        (of_arrays(shape=[-60]), f"{ARRAY}shape.0: Input should be greater than or"),
+        (of_arrays(type="object"), f"{ARRAY}type: String should match"),
         (strange(label_type="\x1b[2J" * 999), f"{DESCRIBED}kind.label_type: String should match"),
         (strange(classes=10**9), f"{DESCRIBED}kind.classes: Input should be less than or"),
         (strange(classes=10**5 + 1), f"{DESCRIBED}kind.classes: Input should be less than or"),
-        (strange(greatest=10**6), f"{DESCRIBED}kind.greatest: Input should be less than or equal"),
+        (of_arrays(greatest=10**6), f"{ARRAY}greatest: Input should be less"),
         (
-            strange(features=[10**5, 10**5]),
-            f"{DESCRIBED}kind.features: 10000000000 numbers; at most 10,000,000 are allowed",
+            of_arrays(shape=[10**5, 10**5]),
+            f"{ARRAY}shape: 10000000000 numbers; at most 10,000,000 are allowed",
         ),
-        (strange(features=[1] * 9), f"{DESCRIBED}kind.features: List should have at most 8 items"),
+        (of_arrays(shape=[1] * 9), f"{ARRAY}shape: List should have at most 8 items"),
+        (of_arrays("a"), f"{DESCRIBED}kind: features: arrays named ['', 'a'], which form no tree"),
+        (of_arrays("a.b", name="a"), f"{DESCRIBED}kind: features.a: arrays named ['', 'b'], which"),
+        (of_arrays("1", name="2"), f"{DESCRIBED}kind: features: arrays named ['2', '1'], which fo"),
+        (of_arrays("b c", name="a"), f"{DESCRIBED}kind: features: arrays named ['a', 'b c'], whi"),
+        (of_arrays("a", name="b"), f"{DESCRIBED}kind: features: arrays named ['b', 'a'], not in t"),
+        (of_arrays("a", name="a"), f"{DESCRIBED}kind: features: arrays named ['a', 'a'], not in t"),
+        (
+            of_arrays("b", name="a", shape=[10**7]),
+            f"{DESCRIBED}kind: 20000000 numbers; at most 10,000,000 are allowed",
+        ),
+        (strange(features=[]), f"{DESCRIBED}kind.features: List should have at least 1 item"),
         (strange(label=[10**8]), f"{DESCRIBED}kind.label: 100000000 numbers; at most 10,000,000"),
         (
-            strange(features=[10**6], classes=10**4),
+            of_arrays(shape=[10**6], classes=10**4),
             f"{DESCRIBED}kind: 1,000,000 numbers of an example and 10,000 classes; their product",
         ),
         (strange(names=[]), f"{DESCRIBED}clients.names: List should have at least 1 item"),

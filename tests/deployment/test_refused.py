@@ -382,6 +382,16 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
     return change
 
 
+def data_of(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    """Data of the run that are not those of the node."""
+    return lambda head: head["setup"]["data"].update(changes)
+
+
+def arrays_of(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    """Features of the run that are not those of the node."""
+    return lambda head: head["setup"]["data"]["features"][0].update(changes)
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -405,6 +415,17 @@ def timed(deadline: float | None, seconds: float | None) -> Callable[[dict[str, 
         (lambda head: head.update(round=-5), "request: round: Input should be greater than or"),
         (lambda head: head.update(round=2), "round 3; the run has 2 rounds"),
         (lambda head: head["setup"].update(parameters="['a']"), "model 'logistic' has the"),
+        (data_of(classes=9), "data.classes = 9; the node's data have 10"),
+        (data_of(label=[2]), "data.label = [2]; the node's data have []"),
+        (data_of(augmented=True), "data.augmented = True; the node's data have False"),
+        (
+            arrays_of(name="a"),
+            "data.features = {'features.a': 'float32[60]'}; the node's data have",
+        ),
+        (
+            arrays_of(shape=[59]),
+            "data.features = {'features': 'float32[59]'}; the node's data have",
+        ),
         (lambda head: head["work"].update(state=[[3], [3]]), "state of client '1' after round 4: "),
         (lambda head: head["work"].update(state=[[0], [0, 0]]), "work: each client's state has on"),
         (timed(None, 1.0), "seconds = 1.0; the method has no deadline"),

@@ -34,6 +34,7 @@ import numpy as np
 import optax
 
 from fedprox.errors import require, require_number, require_one_of, shown
+from fedprox.features import Features
 from fedprox.metrics import weighted_sums
 from fedprox.model import Model, Params, losses_of, outputs_of
 from fedprox.solver import HParam, Solver, as_values
@@ -109,7 +110,7 @@ class Batch(NamedTuple):
         key: Random key of `Model.train`; None for a model without.
     """
 
-    x: jax.Array
+    x: Features
     y: jax.Array
     weights: jax.Array
     key: jax.Array | None

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from fedprox.algorithms import base
 from fedprox.errors import InputError, require, require_one_of, require_whole
+from fedprox.features import rows_like
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, at_state, classes_of, dotted, rows_like, trainable
+from fedprox.model import Model, Params, at_state, classes_of, dotted, trainable
 from fedprox.precision import real_type, require_for_all_threads
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
@@ -124,7 +125,7 @@ def check_objective(algorithm: base.Algorithm, model: Model, federation: Federat
         pairs.append((algorithm.personal.objective, algorithm.personal.subproblem))
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     key = None if model.train is None else jax.eval_shape(lambda: jax.random.key(0))
-    weights: Any = jax.ShapeDtypeStruct(x.shape[:1], real_type())
+    weights: Any = jax.ShapeDtypeStruct(y.shape[:1], real_type())
     batch, whole = base.Batch(x, y, weights, key), model.shapes
     params, moves = trainable(whole), algorithm.model_state != "server"
     what = f"{algorithm.name}: objective(model, params, batch, given)"

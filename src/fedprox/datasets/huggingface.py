@@ -19,7 +19,7 @@ from fedprox.datasets.labelled import (
 )
 from fedprox.datasets.sources import path_candidates
 from fedprox.errors import InputError, installing, require
-from fedprox.features import Features, Prepared
+from fedprox.features import Features, Prepared, rows_at
 from fedprox.federation import MOST_CLASSES, Examples, Federation
 from fedprox.files.packed import refusing
 from fedprox.terminal import Bar
@@ -134,7 +134,7 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         )
     if not partition:
         return federation(rows, rows, parts, classes=classes, names=names)
-    train, test = (Examples(rows.x[part], y[part]) for (part,) in parts)
+    train, test = (Examples(rows_at(rows.x, part), y[part]) for (part,) in parts)
     return divide(train, test, partition, options, classes=classes, seed=seed)
 
 

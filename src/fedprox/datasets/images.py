@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require, shown
-from fedprox.features import Features, index_of, with_index
+from fedprox.features import Features, index_of, named_leaves, with_index
 from fedprox.federation import Examples, Federation, with_rows
 
 Channels = tuple[float, ...]
@@ -218,6 +218,10 @@ def rotated(federation: Federation, degrees: Sequence[int] = (0, 90, 180, 270)) 
 
 def _turned(x: Features, turns: NDArray[np.int64]) -> Features:
     """Images with each row turned by so many quarters."""
+    require(
+        len(named_leaves(x)) == 1,
+        f"rotated: features are {', '.join(named_leaves(x))}; they must be one array of images",
+    )
     images = np.array(index_of(x))
     square = images.ndim in (3, 4) and images.shape[1] == images.shape[2]
     require(

@@ -87,7 +87,7 @@ def federation(
     *,
     classes: int,
     names: Sequence[str] | None = None,
-    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    augment: Callable[[jax.Array, Any], Any] | None = None,
 ) -> Federation:
     """A federation in which client k owns rows parts[0][k] of `train` and parts[1][k] of `test`.
 
@@ -107,7 +107,7 @@ def central(
     test: Examples,
     *,
     classes: int,
-    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    augment: Callable[[jax.Array, Any], Any] | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of a central training set and its test set; see `partition.with_test_set`."""

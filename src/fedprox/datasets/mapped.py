@@ -11,11 +11,15 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | `validation_x.npy`, `validation_y.npy` | validation rows; both, or none |
 | `validation_offsets.npy` | where each client's begin; if missing, they belong to no client |
 | `names.npy` | the clients' names, (clients,) strings; "0", "1", ... where it is missing |
+
+Features that are a dict or a tuple have a file for each array in place of `x.npy`, `test_x.npy` and
+`validation_x.npy`, with its name before the ending: `x.image.npy`, `x.views.0.npy`.
 """
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +28,14 @@ from numpy.lib import format as npy
 
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
+from fedprox.features import (
+    Features,
+    at_leaf,
+    map_named,
+    named_leaves,
+    require_alike,
+    tree_from,
+)
 from fedprox.federation import (
     MOST_CLASSES,
     Array,
@@ -78,7 +90,7 @@ def mapped(
         <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>`_, the format of
         the files.
     """
-    folder = locate(path, data_dir, lambda place: (place / "x.npy").is_file(), "x.npy in")
+    folder = locate(path, data_dir, lambda place: bool(_names_of_features(place)), "x.npy in")
     train = _rows(folder, "")
     tested = any(folder.glob("test_*.npy"))
     test = _rows(folder, "test_", like=train) if tested else no_rows(train)
@@ -94,7 +106,7 @@ def mapped(
 
 def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
     """All clients' rows, from files with a prefix, in the shapes and types of `like`."""
-    x_file, offsets_file = (folder / f"{prefix}{name}.npy" for name in ("x", "offsets"))
+    offsets_file = folder / f"{prefix}offsets.npy"
     x, y = _arrays(folder, prefix, like)
     offsets = _open(offsets_file, "iu", most=8)
     require(
@@ -108,30 +120,49 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
     )
     begins = np.array(offsets, np.int64)
     require(
-        begins[0] == 0 and begins[-1] == len(x) and (begins[1:] >= begins[:-1]).all(),
+        begins[0] == 0 and begins[-1] == len(y) and (begins[1:] >= begins[:-1]).all(),
         f"{offsets_file}: from {begins[0]} to {begins[-1]}; they must rise from 0 to the "
-        f"{len(x)} rows of {x_file.name}",
+        f"{len(y)} rows of {prefix}y.npy",
     )
     return Rows(x, y, begins)
 
 
-def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]:
+def _names_of_features(folder: Path) -> list[str]:
+    """The names of the features' arrays that a folder has files of."""
+    one = [""] if (folder / "x.npy").is_file() else []
+    return one or [file.name[2:-4] for file in sorted(folder.glob("x.*.npy"))]
+
+
+def _file(folder: Path, prefix: str, name: str) -> Path:
+    """The file of the features' array of a name."""
+    return folder / f"{prefix}{'.'.join(filter(None, ('x', name)))}.npy"
+
+
+def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Features, Array]:
     """Features and labels, from files with a prefix, in the shapes and types of `like`."""
-    x_file, y_file = (folder / f"{prefix}{name}.npy" for name in ("x", "y"))
-    x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
+    y_file = folder / f"{prefix}y.npy"
+    names = [*named_leaves(like.x)] if like else _names_of_features(folder)
+    files = {name: _file(folder, prefix, name) for name in names}
+    leaves = {name: _open(file, "biuf") for name, file in files.items()}
+    y = _open(y_file, "iuf")
     require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
-    require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
-    if not like:
-        require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
-        require(y[0].size, f"{y_file}: shape {y.shape}; no labels")
-    else:
-        for given, other, file in ((x, like.x, x_file), (y, like.y, y_file)):
-            require(
-                given.shape[1:] == other.shape[1:] and given.dtype == other.dtype,
-                f"{file}: rows of {given.dtype} {given.shape[1:]}; those to train on are of "
-                f"{other.dtype} {other.shape[1:]}",
-            )
-    return x, y
+    for name, x in leaves.items():
+        require(
+            len(x) == len(y),
+            f"{y_file}: {len(y)} labels for the {len(x)} rows of {files[name].name}",
+        )
+    pairs = [(leaves[name], files[name], "features") for name in names] + [(y, y_file, "labels")]
+    others = [*named_leaves(like.x).values(), like.y] if like else [None for _ in pairs]
+    for (given, file, what), other in zip(pairs, others, strict=True):
+        if other is None:
+            require(len(given) and given[0].size, f"{file}: shape {given.shape}; no {what}")
+            continue
+        require(
+            given.shape[1:] == other.shape[1:] and given.dtype == other.dtype,
+            f"{file}: rows of {given.dtype} {given.shape[1:]}; those to train on are of "
+            f"{other.dtype} {other.shape[1:]}",
+        )
+    return tree_from(leaves, f"{folder}: x"), y
 
 
 def _open(path: Path, kinds: str, *, most: int = 4) -> Array:
@@ -199,9 +230,9 @@ def write_mapped(
 
     Args:
         path: The folder, which must not exist yet. It appears when it is complete.
-        clients: A federation whose features are an array, written with its validation rows but
-            without its augmentation; or an iterable of each client's x (n_k, ...) and y (n_k,) or
-            (n_k, length).
+        clients: A federation whose features are arrays, written with its validation rows but
+            without its augmentation; or an iterable of each client's x (n_k, ...), which may be a
+            dict or a tuple of arrays, and y (n_k,) or (n_k, length).
         test: Each client's test rows likewise; only with an iterable.
 
     Raises:
@@ -226,8 +257,9 @@ def write_mapped(
     if isinstance(clients, Federation):
         whole = clients
         require(
-            isinstance(whole.train.x, np.ndarray) and test is None,
-            f"{folder}: features must be an array, and test rows the federation's own",
+            all(isinstance(leaf, np.ndarray) for leaf in named_leaves(whole.train.x).values())
+            and test is None,
+            f"{folder}: features must be arrays, and test rows the federation's own",
         )
         names, clients, test = whole.names, _by_client(whole.train) or (), _by_client(whole.test)
         if isinstance(whole.validation, Rows):
@@ -260,46 +292,61 @@ def _by_client(rows: Rows) -> Iterable[Client] | None:
     return map(rows.client, range(len(rows.sizes))) if len(rows) else None
 
 
-Alike = tuple[Array, Array]
-"""Features and labels without rows, of the types and shapes that all clients must have."""
+Columns = Mapping[str, Array]
+"""Arrays of features, "x" or such as "x.image", and "y", by the names of their files."""
 
 
 def _write(
-    folder: Path, prefix: str, clients: Iterable[Client], like: Alike | None
-) -> tuple[int, Alike | None]:
+    folder: Path, prefix: str, clients: Iterable[Client], like: Columns | None
+) -> tuple[int, Columns | None]:
     """Write all clients' rows; returns the number of clients, and arrays like theirs."""
     offsets = array("q", [0])
-    with (
-        (folder / f"{prefix}x.npy").open("w+b") as x_file,
-        (folder / f"{prefix}y.npy").open("w+b") as y_file,
-    ):
-        files = x_file, y_file
+    with ExitStack() as opened:
+        files: dict[str, BinaryIO] = {}
         for k, client in enumerate(clients):
             where = f"client {k}, {prefix.strip('_') or 'train'}"
-            x, y = pair_of(client, where)
-            x, y = _narrow(x, f"{where}: features"), _narrow(y, f"{where}: labels")
-            y = y.astype(np.uint8) if y.dtype == bool else y
-            require(len(x) == len(y), f"{where}: {len(x)} rows and {len(y)} labels")
-            require(len(x) or prefix, f"{where}: no rows; at least one is needed")
-            for part, what in ((x, "feature"), (y, "label")):
-                require(not len(x) or part[0].size, f"{where}: one {what} is needed")
-            if like is None:
-                like = x[:0], y[:0]
-            if not offsets[-1]:
+            columns = _columns(client, where, like)
+            rows = len(columns["y"])
+            require(rows or prefix, f"{where}: no rows; at least one is needed")
+            like = like or {name: column[:0] for name, column in columns.items()}
+            if not files:
+                for name in like:
+                    file = (folder / f"{prefix}{name}.npy").open("w+b")
+                    files[name] = opened.enter_context(file)
                 _begin(files, like, 0)
-            if len(x):
-                for given, first, file in zip((x, y), like, files, strict=True):
-                    if given.shape[1:] != first.shape[1:] or given.dtype != first.dtype:
-                        raise InputError(
-                            f"{where}: rows of {given.dtype} {given.shape[1:]}; the first client's "
-                            f"are of {first.dtype} {first.shape[1:]}"
-                        )
-                    file.write(np.ascontiguousarray(given).data)
-            offsets.append(offsets[-1] + len(x))
+            if rows:
+                for name, column in columns.items():
+                    files[name].write(np.ascontiguousarray(column).data)
+            offsets.append(offsets[-1] + rows)
         if like is not None:
             _begin(files, like, offsets[-1])
     np.save(folder / f"{prefix}offsets.npy", np.frombuffer(offsets, np.int64))
     return len(offsets) - 1, like
+
+
+def _columns(client: Client, where: str, like: Columns | None) -> Columns:
+    """A client's arrays, checked, in numbers of at most 32 bits; its rows are like others'."""
+    x, y = pair_of(client, where)
+    x = map_named(lambda name, leaf: _narrow(leaf, f"{at_leaf(where, name)}: features"), x)
+    y = _narrow(y, f"{where}: labels")
+    y = y.astype(np.uint8) if y.dtype == bool else y
+    columns = {f"x.{name}" if name else "x": leaf for name, leaf in named_leaves(x).items()}
+    columns["y"] = y
+    for name, column in columns.items():
+        place, one = at_leaf(where, name[2:]), "label" if column is y else "feature"
+        require(len(column) == len(y), f"{place}: {len(column)} rows and {len(y)} labels")
+        require(not len(y) or column[0].size, f"{place}: one {one} is needed")
+    if like and len(y):
+        names, others = ({name[2:] for name in each} for each in (columns, like))
+        require_alike(where, names, others, "the first client's")
+        for name, column in columns.items():
+            first = like[name]
+            if column.shape[1:] != first.shape[1:] or column.dtype != first.dtype:
+                raise InputError(
+                    f"{at_leaf(where, name[2:])}: rows of {column.dtype} {column.shape[1:]}; the "
+                    f"first client's are of {first.dtype} {first.shape[1:]}"
+                )
+    return columns
 
 
 def _narrow(given: Array, what: str) -> Array:
@@ -315,13 +362,13 @@ def _narrow(given: Array, what: str) -> Array:
     return narrow
 
 
-def _begin(files: Iterable[BinaryIO], like: Alike, rows: int) -> None:
+def _begin(files: Mapping[str, BinaryIO], like: Columns, rows: int) -> None:
     """Write the headers for a number of rows; their length does not depend on it."""
-    for file, alike in zip(files, like, strict=True):
+    for what, file in files.items():
         file.seek(0)
         header = {
-            "descr": npy.dtype_to_descr(alike.dtype),
+            "descr": npy.dtype_to_descr(like[what].dtype),
             "fortran_order": False,
-            "shape": (rows, *alike.shape[1:]),
+            "shape": (rows, *like[what].shape[1:]),
         }
         npy.write_array_header_1_0(file, header)

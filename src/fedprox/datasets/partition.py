@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
-from fedprox.features import Features
+from fedprox.features import Features, rows_at
 from fedprox.federation import Rows, array_of, offsets_of
 from fedprox.streams import Purpose, generator
 
@@ -538,10 +538,10 @@ def take(x: Features, labels: NDArray[np.generic], parts: list[Indices]) -> Rows
     """Each client's rows of a labelled set, one client after another.
 
     Args:
-        x: Features, shape (rows, ...).
+        x: Features, shape (rows, ...), or a tree of them.
         labels: Labels, shape (rows,): classes, or float32 if they are not classes.
         parts: Each client's rows.
     """
     order = np.concatenate(parts)
     y = labels[order] if labels.dtype.kind == "f" else labels[order].astype(np.int32)
-    return Rows(x[order], y, offsets_of(map(len, parts)))
+    return Rows(rows_at(x, order), y, offsets_of(map(len, parts)))

@@ -199,7 +199,7 @@ def summable(measured: NodeMeasures) -> dict[str, Any]:
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> NodeMeasures:
     """What nodes may answer to an evaluation of a model, in shape."""
-    x = in_shape((1, *kind.features), kind.feature_type)
+    x = kind.tree(lambda each: in_shape((1, *each.shape), each.type))
     y = in_shape((1, *kind.label), kind.label_type)
 
     def terms(params: Any, x: Any, y: Any) -> Any:

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,9 +19,17 @@ from numpy.typing import NDArray
 from fedprox import __version__
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.policy import REPORTS
-from fedprox.deployment.wire import VERSION, Clients, DataKind, Description, Request, in_one_line
+from fedprox.deployment.wire import (
+    VERSION,
+    ArrayKind,
+    Clients,
+    DataKind,
+    Description,
+    Request,
+    in_one_line,
+)
 from fedprox.errors import InputError, distinct, foreign, require
-from fedprox.features import index_of
+from fedprox.features import Features, index_of, named_leaves
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
 
@@ -30,17 +38,23 @@ def description_of(
 ) -> Description:
     """What a node says of its clients."""
     train, test, validation = federation.train, federation.test, federation.validation
-    stored, features = index_of(train.x), federation.features
-    symbols = np.issubdtype(features.dtype, np.integer) and stored is train.x
-    parts = [part.x for part in federation.parts if len(part)]
+    parts = [named_leaves(part.x) for part in federation.parts if len(part)]
+
+    def array_kind(name: str, leaf: Features) -> ArrayKind:
+        symbols = np.issubdtype(leaf.dtype, np.integer) and index_of(leaf) is leaf
+        return ArrayKind(
+            name=name,
+            shape=list(leaf.shape[1:]),
+            type=np.dtype(leaf.dtype).name,
+            greatest=max(int(np.max(part[name])) for part in parts) if symbols else 0,
+        )
+
     with in_one_line("the node's data"):
         kind = DataKind(
             classes=federation.classes,
-            features=list(features.shape),
-            feature_type=np.dtype(features.dtype).name,
+            features=[array_kind(*each) for each in named_leaves(train.x).items()],
             label=list(train.y.shape[1:]),
             label_type=train.y.dtype.name,
-            greatest=max(int(np.max(x)) for x in parts) if symbols else 0,
             augmented=federation.augment is not None,
         )
         clients = Clients(
@@ -120,6 +134,10 @@ def labels_in_words(federation: Federation) -> str:
     return f"{line}; {len(none):,} of {federation.classes:,} classes have none: {missing}"
 
 
+ALIKE = "label", "label_type", "augmented"
+"""What all nodes have alike, beside the arrays of features."""
+
+
 def check_fits(description: Description, others: Iterable[Description]) -> None:
     """Raise `InputError` if a node cannot join others: their data or the names of their clients."""
     mine, names = description.kind, set(description.clients.names)
@@ -130,12 +148,15 @@ def check_fits(description: Description, others: Iterable[Description]) -> None:
             taken is None,
             f"its client {taken!r} is on {known} too; names of clients must differ",
         )
-        for key in ("features", "feature_type", "label", "label_type", "augmented"):
-            have, needed = getattr(mine, key), getattr(theirs, key)
+        for key in {**mine.arrays, **theirs.arrays, **dict.fromkeys(ALIKE)}:
+            have, needed = (
+                getattr(kind, key) if key in ALIKE else kind.arrays.get(key, "no such array")
+                for kind in (mine, theirs)
+            )
             require(
                 have == needed,
-                f"{key.replace('_', ' ')}: it has {foreign(have)}, and {known} {needed}; all nodes "
-                "need data of one kind",
+                f"{foreign(key.replace('_', ' '))}: it has {foreign(have)}, and {known} {needed}; "
+                "all nodes need data of one kind",
             )
         classes = bool(mine.classes)
         are, are_not = ("are", "are not") if classes else ("are not", "are")
@@ -176,9 +197,10 @@ def _federation(
 ) -> Federation:
     """A stand-in of these clients; a number of validation rows means rows of no client."""
 
-    def x(rows: int) -> np.ndarray:
-        filled: np.ndarray = np.array(kind.greatest, kind.feature_type)
-        return np.broadcast_to(filled, (rows, *kind.features))
+    def x(rows: int) -> Features:
+        return kind.tree(
+            lambda each: np.broadcast_to(np.array(each.greatest, each.type), (rows, *each.shape))
+        )
 
     def y(rows: int) -> np.ndarray:
         return np.broadcast_to(np.array(0, kind.label_type), (rows, *kind.label))
@@ -201,7 +223,7 @@ def _federation(
     )
 
 
-def _same_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
+def _same_rows(key: jax.Array, rows: Any) -> Any:
     """Stands for the augmentation of the nodes."""
     del key
     return rows
@@ -233,10 +255,13 @@ class Joined(NamedTuple):
     def kind(self) -> DataKind:
         """What the data of all nodes have in common."""
         kinds = [each.kind for each in self.descriptions]  # `check_fits` was asked of them
-        most = {
-            name: max(getattr(kind, name) for kind in kinds) for name in ("classes", "greatest")
-        }
-        return kinds[0].model_copy(update=most)
+        arrays = zip(*(kind.features for kind in kinds), strict=True)
+        features = [
+            same[0].model_copy(update={"greatest": max(each.greatest for each in same)})
+            for same in arrays
+        ]
+        classes = max(kind.classes for kind in kinds)
+        return kinds[0].model_copy(update={"classes": classes, "features": features})
 
     @property
     def owner(self) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from fedprox import __version__
 from fedprox.algorithms.base import ClientState
 from fedprox.deployment.combine import OF_LOSS, NodeMeasures, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
-from fedprox.deployment.joining import description_of, one_client
+from fedprox.deployment.joining import ALIKE, description_of, one_client
 from fedprox.deployment.kept import (
     NEW,
     LostStateError,
@@ -63,7 +63,6 @@ from fedprox.engine.compiled.evaluation import EvaluationSums
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.storage.training_data import DeviceData, copy_to_devices
 from fedprox.errors import (
-    LARGEST,
     InputError,
     printable,
     reason,
@@ -320,12 +319,21 @@ class Node:
 
     def _check_kind(self, setup: Setup) -> None:
         """Raise `InputError` if a run's data are of another kind than the node's."""
-        own = self.kind.model_dump()
-        for key, given in setup.data.model_dump().items():
-            fits = given == own[key]
-            if key in ("classes", "greatest"):  # those of all nodes
-                fits = own[key] <= given <= LARGEST
-            require(fits, f"data.{key} = {given!r}; the node's data have {own[key]!r}")
+        own, given = self.kind, setup.data
+        alike = {key: (getattr(given, key), getattr(own, key)) for key in ALIKE}
+        for key, (asked, have) in {"features": (given.arrays, own.arrays), **alike}.items():
+            require(asked == have, f"data.{key} = {asked!r}; the node's data have {have!r}")
+        # those of all nodes
+        require(
+            own.classes <= given.classes,
+            f"data.classes = {given.classes}; the node's data have {own.classes}",
+        )
+        for array, mine in zip(given.features, own.features, strict=True):
+            require(
+                mine.greatest <= array.greatest,
+                f"data.features: {array.greatest} is the greatest; the node's data have "
+                f"{mine.greatest}",
+            )
 
     def _rows_on_devices(self) -> DeviceData:
         """The rows on the devices, which rounds and evaluations read."""

@@ -9,7 +9,7 @@ once, and again if the node says that it lacks it.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -31,11 +31,12 @@ from fedprox.algorithms.reporting import Evaluated
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.schema import Table
+from fedprox.features import Features, named_leaves, tree_from
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 10
+VERSION = 11
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -111,28 +112,66 @@ def require_columns(lists: Sequence[Sequence[Any]]) -> None:
     require(len(set(lists[0])) == len(lists[0]), "a client appears twice")
 
 
+class ArrayKind(Head):
+    """What all clients' features have in common, or one of several arrays of them.
+
+    Attributes:
+        name: Its name among the features, such as "image" or "views.0"; "" for one array.
+        shape: Shape of one example.
+        type: NumPy's name of its type.
+        greatest: Greatest number if they are whole, such as symbols; else 0.
+    """
+
+    name: Annotated[str, Field(max_length=200)]
+    shape: Shape
+    type: NumberType
+    greatest: Symbols
+
+
 class DataKind(Head):
     """What all clients' data have in common. What a node says determines everybody's model.
 
     Attributes:
         classes: Number of classes; 0 if labels are not classes.
-        features: Shape of one example; `feature_type` is NumPy's name of its type.
+        features: The features' arrays.
         label: Shape of one example's label.
-        greatest: Greatest feature if features are whole numbers, such as symbols; else 0.
         augmented: Whether mini-batches are augmented.
     """
 
     classes: Symbols
-    features: Shape
-    feature_type: NumberType
+    features: Annotated[list[ArrayKind], Field(min_length=1, max_length=100)]
     label: Shape
     label_type: NumberType
-    greatest: Symbols
     augmented: bool
+
+    def tree(self, make: Callable[[ArrayKind], Any]) -> Features:
+        """The features, with make(array) in place of each array."""
+        return tree_from({each.name: make(each) for each in self.features}, "features")
+
+    @property
+    def arrays(self) -> dict[str, str]:
+        """The type and shape of each array of the features, in words, by its name in messages.
+
+        >>> image = ArrayKind(name="image", shape=[8, 8], type="uint8", greatest=0)
+        >>> kind = DataKind(
+        ...     classes=2, features=[image], label=[], label_type="int32", augmented=False
+        ... )
+        >>> kind.arrays
+        {'features.image': 'uint8[8,8]'}
+        """
+        return {
+            ".".join(filter(None, ("features", name))): f"{each.type}{shown}"
+            for each in self.features
+            for name, shown in [(each.name, str(each.shape).replace(" ", ""))]
+        }
 
     @model_validator(mode="after")
     def _check(self) -> "DataKind":
-        numbers, classes = math.prod(self.features), self.classes
+        names = [each.name for each in self.features]
+        formed = [*named_leaves(self.tree(lambda each: each.name))]
+        require(formed == names, f"features: arrays named {foreign(names)}, not in their order")
+        (numbers,) = _held([sum(math.prod(each.shape) for each in self.features)])
+        classes = self.classes
         require(
             numbers * classes <= 10**9,
             f"{numbers:,} numbers of an example and {classes:,} classes; their product may be at "

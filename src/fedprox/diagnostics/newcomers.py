@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedprox.diagnostics.clients import lowest, models_of
 from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
+from fedprox.features import Features, arrays_at
 from fedprox.federation import Federation, Rows
 from fedprox.model import Model, Params, check_params, opened, weighted_loss, with_base
 from fedprox.model.check import check_model
@@ -140,7 +141,7 @@ def newcomers(
         if several:
             ways["cluster"] = everyone
             if r:
-                nearest[i] = _nearest(model, models, x[:, :r], y[:, :r])
+                nearest[i] = _nearest(model, models, *jax.tree.map(lambda a, r=r: a[:, :r], (x, y)))
                 ways["cluster"] = jax.tree.map(lambda a, i=i: np.asarray(a)[nearest[i]], models)
             ways["cluster, fine-tuned"] = descend(ways["cluster"], r, 0.0)
         if alone is not None:
@@ -178,7 +179,7 @@ def _checked(rows: Sequence[int], federation: Federation) -> tuple[int, ...]:
     return tuple(map(int, rows))
 
 
-def _drawn(rows: Rows, most: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _drawn(rows: Rows, most: int, seed: int) -> tuple[Features, NDArray[Any]]:
     """Features and labels of `most` random rows of each client, (clients, most, ...)."""
     streams = Streams(seed, Purpose.NEWCOMERS)
     at = np.stack(
@@ -187,8 +188,10 @@ def _drawn(rows: Rows, most: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]
             for k, (first, size) in enumerate(zip(rows.offsets, rows.sizes, strict=False))
         ]
     )
-    x, y = np.asarray(rows.x[at.ravel()]), np.asarray(rows.y[at.ravel()])
-    return x.reshape(*at.shape, *x.shape[1:]), y.reshape(*at.shape, *y.shape[1:])
+    x, y = jax.tree.map(
+        lambda a: a.reshape(*at.shape, *a.shape[1:]), arrays_at((rows.x, rows.y), at.ravel())
+    )
+    return x, y
 
 
 def _blocks(models: Params) -> list[slice]:
@@ -200,7 +203,7 @@ def _blocks(models: Params) -> list[slice]:
 
 
 def _descent(
-    model: Model, x: NDArray[Any], y: NDArray[Any], steps: int, rate: float
+    model: Model, x: Features, y: NDArray[Any], steps: int, rate: float
 ) -> Callable[[Params, int, float], Params]:
     """(models, r, lam) -> each client's model after gradient descent on its first r rows."""
 
@@ -226,23 +229,24 @@ def _descent(
     def descend(starts: Params, r: int, lam: float) -> Params:
         if r == 0:
             return starts
-        weights = (np.arange(x.shape[1]) < r) / np.asarray(r, real_type())
+        weights = (np.arange(y.shape[1]) < r) / np.asarray(r, real_type())
         numbers = [np.asarray(each, real_type()) for each in (weights, rate, lam)]
         parts = []
         for block in _blocks(starts):
-            own = jax.tree.map(lambda a, block=block: a[block], starts)
-            moved = program(model.base, own, x[block], y[block], *numbers)
+            own = jax.tree.map(lambda a, block=block: a[block], (starts, x, y))
+            moved = program(model.base, *own, *numbers)
             parts.append(jax.tree.map(np.asarray, moved))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
     return descend
 
 
-def _nearest(model: Model, models: Params, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.int64]:
+def _nearest(model: Model, models: Params, x: Features, y: NDArray[Any]) -> NDArray[np.int64]:
     """The model with the lowest loss on each client's rows, (clients,)."""
-    clients, count = x.shape[:2]
+    clients, count = y.shape[:2]
     offsets = np.arange(clients + 1) * count
-    rows = Rows(x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), offsets)
+    x, y = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (x, y))
+    rows = Rows(x, y, offsets)
     return lowest(client_sums(model, models, rows, np.arange(clients), own=False)[0].T)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox.errors import require
-from fedprox.features import index_of
+from fedprox.features import Features, arrays_at, index_of, row_count, rows_like
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
 from fedprox.metrics import metric_value, terms_of
@@ -25,7 +25,6 @@ from fedprox.model.model import (
     losses_of,
     named,
     outputs_of,
-    rows_like,
     with_base,
 )
 from fedprox.model.state import at_state
@@ -63,10 +62,11 @@ def check_model(model: Model, federation: Federation) -> None:
         stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
         augmented = shapes_of(what, federation.augment, key, stored, given={"rows": stored})
+        shapes, needed = (jax.tree.map(np.shape, each) for each in (augmented, x))
         require(
-            np.shape(augmented) == x.shape,
+            shapes == needed,
             f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
-            f"of shape {x.shape}",
+            f"of shape {needed}",
         )
     if model.correct and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
@@ -152,7 +152,7 @@ def _train_outputs(model: Model, whole: Params, x: Any, key: jax.Array) -> Any:
     """What `train` computes of rows that all count."""
     params = trainable(whole)
     if model.state:
-        everyone = jnp.ones(x.shape[:1], bool)
+        everyone = jnp.ones(row_count(x), bool)
         model = at_state(model, whole.state, everyone, moves=True)
     return outputs_of(model, params, x, key)
 
@@ -176,12 +176,15 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     _require_same(among, alone, OTHER_SHAPE)
 
 
-def _some_rows(stored: Any) -> jax.Array:
+def _some_rows(stored: Features) -> Any:
     """Three rows of a federation, and one of zeros, in case that all are the same."""
-    count = len(stored)
-    rows = np.asarray(stored[np.array([0, count // 2, count - 1])])
-    rows = np.concatenate([rows, np.zeros_like(rows[:1])])
-    return jnp.asarray(rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype)))
+    count = row_count(stored)
+
+    def with_zeros(rows: np.ndarray) -> jax.Array:
+        rows = np.concatenate([rows, np.zeros_like(rows[:1])])
+        return jnp.asarray(rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype)))
+
+    return jax.tree.map(with_zeros, arrays_at(stored, np.array([0, count // 2, count - 1])))
 
 
 def _moved(leaf: jax.Array) -> jax.Array:
@@ -190,7 +193,7 @@ def _moved(leaf: jax.Array) -> jax.Array:
 
 
 def _first_row(
-    model: Model, tested: bool, base: Any, params: Params, x: jax.Array, y: jax.Array, key: Any
+    model: Model, tested: bool, base: Any, params: Params, x: Features, y: jax.Array, key: Any
 ) -> tuple[dict[str, Any], ...]:
     """What a model's functions give for the first row among others, among its copies, and alone.
 
@@ -205,12 +208,12 @@ def _first_row(
     def alone(rows: jax.Array) -> jax.Array:
         return rows[:1]
 
-    def functions_of_x(x: jax.Array) -> dict[str, Any]:
+    def functions_of_x(x: Features) -> dict[str, Any]:
         found = {"model.apply(params, x)": whole.apply(params, x)}
         if model.representation:
             given = arguments(params, whole.base)
             found[named("representation", given)] = model.representation(*given, x)
-        if model.train and not model.state and len(x) > 1:
+        if model.train and not model.state and row_count(x) > 1:
             found["model.train(params, x, key)"] = outputs_of(whole, params, x, key)
         return found
 
@@ -221,14 +224,15 @@ def _first_row(
         terms = terms_of(model.metrics, outputs, y)
         return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}
 
-    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, alone(x))
+    one = jax.tree.map(alone, x)
+    outputs, of_one = whole.apply(params, x), jax.eval_shape(whole.apply, params, one)
 
     def of_rows(rows: Callable[[jax.Array], jax.Array]) -> Any:
         """The outputs for some rows; what does not grow with the rows belongs to none."""
         return jax.tree.map(lambda a, b: a if a.shape == b.shape else rows(a), outputs, of_one)
 
     batches = [
-        functions_of_x(rows(x)) | functions_of_outputs(of_rows(rows), rows(y))
+        functions_of_x(jax.tree.map(rows, x)) | functions_of_outputs(of_rows(rows), rows(y))
         for rows in (lambda rows: rows, copies, alone)
     ]
     return tuple(jax.tree.map(lambda a: jnp.atleast_1d(a)[:1], batches))

@@ -15,13 +15,13 @@ import numpy as np
 import optax
 
 from fedprox.errors import require
-from fedprox.features import Features, index_of, look_up
+from fedprox.features import Features, index_of, look_up, row_count, rows_like
 from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
 from fedprox.metrics import Metric, check_metrics, weighted_sums
 from fedprox.model.convolution import fast
 from fedprox.model.variables import Params, Variables, trainable
-from fedprox.precision import in_shape, real_type
+from fedprox.precision import real_type
 from fedprox.user_code import call, describe, listed, shapes_of
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ class Model:
 
     Attributes:
         init: (random key) -> initial parameters, a pytree of floating-point arrays.
-        apply: (parameters, features (B, ...)) -> outputs (B, ...). It refuses parameters that do
-            not have the structure and shapes of `init`.
+        apply: (parameters, features (B, ...)) -> outputs (B, ...). Features are one array, or the
+            dict or tuple of arrays that the federation has. It refuses parameters that do not have
+            the structure and shapes of `init`.
         loss: (outputs, labels) -> loss of each example, shape (B,).
         correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or
             (B, length) for sequences, false if outputs are NaN. Accuracy is their share of all
@@ -367,7 +368,7 @@ class _Apply:
         leaves, structure = jax.tree.flatten(self.shapes)
         return structure, [leaf.shape for leaf in leaves]
 
-    def __call__(self, params: Params, x: jax.Array) -> jax.Array:
+    def __call__(self, params: Params, x: Features) -> jax.Array:
         leaves, structure = call("model: its parameters", jax.tree.flatten, params)
         if (structure, [np.shape(leaf) for leaf in leaves]) != self._expected:
             check_params("model", params, self.shapes)
@@ -519,11 +520,6 @@ def _quoted(path: Sequence[Any]) -> str:
     return repr(dotted(path)) if path else "one array"
 
 
-def rows_like(stored: Any) -> Any:
-    """Two rows like those of features or labels, in shape, as a compiled program reads them."""
-    return in_shape((2, *stored.shape[1:]), stored.dtype)
-
-
 def classes_of(model: Model, federation: Federation) -> int:
     """How many classes a model tells apart; its labels must be classes."""
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
@@ -544,7 +540,7 @@ def losses_of(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
     return losses
 
 
-def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None) -> jax.Array:
+def outputs_of(model: Model, params: Params, x: Features, key: jax.Array | None) -> jax.Array:
     """The outputs of a model; with a key, by its `train`."""
     if key is None or not model.train:
         return model.apply(params, x)
@@ -558,7 +554,7 @@ def outputs_of(model: Model, params: Params, x: jax.Array, key: jax.Array | None
 def weighted_loss(
     model: Model,
     params: Params,
-    x: jax.Array,
+    x: Features,
     y: jax.Array,
     weights: jax.Array,
     key: jax.Array | None = None,
@@ -589,7 +585,7 @@ def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:
 
 def read_slice(
     x: Features, y: jax.Array, begin: jax.Array | int, end: jax.Array | int, width: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Features, jax.Array, jax.Array]:
     """Rows begin, ..., end - 1 of flat data, at most `width`, with weights for `weighted_loss`.
 
     In place of other rows the slice repeats the row `begin`, so that other rows cannot change a
@@ -603,7 +599,7 @@ def read_slice(
     >>> labels.tolist(), inside.tolist()
     ([3, 3, 3, 4], [0.0, 0.0, 1.0, 1.0])
     """
-    start = jnp.minimum(begin, max(len(x) - width, 0))
+    start = jnp.minimum(begin, max(row_count(x) - width, 0))
     rows = start + jnp.arange(width)
     inside = (rows >= begin) & (rows < end)
 
@@ -612,4 +608,4 @@ def read_slice(
         own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
         return jnp.where(chosen, jax.lax.dynamic_slice_in_dim(a, start, width), own)
 
-    return look_up(x, read(index_of(x))), read(y), inside.astype(real_type())
+    return look_up(x, jax.tree.map(read, index_of(x))), read(y), inside.astype(real_type())

@@ -55,7 +55,7 @@ def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "g
         Li et al., `Federated Optimization in Heterogeneous Networks
         <https://arxiv.org/abs/1812.06127>`_, MLSys 2020, appendix C.1.
     """
-    classes, features = class_count("logistic", federation), feature_count(federation)
+    classes, features = class_count("logistic", federation), feature_count("logistic", federation)
     require_one_of("model.initial", initial, ("glorot", "zeros"))
     init = nnx.initializers.glorot_uniform() if initial == "glorot" else nnx.initializers.zeros
     return Model.from_nnx(lambda rngs: Logistic(features, classes, kernel_init=init, rngs=rngs))
@@ -124,7 +124,7 @@ def mlp(
         and Acar et al., `Federated Learning Based on Dynamic Regularization
         <https://arxiv.org/abs/2111.04263>`_, ICLR 2021, appendix A.2.
     """
-    classes, features = class_count("mlp", federation), feature_count(federation)
+    classes, features = class_count("mlp", federation), feature_count("mlp", federation)
     require(len(hidden) > 0, "model.hidden: no layers; at least one is needed")
     for units in hidden:
         require_whole("model.hidden", units)

@@ -2,11 +2,13 @@
 
 import math
 
+import jax
 import numpy as np
 
 from fedprox.errors import require
 from fedprox.features import Windows
 from fedprox.federation import Examples, Federation, Rows
+from fedprox.user_code import describe
 
 
 def class_count(model: str, federation: Federation, positions: tuple[int, ...] = ()) -> int:
@@ -21,9 +23,21 @@ def class_count(model: str, federation: Federation, positions: tuple[int, ...] =
     return federation.classes
 
 
-def feature_count(federation: Federation) -> int:
+def one_input(model: str, federation: Federation) -> jax.ShapeDtypeStruct:
+    """Shape and type of an example of features that are one array."""
+    features = federation.features
+    require(
+        isinstance(features, jax.ShapeDtypeStruct),
+        f"model {model}: features are {describe(features)}; it takes one array: "
+        "numpy.stack(list(x.values()), axis=1) joins the columns of a table",
+    )
+    one: jax.ShapeDtypeStruct = features
+    return one
+
+
+def feature_count(model: str, federation: Federation) -> int:
     """The numbers d of an example, whatever its shape."""
-    return math.prod(federation.features.shape)
+    return math.prod(one_input(model, federation).shape)
 
 
 def image_shape(
@@ -33,7 +47,7 @@ def image_shape(
 
     `needed` is the only shape that the model takes.
     """
-    features = federation.features.shape
+    features = one_input(model, federation).shape
     height, width, channels = shape = (*features, 1, 1)[:3]
     size = " x ".join(map(str, needed)) or "height x width"
     require(
@@ -60,7 +74,7 @@ def symbol_count(model: str, federation: Federation, *, every_position: bool) ->
 
 def sequence_length(model: str, federation: Federation) -> int:
     """The length of the sequences of symbols, integers of shape (length,)."""
-    features = federation.features
+    features = one_input(model, federation)
     require(
         np.issubdtype(features.dtype, np.integer) and len(features.shape) == 1,
         f"model {model}: features of type {features.dtype} and shape {features.shape}; it takes "

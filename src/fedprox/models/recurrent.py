@@ -21,7 +21,13 @@ from flax import nnx
 from fedprox.errors import require_one_of, require_whole
 from fedprox.federation import Federation
 from fedprox.model import Model
-from fedprox.models.inputs import class_count, greatest_symbol, sequence_length, symbol_count
+from fedprox.models.inputs import (
+    class_count,
+    greatest_symbol,
+    one_input,
+    sequence_length,
+    symbol_count,
+)
 from fedprox.models.layers import Dense, torch_default
 
 
@@ -460,7 +466,7 @@ def sentiment_lstm(federation: Federation, *, hidden: int = 256, embedding: int 
     classes = class_count(name, federation)
     require_whole("model.hidden", hidden)
     require_whole("model.embedding", embedding)
-    features = federation.features
+    features = one_input(name, federation)
     if np.issubdtype(features.dtype, np.floating) and len(features.shape) == 2:
         words, width = 0, features.shape[1]
     else:

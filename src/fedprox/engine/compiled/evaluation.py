@@ -37,7 +37,7 @@ from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Array
 from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, slice_width
 from fedprox.engine.storage.training_data import DeviceData, rows_spec
-from fedprox.features import Features, index_of, look_up, with_index
+from fedprox.features import Features, index_of, look_up, rows_at, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
@@ -500,19 +500,23 @@ def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
     """
     clients, index = len(rows.sizes), index_of(rows.x)
     owner = np.repeat(np.arange(clients), rows.sizes)
-    shared = jax.device_put(with_index(rows.x, index[:0]))  # such as a text, without rows
+    shared = jax.device_put(rows_at(rows.x, slice(0)))  # such as a text, without rows
     width = max(1, min(ROWS, len(rows)))
+
+    def of_slice(a: Any) -> Any:
+        return in_shape((width, *a.shape[1:]), a.dtype)
+
     params = jax.tree.map(jnp.asarray, params)
     arguments = (
         model.base,
         params,
-        with_index(shared, in_shape((width, *index.shape[1:]), index.dtype)),
-        in_shape((width, *rows.y.shape[1:]), rows.y.dtype),
+        with_index(shared, jax.tree.map(of_slice, index)),
+        of_slice(rows.y),
         in_shape((width,), np.int32),
     )
 
-    def no_rows(of_slice: dict[str, Any]) -> dict[str, Any]:
-        return jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), of_slice)
+    def no_rows(summed: dict[str, Any]) -> dict[str, Any]:
+        return jax.tree.map(lambda a: np.zeros((clients, *a.shape[1:])), summed)
 
     if not len(rows):
         return no_rows(jax.eval_shape(_totals(model), *arguments))
@@ -524,11 +528,11 @@ def row_totals(model: Model, params: Params, rows: Rows) -> dict[str, Any]:
         at = slice(begin, begin + width)
         here, place = np.unique(owner[at], return_inverse=True)
         place[: start - begin] = width  # rows of the slice before are dropped
-        x = with_index(shared, index[at])
+        x = with_index(shared, rows_at(index, at))
         part = summed(model.base, params, x, rows.y[at], place.astype(np.int32))
         sums = sums or no_rows(part)
-        for summed_rows, of_slice in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
-            summed_rows[here] += np.asarray(of_slice)[: len(here)]
+        for summed_rows, of_part in zip(*map(jax.tree.leaves, (sums, part)), strict=True):
+            summed_rows[here] += np.asarray(of_part)[: len(here)]
     return sums
 
 

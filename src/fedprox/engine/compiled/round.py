@@ -545,8 +545,8 @@ def local_gradient_of(method: Method) -> LocalGradient:
 
 
 def features_reader(
-    augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    augment: Callable[[jax.Array, Any], Any] | None,
+) -> Callable[..., tuple[Features, jax.Array]]:
     """A function (x, y, rows of all lanes, noise) -> augmented features and labels."""
     read_all = over(look_up, (None, 0))
     if augment is not None:
@@ -554,8 +554,10 @@ def features_reader(
 
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        stored, labels = (a.at[rows].get(mode="promise_in_bounds") for a in (index_of(x), y))
+    ) -> tuple[Features, jax.Array]:
+        stored, labels = jax.tree.map(
+            lambda a: a.at[rows].get(mode="promise_in_bounds"), (index_of(x), y)
+        )
         return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read

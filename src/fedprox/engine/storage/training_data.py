@@ -28,7 +28,7 @@ from fedprox.engine.planning.jobs import Array, Jobs
 from fedprox.engine.planning.reads import WIDTHS
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.errors import require
-from fedprox.features import Features, index_of, with_index
+from fedprox.features import Features, index_of, map_leaves, with_index
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 from fedprox.files.mapping import copy_stretches
 
@@ -99,14 +99,18 @@ def copy_to_devices(
 def _rows_of_process(
     mesh: Mesh, x: Features, offsets: NDArray[np.int64], ownership: Ownership
 ) -> Features:
-    """This process's rows of an array, padded to the most rows of any process and to a slice."""
+    """This process's rows of arrays, padded to the most rows of any process and to a slice."""
     bounds = ownership.first_rows(offsets)
-    own = index_of(x)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
-    padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *own.shape[1:]), own.dtype)
-    padded[: len(own)] = own
-    if not isinstance(x, np.ndarray):
-        x = replicate(mesh, with_index(x, np.zeros(0)))  # what all rows share
-    return with_index(x, on_own_devices(mesh, padded))
+
+    def of_process(leaf: Features) -> Features:
+        own = index_of(leaf)[bounds[ownership.process_index] : bounds[ownership.process_index + 1]]
+        padded = np.zeros((max(*WIDTHS, *np.diff(bounds)), *own.shape[1:]), own.dtype)
+        padded[: len(own)] = own
+        if not isinstance(leaf, np.ndarray):
+            leaf = replicate(mesh, with_index(leaf, np.zeros(0)))  # what all rows share
+        return with_index(leaf, on_own_devices(mesh, padded))
+
+    return map_leaves(of_process, x)
 
 
 def on_own_devices(mesh: Mesh, rows: Array) -> jax.Array:
@@ -120,7 +124,9 @@ def rows_spec(x: Features, ownership: Ownership) -> Any:
     """How rows are spread over the devices, for `spread`."""
     if ownership.processes == 1:
         return REPLICATED
-    return with_index(jax.tree.map(lambda _: REPLICATED, x), PER_DEVICE)
+    return map_leaves(
+        lambda leaf: with_index(jax.tree.map(lambda _: REPLICATED, leaf), PER_DEVICE), x
+    )
 
 
 def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
@@ -135,7 +141,7 @@ def stays_with_host(mesh: Mesh, rows: Rows) -> bool:
     if jax.default_backend() != "cpu":
         stay = size > FITS * free_on_devices(mesh)
     else:
-        mapped = any(isinstance(array, np.memmap) for array in (index_of(rows.x), rows.y))
+        mapped = any(isinstance(array, np.memmap) for array in _stored(rows))
         stay = mapped or 0 < FITS * free_on_host() < size * devices
     return bool(allgather(stay).any())
 
@@ -154,8 +160,12 @@ def check_measured(mesh: Mesh, federation: Federation, measured: Federation) -> 
 
 def row_bytes(rows: Rows | Examples) -> int:
     """Bytes of one row as it is stored, with its label."""
-    stored = (index_of(rows.x), rows.y)
-    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in stored)
+    return sum(int(np.prod(a.shape[1:])) * np.dtype(a.dtype).itemsize for a in _stored(rows))
+
+
+def _stored(rows: Rows | Examples) -> list[Array]:
+    """The arrays that rows are stored in."""
+    return jax.tree.leaves((index_of(rows.x), rows.y))
 
 
 class TrainingRows:
@@ -206,8 +216,8 @@ class TrainingRows:
             shape = (room * (devices if self.distributed else 1), *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
 
-        x, y = index_of(self.rows.x), self.rows.y
-        return with_index(self.shared, like_array(x)), like_array(y)
+        x, y = jax.tree.map(like_array, (index_of(self.rows.x), self.rows.y))
+        return with_index(self.shared, x), y
 
     def of(
         self, work: Sequence[RoundWork], width: int, room: int
@@ -225,9 +235,9 @@ class TrainingRows:
         first, sizes, at, _ = _places(own_work, len(self.rows), width)
         at = np.where(at < 0, room, 0) + at
         given = index_of(self.rows.x), self.rows.y
-        arrays = [copy_stretches(a, first, sizes, at, room) for a in given]
+        arrays = jax.tree.map(lambda a: copy_stretches(a, first, sizes, at, room), given)
         x, y = (
-            [on_own_devices(mesh, a) for a in arrays]
+            jax.tree.map(lambda a: on_own_devices(mesh, a), arrays)
             if self.distributed
             else replicate(mesh, arrays)
         )

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms.base import Batch, HParams
+from fedprox.features import Features
 from fedprox.jax_internals import (
     Program,
     attempt,
@@ -61,12 +62,11 @@ class NoisedGradient(LocalGradient):
         """The sum of the rows' clipped gradients over the size of the mini-batch."""
         x, y, weights, key = batch
         one = jnp.ones(1, weights.dtype)
-        keys = None if key is None else jax.random.key_data(jax.random.split(key, len(x)))
+        keys = None if key is None else jax.random.key_data(jax.random.split(key, len(y)))
 
-        def of_row(
-            params: Params, x: jax.Array, y: jax.Array, words: jax.Array | None
-        ) -> jax.Array:
-            return loss(params, Batch(x[None], y[None], one, random_key(words)), given)
+        def of_row(params: Params, x: Features, y: jax.Array, words: jax.Array | None) -> jax.Array:
+            rows = jax.tree.map(lambda a: a[None], x)
+            return loss(params, Batch(rows, y[None], one, random_key(words)), given)
 
         total = clipped_sum(of_row, self.clip, params, x, y, keys)(weights > 0)
         return jax.tree.map(lambda a: weights.max() * a, total)
