@@ -333,12 +333,6 @@ def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
     assert run.memory < data + (lanes + 3) * 4 * parameters + activations + plan
 
 
-def test_a_module_with_running_statistics_is_refused_by_name() -> None:
-    line = r"not nnx.Param: running statistics, mean, var; mini-batches are padded.*nnx.GroupNorm"
-    with pytest.raises(fp.InputError, match=line):
-        fp.Model.from_nnx(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
-
-
 class Normalised(nnx.Module):
     """Batch norm whose statistics move, or not, before a linear layer."""
 
@@ -354,18 +348,31 @@ class Normalised(nnx.Module):
         return self.head(x)
 
 
-def test_one_layer_with_moving_statistics_is_enough_to_refuse() -> None:
-    with pytest.raises(fp.InputError, match=r"statistics, norms\.1\.mean, norms\.1\.var; mini"):
-        fp.Model.from_nnx(lambda rngs: Normalised(rngs, (True, False)))
+def test_statistics_that_move_are_a_state_and_the_others_constants() -> None:
+    built = Normalised(nnx.Rngs(0), (True, False))
+    model = fp.Model.from_nnx(lambda _: built)
+    assert list(model.shapes.state["norms"]) == [1]
+    assert sorted(model.shapes.state["norms"][1]) == ["mean", "var"]
+    model.train(*model.init(jax.random.key(0)), jnp.ones((2, 60)), jax.random.key(1))
+    kinds = {type(norm) for norm in built.norms}
+    assert kinds == {nnx.BatchNorm}  # the user's module is as it was
+    assert not built.norms[1].use_running_average
+    np.testing.assert_array_equal(built.norms[1].mean[...], 0)
 
 
-def test_other_variables_are_refused() -> None:
+def test_other_variables_are_a_state() -> None:
     class Counting(nnx.Module):
-        def __init__(self) -> None:
-            self.count = nnx.Variable(jnp.zeros(()))
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.head, self.count = nnx.Linear(4, 2, rngs=rngs), nnx.Variable(jnp.zeros(()))
 
-    with pytest.raises(fp.InputError, match=r"not nnx\.Param: count; clients' models can only be"):
-        fp.Model.from_nnx(lambda _: Counting())
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.count[...] += len(x)
+            return self.head(x)
+
+    model = fp.Model.from_nnx(Counting)
+    whole = model.init(jax.random.key(0))
+    _, moved = model.train(*whole, jnp.ones((3, 4)), jax.random.key(1))
+    assert (whole.state, moved) == ({"count": 0.0}, {"count": 3.0})
 
 
 def test_statistics_of_a_pretrained_module_are_constants() -> None:

@@ -37,10 +37,8 @@ class Running(NamedTuple):
 def with_model_state(method: base.Algorithm, whole: Variables) -> base.Algorithm:
     """The method with a model whose variables are, in shape, `whole`.
 
-    Whole models of the clients' own, as Ditto's, have states of their own.
-
-    Raises:
-        InputError: If what the method does does not go with what its `model_state` says.
+    Whole models of the clients' own, as Ditto's, have states of their own. What the method does
+    must go with what its `model_state` says.
     """
     if method.inside is not None:
 

@@ -49,8 +49,8 @@ def check_model(model: Model, federation: Federation) -> None:
         found = jax.eval_shape(partial(_train_outputs, model), model.shapes, x, jax.random.key(0))
         require(
             describe(found) == describe(outputs),
-            f"model.train returns outputs {describe(found)}; they must be what model.apply "
-            f"returns, {describe(outputs)}",
+            f"{named('train', _variables(model), ', key')} returns {describe(found)}; it must "
+            f"return what model.apply does, {describe(outputs)}",
         )
     jax.eval_shape(partial(losses_of, model), outputs, y)
     if model.loss is cross_entropy:
@@ -146,6 +146,11 @@ def _check_init(model: Model) -> Params:
             "key; draw all numbers from the key, with jax.random",
         )
     return params
+
+
+def _variables(model: Model) -> tuple[Params, ...]:
+    """What a model's functions take before the features, in shape."""
+    return tuple(model.shapes) if model.state else (model.shapes,)
 
 
 def _train_outputs(model: Model, whole: Params, x: Any, key: jax.Array) -> Any:

@@ -51,6 +51,8 @@ class _Nnx(NamedTuple):
         for path, layer in nnx.iter_modules(module) if self.moves else ():
             if path in self.moves:
                 layer.use_running_average = not training
+                kind: Any = type(layer)
+                object.__setattr__(layer, "__class__", _masked(kind))
         return module
 
 
@@ -67,9 +69,6 @@ def of_nnx(build: Any) -> Functions:
             isinstance(module, nnx.Module),
             f"model: build(rngs) returns {_named(module)}; {_NEEDED}",
         )
-        for _, layer in _moving(module):
-            kind: Any = type(layer)
-            object.__setattr__(layer, "__class__", _masked(kind))
         return module
 
     module = call("model: build(rngs)", nnx.eval_shape, built)
