@@ -157,7 +157,7 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     tested = any(map(len, federation.parts[1:]))
     x, y = map(_some_rows, (federation.train.x, federation.train.y))
     program = jax.jit(partial(_first_row, model, tested))
-    found = program(model.base, jax.tree.map(_moved, params), x, y, jax.random.key(0))
+    found = program(model.base, params, x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
     _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
@@ -184,7 +184,7 @@ def _first_row(
     The results are named by the functions. Functions of outputs have the same outputs in all three,
     and those of a key are left out for the row alone, which has other random numbers.
     """
-    whole = with_base(model, base)
+    whole, params = with_base(model, base), jax.tree.map(_moved, params)
 
     def copies(rows: jax.Array) -> jax.Array:
         return jnp.broadcast_to(rows[:1], rows.shape)
