@@ -1,10 +1,17 @@
-"""What tests cost: processor seconds, memory, and compiled programs of rounds."""
+"""What tests cost: processor seconds, memory, and compiled programs of rounds.
+
+A test's seconds are those of its process from its setup to its end, without child processes. A
+fixture of a module, package or session counts apart, under its own name: otherwise its cost would
+be that of whichever test asks first. It may take twice what a test may. What a test compiles or
+imports first in a process still counts to it.
+"""
 
 import ctypes
 import gc
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,8 +66,11 @@ class Costs:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.begun, self.rounds = 0.0, 0
-        self.spent: dict[str, float] = {}
+        self.begun, self.shared, self.rounds = 0.0, 0.0, 0
+        self.fixtures: dict[str, float] = {}
+        """Seconds of the fixtures of more than one test that the present test asked for first."""
+        self.spent: Any = Counter()
+        """Seconds of each test, and of each fixture of more than one."""
         self.workers: list[dict[str, int]] = []
         """Of each process that ran tests: its peak of memory in bytes, and programs of rounds."""
 
@@ -74,22 +84,40 @@ class Costs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> None:
-        self.begun = time.process_time()
+        self.begun, self.shared = time.process_time(), 0.0
+        self.fixtures.clear()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """Measure the fixtures of more than one test, each without those that it asks for."""
+        begun, others = time.process_time(), self.shared
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                seconds = time.process_time() - begun - (self.shared - others)
+                self.shared += seconds
+                self.fixtures[f"{fixturedef.baseid}::{fixturedef.argname}, a fixture"] = seconds
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        """A test that is not slow fails where it took more than `--most-seconds`."""
+        """A test that is not slow fails above `--most-seconds`, or if a fixture took twice that."""
         report: Any = yield
-        seconds = time.process_time() - self.begun
-        report.user_properties.append((SECONDS, seconds))
+        own = time.process_time() - self.begun - self.shared
         most = self.config.getoption("most_seconds")
+        bounds = [(item.nodeid, own, most)]
+        bounds += [(name, seconds, 2 * most) for name, seconds in self.fixtures.items()]
         fast = report.when == "call" and report.passed and not item.get_closest_marker("slow")
-        if fast and 0 < most < seconds:
-            report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} took {seconds:.1f} s of processor time; a test that is not marked "
-                f"slow takes at most {most:g} s (CONTRIBUTING.md says how)"
-            )
+        dear = [
+            f"{name} took {seconds:.1f} s of processor time, at most {bound:g} s without a mark as "
+            "slow (CONTRIBUTING.md says how to save)"
+            for name, seconds, bound in bounds
+            if seconds > bound
+        ]
+        if fast and most and dear:
+            report.outcome, report.longrepr = "failed", "\n".join(dear)
+        if report.when == "teardown":
+            report.user_properties.append((SECONDS, {item.nodeid: own, **self.fixtures}))
         return report
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -102,8 +130,8 @@ class Costs:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
-            if name == SECONDS and isinstance(value, float):
-                self.spent[report.nodeid] = value
+            if name == SECONDS and isinstance(value, dict):
+                self.spent.update(value)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -125,8 +153,7 @@ class Costs:
         if not self.spent or not self.workers:
             return
         terminalreporter.section("slowest tests, in processor seconds")
-        slowest = sorted(self.spent.items(), key=lambda pair: -pair[1])[:SLOWEST]
-        for name, seconds in slowest:
+        for name, seconds in self.spent.most_common(SLOWEST):
             if seconds > SHOWN:
                 terminalreporter.line(f"{seconds:6.2f} {name}")
         gigabytes = max(w["peak"] for w in self.workers) / 1e9

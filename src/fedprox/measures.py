@@ -375,6 +375,17 @@ def include(so_far: Scatter, gradient: Any, weight: jax.Array) -> Scatter:
     return Scatter(weight_after, mean, so_far.scatter + so_far.weight * share * distance)
 
 
+@jax.jit
+def squared_norms(trees: Any) -> jax.Array:
+    """The squared norm of each of some trees, leaves (trees, ...).
+
+    >>> squared_norms({"w": jnp.array([[3.0, 4.0], [0.0, 1.0]])}).tolist()
+    [25.0, 1.0]
+    """
+    return jax.vmap(optax.tree.norm)(trees) ** 2
+
+
+@jax.jit
 def dissimilarity(variance: jax.Array, gradient_norm_squared: jax.Array) -> jax.Array:
     """B(w) = sqrt(1 + variance / ||grad f||^2); 1 where all gradients vanish.
 

@@ -36,14 +36,27 @@ def log_probabilities(w: Any, k: int) -> Any:
     return np.log(p[np.arange(len(y)), y]), p.argmax(axis=1) == y
 
 
-def test_runs_are_the_oracle() -> None:
-    """Every sweep point, and the clients' measures after the last round."""
-    first = starts(1, 3)
+@pytest.fixture(scope="module")
+def trained() -> list[tuple[fp.Run, objectives.Ifca]]:
+    """The runs of two sweep points, each with its oracle."""
+    both = []
     for run in runs(methods=fp.ifca(3, local=fp.fedprox(mu=[0.0, 0.7])), seed=1):
-        oracle = objectives.Ifca(first, FEDERATION.train, run.hparams["mu"])
+        oracle = objectives.Ifca(starts(1, 3), FEDERATION.train, run.hparams["mu"])
         setting = {name: BASE[name] for name in ("solver", "cohort", "rounds")}
         objectives.run(oracle, seed=1, **setting)
+        both.append((run, oracle))
+    return both
+
+
+def test_runs_are_the_oracle(trained: list[tuple[fp.Run, objectives.Ifca]]) -> None:
+    for run, oracle in trained:
         same(run.models, {n: np.stack([m.params[n] for m in oracle.models]) for n in run.models})
+
+
+def test_clients_are_measured_with_the_model_that_fits(
+    trained: list[tuple[fp.Run, objectives.Ifca]],
+) -> None:
+    for run, oracle in trained:
         chosen = [oracle.nearest(k) for k in range(len(ROWS))]
         assert fp.nearest_models(MODEL, run.models, FEDERATION).tolist() == chosen
         assert len(set(chosen)) > 1

@@ -55,21 +55,24 @@ def unmeasured(parts: NodeMethod, params: Any) -> EvaluationSums:
     return EvaluationSums(one, one, count, None, {}, test)  # type: ignore[arg-type]
 
 
-def test_a_round_sends_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "down", "up"), CASES)
+def test_a_round_sends_only_what_is_needed(
+    method: dict[str, Any], down: float, up: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The evaluation sends the model that the next round begins with."""
     monkeypatch.setattr(NodeMethod, "train", untrained)
     monkeypatch.setattr(NodeMethod, "evaluate", unmeasured)
     table = table_of(
-        *(method for method, *_ in CASES),
+        method,
         model=MODEL,
         rounds=2,
         cohort={"clients_per_round": 4},
         evaluation={"every": 1, "gradients": False},
     )
     (node,) = nodes_of(table, tmp_path, nodes=1)
-    for run, (_, down, up) in zip(deployed(table, [node.answer]), CASES, strict=True):
-        for record in run.history[1:]:
-            assert record.bytes_down is not None
-            assert record.bytes_up is not None
-            assert down <= record.bytes_down / MEGABYTE < down + 0.15
-            assert up <= record.bytes_up / MEGABYTE < up + 0.15
+    (run,) = deployed(table, [node.answer])
+    for record in run.history[1:]:
+        assert record.bytes_down is not None
+        assert record.bytes_up is not None
+        assert down <= record.bytes_down / MEGABYTE < down + 0.15
+        assert up <= record.bytes_up / MEGABYTE < up + 0.15

@@ -18,7 +18,8 @@ import os, pathlib, signal, sys, time
 def main():
     if "stubborn" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("started", *sys.argv, os.environ["COLOR"])
+    # one write, which a second program that writes to the same log cannot divide
+    sys.stdout.write(" ".join(["started", *sys.argv, os.environ["COLOR"]]) + "\\n")
     pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
     time.sleep(600)
 """

@@ -91,9 +91,9 @@ def _check_close(measure: str, x: float, y: float) -> None:
     assert math.isclose(x, y, rel_tol=1e-4) or (math.isnan(x) and math.isnan(y)), measure
 
 
-def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = None) -> list[Run]:
+def compared(table: Mapping[str, Any], folder: Path) -> list[Run]:
     """The runs of a deployment, which are those of a simulation."""
-    nodes = nodes_of(table, folder, policy=policy)
+    nodes = nodes_of(table, folder)
     ours = deployed(table, [node.answer for node in nodes])
     check(simulated(table), ours)
     return ours
@@ -132,21 +132,32 @@ def test_two_seeds_and_other_models_evaluated(evaluated: str, tmp_path: Path) ->
     assert [run.seed for run in runs] == [3, 5]
 
 
-def test_screening_validation_metrics_and_an_initial_model(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def screened(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Run]]:
+    """A deployment that screens, validates and measures with a user's model; and its table."""
+    folder = tmp_path_factory.mktemp("screened")
     dense = {"weight": np.full((10, 60), 0.1, np.float32), "bias": np.ones(10, np.float32)}
-    fp.save_model(tmp_path / "initial.safetensors", {"dense": dense})
+    fp.save_model(folder / "initial.safetensors", {"dense": dense})
     table = table_of(
         {"name": "fedavg"},
         cohort=ALL,
         evaluation=PLAIN,
         faults={"policy": "drop", "norm": 1000.0},
         validation_share=0.2,
-        initial=str(tmp_path / "initial.safetensors"),
+        initial=str(folder / "initial.safetensors"),
         model={"name": OWN_MODEL},
         selection={"keep": "best", "measure": "validation_loss"},
     )
-    (run,) = compared(table, tmp_path, Policy(models=[OWN_MODEL]))
-    assert np.isfinite(run.final.metrics["validation_accuracy_of_two"])
+    nodes = nodes_of(table, folder, policy=Policy(models=[OWN_MODEL]))
+    return table, deployed(table, [node.answer for node in nodes])
+
+
+def test_screening_validation_metrics_and_an_initial_model(
+    screened: tuple[dict[str, Any], list[Run]],
+) -> None:
+    table, ours = screened
+    check(simulated(table), ours)
+    assert np.isfinite(ours[0].final.metrics["validation_accuracy_of_two"])
 
 
 @pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"]))

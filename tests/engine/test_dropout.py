@@ -150,13 +150,18 @@ def test_a_layer_that_drops_half_keeps_its_mean_and_evaluation_is_deterministic(
 
 
 def test_runs_repeat_and_do_not_depend_on_calls() -> None:
-    model = net(0.5)
-    run, often = (
-        train(model, evaluation=fp.Evaluation(every, gradients=False)) for every in (3, 1)
-    )
-    assert same(run, often)
-    assert metrics_line(run.final) == metrics_line(often.final)
-    assert not same(run, train(model, seed=1))
+    federation = quadratic_federation([np.eye(1)] * 6, [np.zeros(1)] * 6)
+
+    def run(every: int, seed: int = 0) -> fp.Run:
+        evaluation = fp.Evaluation(every, gradients=False)
+        options: dict[str, Any] = {"rounds": 3, "evaluation": evaluation, "seed": seed}
+        solver = fp.Solver(0.1, "all", steps=1)
+        return one_run(federation, shifted(3.0), fp.fedavg(), solver, **options)
+
+    seldom, often = run(every=3), run(every=1)
+    assert same(seldom, often)
+    assert metrics_line(seldom.final) == metrics_line(often.final)
+    assert not same(seldom, run(every=3, seed=1))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ KILLS = 12
 
 EXPERIMENT = """
 rounds = 90
-evaluation = {every = 2, client_records = true}
+evaluation = {every = 2, gradients = false, client_records = true}
 data = {name = "synthetic", clients = 12}
 cohort = {clients_per_round = 4}
 solver = {learning_rate = 0.01, batch_size = 10, epochs = 1}

@@ -353,6 +353,7 @@ def test_statistics_that_move_are_a_state_and_the_others_constants() -> None:
     model = fp.Model.from_nnx(lambda _: built)
     assert list(model.shapes.state["norms"]) == [1]
     assert sorted(model.shapes.state["norms"][1]) == ["mean", "var"]
+    assert model.train is not None
     model.train(*model.init(jax.random.key(0)), jnp.ones((2, 60)), jax.random.key(1))
     kinds = {type(norm) for norm in built.norms}
     assert kinds == {nnx.BatchNorm}  # the user's module is as it was
@@ -371,6 +372,7 @@ def test_other_variables_are_a_state() -> None:
 
     model = fp.Model.from_nnx(Counting)
     whole = model.init(jax.random.key(0))
+    assert model.train is not None
     _, moved = model.train(*whole, jnp.ones((3, 4)), jax.random.key(1))
     assert (whole.state, moved) == ({"count": 0.0}, {"count": 3.0})
 

@@ -71,8 +71,11 @@ class Scope(NamedTuple):
     message: bool = False
 
 
-def mutants(file: str, source: str) -> Iterator[Mutant]:
-    """All mutants of a module, each with a change of its own name."""
+def mutants(file: str, source: str, *, texts: bool = True) -> Iterator[Mutant]:
+    """All mutants of a module, each with a change of its own name.
+
+    The new text of each takes most of the time, and is empty unless `texts`.
+    """
     tree, seen = ast.parse(source), Counter[str]()
     for node, field, i, new, scope in _changes(tree, Scope()):
         value = getattr(node, field)
@@ -84,7 +87,7 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
         seen[change] += 1
         change += f" ({seen[change]})" * (seen[change] > 1)
         _put(node, field, i, new)
-        yield Mutant(file, change, scope.lines, ast.unparse(tree))
+        yield Mutant(file, change, scope.lines, ast.unparse(tree) if texts else "")
         _put(node, field, i, old)
 
 

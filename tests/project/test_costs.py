@@ -15,10 +15,19 @@ import pytest
 def rounds(x):
     return x + 1
 
-def busy():
+def busy(seconds=0.5):
     begun = time.process_time()
-    while time.process_time() < begun + 0.3:
+    while time.process_time() < begun + seconds:
         pass
+
+@pytest.fixture(scope="module")
+def inner():
+    busy(1)
+
+@pytest.fixture(scope="module")
+def outer(request):
+    busy()
+    request.getfixturevalue("inner")
 
 def test_busy():
     busy()
@@ -26,6 +35,9 @@ def test_busy():
 @pytest.mark.slow
 def test_slow():
     busy()
+
+def test_fixtures(outer):
+    pass
 
 def test_rounds():
     import jax
@@ -43,21 +55,29 @@ def suite(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "line", "passed"),
+    ("options", "lines", "passed"),
     [
-        ("-n0 --most-seconds=0.2 --most-rounds=2", "test_busy took 0.3 s of processor time", 2),
         (
-            "-n1 --most-seconds=9 --most-rounds=1",
-            "2 programs of rounds were compiled; at most 1",
-            3,
+            "-n0 --most-seconds=0.4 --most-rounds=2",
+            ["::test_busy took 0.5 s of", "::inner, a fixture took 1.0 s of"],
+            2,
+        ),
+        (
+            "-n1 --most-seconds=0.8 --most-rounds=1",
+            ["2 programs of rounds were compiled; at most 1", "0.50 ::outer, a fixture"],
+            4,
         ),
     ],
 )
-def test_a_suite_fails_that_costs_more(options: str, line: str, passed: int, suite: Path) -> None:
+def test_a_suite_fails_that_costs_more(
+    options: str, lines: list[str], passed: int, suite: Path
+) -> None:
     of_tests = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/conftest.py"), str(suite)]
     command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", *options.split(), *of_tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert line in done.stdout
+    for line in lines:
+        assert line in done.stdout
     assert f"{passed} passed" in done.stdout
-    assert "test_suite.py::test_slow took" not in done.stdout
+    for name in ("test_slow", "outer, a fixture"):
+        assert f"::{name} took" not in done.stdout

@@ -40,5 +40,5 @@ def test_a_mutant_has_one_change(source: str, results: list[str]) -> None:
 def test_the_mutants_that_change_nothing_exist() -> None:
     known = equivalents()
     files = {file for file, _ in known}
-    made = {(file, mutant.change) for file in files for mutant in mutants_of(file)}
+    made = {(file, mutant.change) for file in files for mutant in mutants_of(file, texts=False)}
     assert known.keys() <= made

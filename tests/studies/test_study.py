@@ -246,13 +246,13 @@ def test_further_seeds_train_only_what_was_chosen(
         write(self, record)
 
     monkeypatch.setattr(RunDirectory, "record", note)
-    more = study(**settings, seeds=[0, 1, 5, 7])
+    more = study(**settings, seeds=[0, 1, 7])
     assert {(name, seed) for name, seed, _ in trained} == {
-        (f"{method}@seed-{seed}", seed) for method in METHODS for seed in (5, 7)
+        (f"{method}@seed-7", 7) for method in METHODS
     }
-    assert len(trained) == 4  # one combination of each
+    assert len(trained) == 2  # one combination of each
     for before, after in zip(begun.outcomes, more.outcomes, strict=True):
-        assert [run.seed for run in after.runs] == [0, 1, 5, 7]
+        assert [run.seed for run in after.runs] == [0, 1, 7]
         assert {run.label for run in after.runs} == {before.runs[0].label}
         assert len({run.learning_rate for run in after.runs}) == 1
         assert after.tried == 2

@@ -36,7 +36,7 @@ def own_cluster(context: base.ClientContext) -> jax.Array:
 
 def state_of(clusters: Clusters, cluster: jax.Array) -> base.State:
     """The local method's state in a cluster."""
-    return jax.tree.map(lambda a: a[cluster], clusters.states)
+    return jax.tree.map(lambda a: jnp.take(a, cluster, axis=0, mode="clip"), clusters.states)
 
 
 def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:

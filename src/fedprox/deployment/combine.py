@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING
@@ -26,7 +25,7 @@ from fedprox.devices.programs import jit_once
 from fedprox.engine.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
-from fedprox.measures import Scatter
+from fedprox.measures import Scatter, squared_norms
 from fedprox.metrics import terms_of
 from fedprox.model import Model, cross_entropy, trainable
 from fedprox.parts.part import Screen, Screened, beside, mean_of, scaled, sound
@@ -387,9 +386,9 @@ def _merged(parts: Sequence[tuple[float, Scatter]], of: jax.Array) -> Scatter:
     with np.errstate(invalid="ignore"):  # NaN without a measured client
         added = weighted(weights, [each.mean for _, each in parts])
         means = jax.tree.map(lambda a: a / beside(total, a), added)
-        scatters, norm = [], jit_once(jax.vmap(optax.tree.norm))
+        scatters = []
         for weight, (share, each) in zip(weights, parts, strict=True):
             apart = jax.tree.map(np.subtract, each.mean, means)
-            distance = np.asarray(norm(apart)) ** 2
+            distance = np.asarray(squared_norms(apart))
             scatters.append(np.where(weight > 0, share * each.scatter + weight * distance, 0))
     return Scatter(total, means, summed(scatters) * (of / total))

@@ -173,9 +173,7 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     tested = any(map(len, federation.parts[1:]))
     x, y = map(_some_rows, (federation.train.x, federation.train.y))
     program = jax.jit(partial(_first_row, model, tested))
-    trained, around = opened(params)
-    moved = around(jax.tree.map(_moved, trained))
-    found = program(model.base, moved, x, y, jax.random.key(0))
+    found = program(model.base, params, x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
     _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
@@ -205,7 +203,8 @@ def _first_row(
     The results are named by the functions. Functions of outputs have the same outputs in all three,
     and those of a key are left out for the row alone, which has other random numbers.
     """
-    whole = with_base(model, base)
+    whole, (trained, around) = with_base(model, base), opened(params)
+    params = around(jax.tree.map(_moved, trained))
 
     def copies(rows: jax.Array) -> jax.Array:
         return jnp.broadcast_to(rows[:1], rows.shape)

@@ -10,7 +10,14 @@ from fedprox.deployment import node as node_module
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import SecurePolicy
-from tests.deployment.federations import EVERYTHING, FEDPROX, Site, nodes_of, table_of
+from tests.deployment.federations import (
+    EVERYTHING,
+    FEDPROX,
+    Site,
+    deployed,
+    nodes_of,
+    table_of,
+)
 from tests.deployment.secure.sums import identities
 
 NODES, THRESHOLD = 5, 3
@@ -31,7 +38,10 @@ Fresh = Callable[..., list[Site]]
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
-    """Five sites without a past, with a policy of secure sums unless told otherwise."""
+    """Five sites without a past, with a policy of secure sums unless told otherwise.
+
+    Their programs are compiled here, so that no test takes longer for coming first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node_module, "METHODS_KEPT", 100)
         first = nodes_of(PLAIN, tmp_path_factory.mktemp("first"), NODES)
@@ -48,6 +58,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
                 made.append(Site(new))
             return made
 
+        deployed(PLAIN, answers(sites(tmp_path_factory.mktemp("warm"), secure=False)))
         yield sites
 
 

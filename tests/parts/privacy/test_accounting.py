@@ -346,6 +346,22 @@ def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: 
     assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
 
 
+def test_calibration_accounts_for_each_noise_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    compose, seen = RdpAccountant.compose, []
+
+    def noted(self: Any, event: Any, count: int = 1) -> Any:
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            seen.append(event)
+        return compose(self, event, count)
+
+    monkeypatch.setattr(RdpAccountant, "compose", noted)
+    calibrated_mechanism(EMNIST._replace(accountant="rdp"), 3.25, 77)
+    assert len(seen) == len(set(seen)) > 4
+
+
 def test_two_releases_a_round_need_the_noise_of_twice_the_rounds() -> None:
     privacy = fp.Privacy(clip=1.0, epsilon=2.0)
     two = mechanism_of(privacy, 400, 400, "bernoulli", 5, releases=2)

@@ -39,7 +39,7 @@ from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, 
 from fedprox.engine.storage.training_data import DeviceData, rows_spec
 from fedprox.features import Features, index_of, look_up, rows_at, with_index
 from fedprox.federation import Examples, Rows, offsets_of
-from fedprox.measures import Scatter, dissimilarity, include, nothing
+from fedprox.measures import Scatter, dissimilarity, include, nothing, squared_norms
 from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
 from fedprox.model import Model, Params, labels_met, losses_of, opened, trainable, with_base
 from fedprox.parts.part import scaled, sound
@@ -250,8 +250,7 @@ def measures_of_sums(model: Model, sums: EvaluationSums) -> Measures:
     variance = b = None
     if sums.scatter is not None:
         variance = mean_of_measured(sums.scatter.scatter)
-        norm_squared = jax.vmap(optax.tree.norm)(sums.scatter.mean) ** 2
-        b = dissimilarity(variance, norm_squared)
+        b = dissimilarity(variance, squared_norms(sums.scatter.mean))
     metrics = _values(model, "train", sums.train)
     held_out: dict[str, Any] = {}
     for part, terms in (("test", sums.test), ("validation", sums.validation)):

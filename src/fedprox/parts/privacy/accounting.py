@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +190,31 @@ def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
     )
 
 
+class _Remembering:
+    """An accountant of one event, whose epsilon is computed once.
+
+    The search for a noise asks for both ends of an interval, and for its result, twice.
+
+    Args:
+        mechanism: What is accounted for.
+        count: How often it is composed.
+        known: The epsilon of each event so far, to which others are added.
+    """
+
+    def __init__(self, mechanism: Mechanism, count: int, known: dict[Any, float]) -> None:
+        self.inner, self.known = _accountant(mechanism, count), known
+        self.ledger, self.event = self.inner.ledger, None
+
+    def compose(self, event: Any) -> Self:
+        self.event = event
+        return self
+
+    def get_epsilon(self, delta: float) -> float:
+        if self.event not in self.known:
+            self.known[self.event] = self.inner.compose(self.event).get_epsilon(delta)
+        return self.known[self.event]
+
+
 @lru_cache(maxsize=64)
 def calibrated_mechanism(mechanism: Mechanism, epsilon: float, rounds: int) -> Mechanism:
     """A mechanism with the smallest noise whose rounds cost at most so much epsilon."""
@@ -214,10 +239,11 @@ def calibrated_mechanism(mechanism: Mechanism, epsilon: float, rounds: int) -> M
             _event(mechanism._replace(noise_multiplier=noise)), count
         )
 
+    known = dict[Any, float]()
     try:
         with _quiet():
             noise = dp_accounting.calibrate_dp_mechanism(
-                lambda: _accountant(mechanism._replace(noise_multiplier=low), count),
+                lambda: _Remembering(mechanism._replace(noise_multiplier=low), count, known),
                 event,
                 epsilon * (1 - CLOSENESS),
                 mechanism.delta,
