@@ -48,7 +48,7 @@ FEDPROX = {"name": "fedprox", "mu": 0.5}
 WITH_STATE = "tests.crossings.features:normalized"
 """A model with state."""
 
-EVERYTHING = Policy(report=list(REPORTS), models=[WITH_STATE])
+EVERYTHING = Policy(report=list(REPORTS), models=[*Policy().models, WITH_STATE])
 """A policy that also reports gradients."""
 
 
