@@ -15,7 +15,7 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from fedprox.model import cross_entropy
+from fedprox.model import cross_entropy, trainable
 from fedprox.models import layers
 from tests.quadratics import one_run
 
@@ -68,6 +68,9 @@ TORCHVISION = 11_689_512
         (fp.models.wide_lenet, (32, 32, 3), 100, 797_962 + 90 * 193),
         (fp.models.resnet18, (28, 28), 62, resnet_count(1, 62)),
         (fp.models.resnet18, (32, 32, 3), 1000, TORCHVISION),
+        (partial(fp.models.resnet18, norm="batch"), (32, 32, 3), 1000, TORCHVISION),
+        (partial(fp.models.mnist_cnn, norm="batch"), (28, 28), 10, 1_663_370 + 2 * 96),
+        (partial(fp.models.mnist_cnn, norm="group"), (28, 28), 10, 1_663_370 + 2 * 96),
     ],
 )
 def test_parameters_and_shapes(
@@ -75,7 +78,7 @@ def test_parameters_and_shapes(
 ) -> None:
     model = build(federation(shape, classes))
     params = jax.eval_shape(model.init, jax.random.key(0))
-    assert sum(a.size for a in jax.tree.leaves(params)) == count
+    assert sum(a.size for a in jax.tree.leaves(trainable(params))) == count
     x = jax.ShapeDtypeStruct((5, *shape), np.float32)
     assert jax.eval_shape(model.apply, params, x).shape == (5, classes)
 
@@ -91,6 +94,8 @@ def test_parameters_and_shapes(
         (partial(fp.models.mlp, hidden=[]), (784,), "hidden"),
         (partial(fp.models.mlp, hidden=[0]), (784,), "hidden"),
         (partial(fp.models.MODELS["mlp"], hidden=[5], initial="zeros"), (784,), "initial"),
+        (partial(fp.models.MODELS["mnist-cnn"], norm="layer"), (28, 28), "model.norm = 'layer'"),
+        (partial(fp.models.MODELS["resnet18"], norm="none"), (28, 28), "model.norm = 'none'"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -19,7 +19,7 @@ from fedprox.model.model import (
     weighted_loss,
     with_base,
 )
-from fedprox.model.state import at_state, next_state
+from fedprox.model.state import at_state, loss_and_next_state, next_state
 from fedprox.model.variables import Params, Variables, beside, opened, trainable
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "dotted",
     "fitted_params",
     "labels_met",
+    "loss_and_next_state",
     "losses_of",
     "named_part",
     "next_state",

@@ -5,8 +5,7 @@ Layers of batch normalization are told which rows of a mini-batch count, since i
 
 import inspect
 from collections.abc import Callable
-from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from fedprox.errors import require
+from fedprox.model.batch_norm import MASK, in_linen, masked
 from fedprox.user_code import call
 
 
@@ -52,7 +52,7 @@ class _Nnx(NamedTuple):
             if path in self.moves:
                 layer.use_running_average = not training
                 kind: Any = type(layer)
-                object.__setattr__(layer, "__class__", _masked(kind))
+                object.__setattr__(layer, "__class__", masked(kind))
         return module
 
 
@@ -134,28 +134,6 @@ def _moving(module: nnx.Module) -> list[tuple[Any, Any]]:
     ]
 
 
-MASK: ContextVar[Any] = ContextVar("mask", default=None)
-"""Which rows of the mini-batch count that a module is called with."""
-
-
-@cache
-def _masked(kind: Any) -> Any:
-    """A class of layers of batch normalization that see only the rows of `MASK`."""
-
-    class Masked(kind):
-        def __call__(self, x: Any, *given: Any, **options: Any) -> Any:
-            return super().__call__(x, *given, **_with_mask(options, MASK.get(), x))
-
-    return Masked
-
-
-def _with_mask(options: dict[str, Any], mask: Any, x: jax.Array) -> dict[str, Any]:
-    """Options of a layer with a mask of rows, unless the module has one of its own."""
-    if mask is None or options.get("mask") is not None:
-        return options
-    return {**options, "mask": mask.reshape(mask.shape + (1,) * (x.ndim - 1))}
-
-
 MODES = {
     "train": True,
     "training": True,
@@ -206,13 +184,7 @@ def of_linen(module: Any, example: Any) -> Functions:
         return module.apply({"params": params}, x, **mode(training=True), rngs={"dropout": key})
 
     def train_with_state(params: Any, state: Any, x: Any, key: jax.Array, mask: Any) -> Any:
-        def masked(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            layer = isinstance(context.module, linen.BatchNorm)
-            if layer and context.method_name == "__call__":
-                kwargs = _with_mask(kwargs, mask, args[0])
-            return next_call(*args, **kwargs)
-
-        with linen.intercept_methods(masked):
+        with linen.intercept_methods(in_linen(mask)):
             outputs, after = module.apply(
                 {"params": params, **state},
                 x,

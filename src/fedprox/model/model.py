@@ -560,7 +560,11 @@ def weighted_loss(
     key: jax.Array | None = None,
 ) -> jax.Array:
     """sum_i weights_i loss(params; x_i, y_i), a scalar; with a key, by the model's `train`."""
-    outputs = outputs_of(model, params, x, key)
+    return loss_of_outputs(model, outputs_of(model, params, x, key), y, weights)
+
+
+def loss_of_outputs(model: Model, outputs: Any, y: jax.Array, weights: jax.Array) -> jax.Array:
+    """The sum of examples' losses times their weights, a scalar."""
     summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
     return summed
 

@@ -2,7 +2,7 @@
 
 A method's local problem is about the parameters alone. So a step reads the model with the client's
 current state in it, whose functions are those of a model without state, and the state moves on
-beside the step. Both compute the same outputs; a compiled program computes them once.
+beside the step.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedprox.errors import require
 from fedprox.model.convolution import fast, plain
-from fedprox.model.model import Model, arguments, named
+from fedprox.model.model import Model, arguments, loss_of_outputs, named
 from fedprox.model.variables import Params, Variables
 from fedprox.user_code import call, describe
 
@@ -41,6 +41,20 @@ def at_state(model: Model, state: Any, mask: jax.Array | None, *, moves: bool) -
     # which would be traced each time
     vars(of_params.apply)["shapes"] = model.shapes.params
     return of_params
+
+
+def loss_and_next_state(
+    model: Model,
+    whole: Variables,
+    x: Any,
+    y: jax.Array,
+    weights: jax.Array,
+    key: jax.Array | None,
+    mask: jax.Array,
+) -> tuple[jax.Array, Any]:
+    """`weighted_loss` and `next_state` of one pass: XLA does not find all that two would share."""
+    outputs, state = _moved(model, arguments(whole, model.base), x, key, mask)
+    return loss_of_outputs(model, outputs, y, weights), state
 
 
 def next_state(

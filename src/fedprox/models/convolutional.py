@@ -1,15 +1,23 @@
 """The papers' convolutional networks: FedAvg's two, and FedDyn's two."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 from flax import nnx
 
+from fedprox.errors import require_one_of
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.models.inputs import class_count, image_shape
 from fedprox.models.layers import Conv, Dense, local_response_normalisation, max_pool, torch_default
+
+
+def _norm(kind: Literal["batch", "group"], channels: int, rngs: nnx.Rngs) -> Any:
+    """Batch normalization with PyTorch's momentum, or group normalization of two groups."""
+    if kind == "batch":
+        return nnx.BatchNorm(channels, momentum=0.9, epsilon=1e-5, rngs=rngs)
+    return nnx.GroupNorm(channels, num_groups=2, epsilon=1e-5, rngs=rngs)
 
 
 class _SmallCNN(nnx.Module):
@@ -40,11 +48,11 @@ class _SmallCNN(nnx.Module):
         return outputs
 
     @classmethod
-    def model(cls, name: str, federation: Federation) -> Model:
+    def model(cls, name: str, federation: Federation, **options: Any) -> Model:
         """The model for a federation of such images."""
         classes = class_count(name, federation)
         image_shape(name, federation, needed=cls.shape)
-        return Model.from_nnx(lambda rngs: cls(classes, rngs=rngs))
+        return Model.from_nnx(lambda rngs: cls(classes, **options, rngs=rngs))
 
 
 class MnistCNN(_SmallCNN):
@@ -52,15 +60,26 @@ class MnistCNN(_SmallCNN):
 
     shape, depth = (28, 28, 1), 2
 
-    def __init__(self, classes: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, classes: int, *, norm: Literal["none", "batch", "group"], rngs: nnx.Rngs
+    ) -> None:
         init = nnx.initializers.glorot_uniform()
         self.conv1 = Conv(1, 32, 5, padding=2, kernel_init=init, rngs=rngs)
         self.conv2 = Conv(32, 64, 5, padding=2, kernel_init=init, rngs=rngs)
         self.dense1 = Dense(7 * 7 * 64, 512, kernel_init=init, rngs=rngs)
         self.dense2 = Dense(512, classes, kernel_init=init, rngs=rngs)
+        if norm != "none":
+            self.norm1, self.norm2 = _norm(norm, 32, rngs), _norm(norm, 64, rngs)
+
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """The convolutions, each normalized, if at all, and pooled."""
+        if not hasattr(self, "norm1"):
+            return super().convolved(x)
+        x = max_pool(nnx.relu(self.norm1(self.conv1(x))))
+        return max_pool(nnx.relu(self.norm2(self.conv2(x))))
 
 
-def mnist_cnn(federation: Federation) -> Model:
+def mnist_cnn(federation: Federation, *, norm: Literal["none", "batch", "group"] = "none") -> Model:
     """FedAvg's CNN for 28x28 grey images.
 
     Two 5x5 convolutions of 32 and 64 channels with 2x2 pooling, a dense layer of 512 units, and a
@@ -70,12 +89,16 @@ def mnist_cnn(federation: Federation) -> Model:
 
     Args:
         federation: Clients with images of shape (28, 28) or (28, 28, 1) and any number of classes.
+        norm: What follows each convolution, before ReLU and pooling: nothing, batch normalization
+            (with a momentum of 0.9, the share of a running statistic that stays in each step), or
+            group normalization of two groups.
 
     Returns:
         A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If the features have another shape, or the labels are not classes.
+        InputError: If the features have another shape, the labels are not classes, or `norm` has
+            another value.
 
     Example:
         >>> import jax, numpy as np
@@ -89,7 +112,8 @@ def mnist_cnn(federation: Federation) -> Model:
         McMahan et al., `Communication-Efficient Learning of Deep Networks from Decentralized Data
         <https://arxiv.org/abs/1602.05629>`_, AISTATS 2017, section 3.
     """
-    return MnistCNN.model("mnist-cnn", federation)
+    require_one_of("model.norm", norm, ("none", "batch", "group"))
+    return MnistCNN.model("mnist-cnn", federation, norm=norm)
 
 
 _pool_same = partial(max_pool, size=3, padding=(0, 1))
@@ -220,21 +244,25 @@ def _plain_conv(inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rng
     )
 
 
-def _norm(channels: int, rngs: nnx.Rngs) -> nnx.GroupNorm:
-    return nnx.GroupNorm(channels, num_groups=2, epsilon=1e-5, rngs=rngs)
-
-
 class Block(nnx.Module):
     """Two 3x3 convolutions beside a shortcut (He et al. 2016, figure 2 and option B)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        *,
+        norm: Literal["batch", "group"],
+        rngs: nnx.Rngs,
+    ) -> None:
         self.conv1 = _plain_conv(inputs, outputs, 3, stride, rngs)
-        self.norm1 = _norm(outputs, rngs)
+        self.norm1 = _norm(norm, outputs, rngs)
         self.conv2 = _plain_conv(outputs, outputs, 3, 1, rngs)
-        self.norm2 = _norm(outputs, rngs)
+        self.norm2 = _norm(norm, outputs, rngs)
         shortcut = []
         if stride > 1:
-            shortcut = [_plain_conv(inputs, outputs, 1, stride, rngs), _norm(outputs, rngs)]
+            shortcut = [_plain_conv(inputs, outputs, 1, stride, rngs), _norm(norm, outputs, rngs)]
         self.shortcut = nnx.List(shortcut)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -249,13 +277,15 @@ class Block(nnx.Module):
 class ResNet18(nnx.Module):
     """A 7x7 convolution, 3x3 pooling, eight blocks of 64 to 512 channels, a mean, a dense layer."""
 
-    def __init__(self, channels: int, classes: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, channels: int, classes: int, *, norm: Literal["batch", "group"], rngs: nnx.Rngs
+    ) -> None:
         self.conv = _plain_conv(channels, 64, 7, 2, rngs)
-        self.norm = _norm(64, rngs)
+        self.norm = _norm(norm, 64, rngs)
         blocks = []
         for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512)):
-            blocks.append(Block(inputs, outputs, outputs // inputs, rngs=rngs))
-            blocks.append(Block(outputs, outputs, 1, rngs=rngs))
+            blocks.append(Block(inputs, outputs, outputs // inputs, norm=norm, rngs=rngs))
+            blocks.append(Block(outputs, outputs, 1, norm=norm, rngs=rngs))
         self.blocks = nnx.List(blocks)
         init = torch_default(512)
         self.dense = Dense(512, classes, kernel_init=init, bias_init=init, rngs=rngs)
@@ -273,23 +303,26 @@ class ResNet18(nnx.Module):
         return self.dense(self.representation(x))
 
 
-def resnet18(federation: Federation) -> Model:
-    """ResNet-18 with group normalization of two groups in place of batch normalization.
+def resnet18(federation: Federation, *, norm: Literal["batch", "group"] = "group") -> Model:
+    """ResNet-18, with group normalization of two groups or with batch normalization.
 
-    Running statistics of clients cannot be averaged, so batch normalization does not fit federated
-    training. The model is that of FedDyn's code, which keeps the strides for large images on 32x32
-    images too, so that the last blocks see one pixel. It has 11,181,642 parameters on RGB images
-    with ten classes. Convolutions start normal with variance 2 / (size^2 outputs), the dense layer
-    as torch's.
+    With group normalization it is the model of FedDyn's code, which keeps the strides for large
+    images on 32x32 images too, so that the last blocks see one pixel. With batch normalization it
+    is He et al.'s. It has 11,181,642 parameters on RGB images with ten classes. Convolutions start
+    normal with variance 2 / (size^2 outputs), the dense layer as torch's.
 
     Args:
         federation: Clients with images of shape (H, W) or (H, W, C) and any number of classes.
+        norm: What normalizes after each convolution: "group" reads each image by itself; "batch"
+            has running statistics, the model's state, with a momentum of 0.9, the share of a
+            statistic that stays in each step. The paper does not give it; PyTorch has the same.
 
     Returns:
         A model for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If the features are not images, or the labels are not classes.
+        InputError: If the features are not images, the labels are not classes, or `norm` has
+            another value.
 
     Example:
         >>> import jax, numpy as np
@@ -307,4 +340,5 @@ def resnet18(federation: Federation) -> Model:
     """
     classes = class_count("resnet18", federation)
     channels = image_shape("resnet18", federation)[2]
-    return Model.from_nnx(lambda rngs: ResNet18(channels, classes, rngs=rngs))
+    require_one_of("model.norm", norm, ("batch", "group"))
+    return Model.from_nnx(lambda rngs: ResNet18(channels, classes, norm=norm, rngs=rngs))

@@ -28,6 +28,7 @@ from fedprox.model import (
     Params,
     Variables,
     at_state,
+    loss_and_next_state,
     next_state,
     read_slice,
     weighted_loss,
@@ -200,7 +201,6 @@ class ClientStep:
         self.accumulate, self.width = layout.accumulate, layout.reading.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, 0, 0, *[None] * 4)), (0,) * 7)
-        self.next_state_all = over(over(self.next_state, (0, 0, *[None] * 3)), (0,) * 5)
         self.given_all = over(over(self.given, (0, 0)), (0, None))
         self.reference_all = over(over(self.reference, (0, 0)), (0, None))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
@@ -228,28 +228,20 @@ class ClientStep:
             _initial_stop(gamma if self.by_gamma else None, deadline) if self.stops else None,
         )
 
-    def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> Params:
-        """The gradients of a tick of all lanes, less those at the references of their problems."""
+    def gradients(self, lanes: LaneState, broadcast: Broadcast, *batch: Any) -> tuple[Params, Any]:
+        """The gradients of a tick of all lanes, less those at the references of their problems.
+
+        With them come the states of the model in all lanes after the tick.
+        """
         given, state = self.given_all(lanes, broadcast), lanes.context.model_state
-        gradient = self.gradient_all(lanes.params, given, state, *batch)
+        gradient, after = self.gradient_all(lanes.params, given, state, *batch)
+        if not self.moves_state:
+            after = state
         reference = self.reference_all(lanes, broadcast)
         if reference is None:
-            return gradient
-        at_reference = self.gradient_all(reference.params, given, state, *batch)
-        return jax.tree.map(jnp.subtract, gradient, at_reference)
-
-    def next_states(self, lanes: LaneState, x: Any, weights: jax.Array, noise: Any) -> Any:
-        """The states of the model in all lanes after a tick; None if they do not move."""
-        if not self.moves_state:
-            return lanes.context.model_state
-        return self.next_state_all(lanes.params, lanes.context.model_state, x, weights, noise)
-
-    def next_state(
-        self, params: Params, state: Any, x: jax.Array, weights: jax.Array, noise: Any
-    ) -> Any:
-        """The state of the model after a mini-batch."""
-        whole = Variables(params, state)
-        return next_state(self.model, whole, x, _model_key(noise), _counting(weights))
+            return gradient, after
+        at_reference, _ = self.gradient_all(reference.params, given, state, *batch)
+        return jax.tree.map(jnp.subtract, gradient, at_reference), after
 
     def model_at(self, state: Any, weights: jax.Array | None = None) -> Model:
         """The model as a function of the parameters alone."""
@@ -277,12 +269,31 @@ class ClientStep:
         y: jax.Array,
         weights: jax.Array,
         noise: jax.Array | None,
-    ) -> Params:
-        """The gradient of rows with weights of 1 / the mini-batch's size, or 0 for padding."""
-        model = self.model_at(state, weights)
-        key = None if model.train is None else _model_key(noise)
+    ) -> tuple[Params, Any]:
+        """The gradient of rows with weights of 1 / the mini-batch's size, or 0 for padding.
+
+        With it comes the state of the model after these rows, or None if it does not move.
+        """
+        key = None if self.model.train is None else _model_key(noise)
+        if not self.moves_state:
+            return self._gradient(params, given, state, Batch(x, y, weights, key)), None
+        whole, mask = Variables(params, state), _counting(weights)
+        if self.algorithm.client.objective is not None:
+            gradient = self._gradient(params, given, state, Batch(x, y, weights, key))
+            return gradient, next_state(self.model, whole, x, key, mask)
+
+        def loss(params: Params) -> tuple[jax.Array, Any]:
+            of = whole._replace(params=params)
+            return loss_and_next_state(self.model, of, x, y, weights, key, mask)
+
+        both: tuple[Params, Any] = call(self.differentiated, jax.grad(loss, has_aux=True), params)
+        return both
+
+    def _gradient(self, params: Params, given: Any, state: Any, batch: Batch) -> Params:
+        """What the method takes of a tick's rows in place of the gradient, or that."""
+        model = self.model_at(state, batch.weights)
         step = partial(self.local_gradient.gradient, partial(self.objective, model))
-        return call(self.differentiated, step, params, Batch(x, y, weights, key), given)
+        return call(self.differentiated, step, params, batch, given)
 
     def completed(
         self,

@@ -486,8 +486,7 @@ class Round:
             return carry._replace(lanes=lanes)
         weights = real / size[:, None].astype(real_type())
         batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
-        gradient = client.gradients(carry.lanes, self.broadcast, *batch)
-        states = client.next_states(carry.lanes, batch[0], weights, noise)
+        gradient, states = client.gradients(carry.lanes, self.broadcast, *batch)
         if client.local_gradient.completes:
             gradient = client.completed(gradient, self.broadcast, size, last, noise)
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, states, last, check)

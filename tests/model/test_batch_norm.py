@@ -1,0 +1,108 @@
+"""flax's layers of batch normalization over the rows that count, and what a step costs."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import fedprox as fp
+from fedprox.engine.compiled.client_step import ClientStep
+from fedprox.parts.part import LocalGradient
+from tests.model.batch_norm import MODEL, START
+from tests.model.test_mixed import products
+from tests.objectives import FEATURES
+
+SHAPE = 5, 3, 2, 3
+"""Five rows of which the last axis and the second have three numbers."""
+
+MASK = np.arange(5) < 3
+
+
+class Own(nnx.BatchNorm):
+    """A layer of a user's own."""
+
+    def __call__(self, x: Any, *given: Any, **options: Any) -> Any:
+        return 2 * super().__call__(x, *given, **options)
+
+
+class OwnLinen(linen.BatchNorm):
+    """The same of linen."""
+
+    def __call__(self, x: Any, use_running_average: Any = None, *, mask: Any = None) -> Any:
+        return 2 * super().__call__(x, use_running_average, mask=mask)
+
+
+def of_nnx(kind: Any, options: dict[str, Any]) -> tuple[fp.Model, Any]:
+    """A model of one layer, and the layer with a mask by itself: outputs and statistics."""
+    model = fp.Model.from_nnx(lambda rngs: kind(3, rngs=rngs, **options))
+
+    def alone(whole: Any, x: Any) -> Any:
+        layer = kind(3, rngs=nnx.Rngs(0), **options)
+        nnx.update(layer, {**whole.params, **whole.state})
+        y = layer(x, mask=MASK[:, None, None, None])
+        return y, {name: getattr(layer, name)[...] for name in ("mean", "var")}
+
+    return model, alone
+
+
+def of_linen(kind: Any, options: dict[str, Any]) -> tuple[fp.Model, Any]:
+    """The same of linen."""
+    layer = kind(**options)
+    model = fp.Model.from_linen(layer, np.zeros(SHAPE, np.float32))
+
+    def alone(whole: Any, x: Any) -> Any:
+        variables, mask = {"params": whole.params, **whole.state}, MASK[:, None, None, None]
+        return layer.apply(
+            variables, x, use_running_average=False, mask=mask, mutable=["batch_stats"]
+        )
+
+    return model, alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_scale": False, "momentum": 0.5},
+        {"use_bias": False, "use_fast_variance": False},
+        {"axis": 1, "epsilon": 0.1},
+        {"dtype": np.float16},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [of_nnx, of_linen])
+def test_a_layer_computes_what_flaxs_own_does_with_a_mask(make: Any, options: Any) -> None:
+    kinds = (nnx.BatchNorm, Own) if make is of_nnx else (linen.BatchNorm, OwnLinen)
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=SHAPE) + np.arange(3)).astype(np.float32)
+    for kind in kinds if not options else kinds[:1]:
+        model, alone = make(kind, options)
+        whole = model.init(jax.random.key(0))
+        state = jax.tree.map(lambda a: a + np.float32(0.5), whole.state)
+        whole = whole._replace(state=state)
+        assert model.train is not None
+        found = jax.jit(model.train)(*whole, x, jax.random.key(0), MASK)
+        expected = jax.jit(alone)(whole, x)
+        near = 5e-3 if "dtype" in options else 1e-5
+        assert found[0].dtype == expected[0].dtype
+        np.testing.assert_allclose(found[0][:3], expected[0][:3], atol=near)
+        close = partial(np.testing.assert_allclose, rtol=near)
+        jax.tree.map(close, found[1], dict(expected[1]))
+
+
+@pytest.mark.parametrize(("method", "count"), [(fp.fedavg(), 5), (fp.fedsam(rho=0.1), 12)])
+def test_a_step_computes_its_gradient_and_the_next_state_in_one_pass(
+    method: fp.Algorithm, count: int
+) -> None:
+    """Two products forwards and three backwards; FedSAM has two gradients, and a pass besides."""
+    layout: Any = SimpleNamespace(accumulate=False, reading=SimpleNamespace(width=3))
+    solver = fp.Solver(0.1, 3, steps=1)
+    client = ClientStep(MODEL, method, solver, layout, clock=False, local_gradient=LocalGradient())
+    batch: Any = np.ones((3, FEATURES), np.float32), np.zeros(3, int), np.ones(3) / 3, None
+    rho = np.float32(0.1)
+    made = jax.make_jaxpr(lambda params, state: client.gradient(params, rho, state, *batch))(*START)
+    assert len(list(products(made.jaxpr))) == 2 * count  # the types of both sides
