@@ -5,7 +5,7 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | file | holds |
 |---|---|
 | `x.npy` | training features of all clients, one client after another, (rows, ...) |
-| `y.npy` | their labels, (rows,), or (rows, length) with -1 for no label |
+| `y.npy` | their labels, (rows,), or (rows, ...) with -1 for no label |
 | `offsets.npy` | where each client's rows begin, and the last one's end, (clients + 1,) |
 | `test_x.npy`, `test_y.npy`, `test_offsets.npy` | the same of test rows; all three, or none |
 | `validation_x.npy`, `validation_y.npy` | validation rows; both, or none |
@@ -119,7 +119,6 @@ def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Array, Array]
     """Features and labels, from files with a prefix, in the shapes and types of `like`."""
     x_file, y_file = (folder / f"{prefix}{name}.npy" for name in ("x", "y"))
     x, y = _open(x_file, "biuf"), _open(y_file, "iuf")
-    require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
     require(len(x) == len(y), f"{y_file}: {len(y)} labels for the {len(x)} rows of {x_file.name}")
     if not like:
         require(len(x) and x[0].size, f"{x_file}: shape {x.shape}; no features")
@@ -181,7 +180,7 @@ def _classes(
             require(
                 block.min() >= least and most < MOST_CLASSES,
                 f"{folder / file}.npy: labels from {block.min()} to {most}; labels are 0 to "
-                f"{MOST_CLASSES - 1}{', and -1 at a position without label' * (least < 0)}; for "
+                f"{MOST_CLASSES - 1}{', and -1 where a row has no label' * (least < 0)}; for "
                 "more, give data.classes",
             )
             release_pages(rows.y)
@@ -201,7 +200,7 @@ def write_mapped(
         path: The folder, which must not exist yet. It appears when it is complete.
         clients: A federation whose features are an array, written with its validation rows but
             without its augmentation; or an iterable of each client's x (n_k, ...) and y (n_k,) or
-            (n_k, length).
+            (n_k, ...).
         test: Each client's test rows likewise; only with an iterable.
 
     Raises:

@@ -35,7 +35,8 @@ from fedprox.experiment.sections import (
 from fedprox.federation import Federation, require_share
 from fedprox.loop.following import Callback
 from fedprox.loop.simulate import simulate
-from fedprox.model import Model, Params
+from fedprox.losses import LOSSES
+from fedprox.model import Model, Params, with_loss
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
 from fedprox.parts.population import Population, read_population
@@ -248,18 +249,32 @@ def model_of(section: Table, federation: Federation) -> Model:
 
 def _model(section: Table) -> tuple[Callable[[Federation], Model], Table]:
     """(a federation) -> the whole model of a `[model]` section, which has every default."""
-    mixed, besides = section.get("mixed_precision", False), (*BASED, "mixed_precision")
+    mixed, besides = section.get("mixed_precision", False), (*BASED, "loss", "mixed_precision")
     require(
         isinstance(mixed, bool),
         f"model.mixed_precision = {shown(mixed)}; it must be true or false",
     )
     keys = {key: value for key, value in section.items() if key not in besides}
     make_model, table = named(keys, MODELS, "model", Model)
-    if not mixed:
-        return make_model, table
-    return lambda federation: mixed_precision(make_model(federation)), table | {
-        "mixed_precision": True
-    }
+    changes: list[Callable[[Model], Model]] = []
+    if "loss" in section:
+        given = section["loss"]
+        require(isinstance(given, dict), f"model.loss = {shown(given)}; it must be a table")
+        make_loss, loss_table = named(given, LOSSES, "model.loss", None)
+        loss = make_loss()
+        changes.append(lambda model: with_loss(model, loss))
+        table |= {"loss": loss_table}
+    if mixed:
+        changes.append(mixed_precision)
+        table |= {"mixed_precision": True}
+
+    def make(federation: Federation) -> Model:
+        model: Model = make_model(federation)
+        for change in changes:
+            model = change(model)
+        return model
+
+    return make, table
 
 
 BASED = ("frozen", "lora")

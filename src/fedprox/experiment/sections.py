@@ -46,6 +46,10 @@ class ModelKeys(Section):
     lora: Annotated[Any, Of(LoraSection)] = None
     """Low-rank adapters of matrices of `initial`, to which all else is frozen: a table with the
     keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
+    loss: Table | None = None
+    """The loss in place of the model's: a table with the `name` of a function of
+    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}, or of one
+    of your own, "package.module:function", that returns a loss."""
     mixed_precision: bool = False
     """Whether the model computes in bfloat16, see :func:`fedprox.mixed_precision`."""
 

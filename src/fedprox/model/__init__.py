@@ -5,10 +5,10 @@ from fedprox.model.model import (
     Params,
     check_params,
     classes_of,
-    cross_entropy,
     digest,
     dotted,
     fitted_params,
+    has_accuracy,
     labels_met,
     losses_of,
     named_part,
@@ -16,9 +16,9 @@ from fedprox.model.model import (
     read_slice,
     rewritten,
     rows_like,
-    top_1,
     weighted_loss,
     with_base,
+    with_loss,
 )
 
 __all__ = [
@@ -26,10 +26,10 @@ __all__ = [
     "Params",
     "check_params",
     "classes_of",
-    "cross_entropy",
     "digest",
     "dotted",
     "fitted_params",
+    "has_accuracy",
     "labels_met",
     "losses_of",
     "named_part",
@@ -37,7 +37,7 @@ __all__ = [
     "read_slice",
     "rewritten",
     "rows_like",
-    "top_1",
     "weighted_loss",
     "with_base",
+    "with_loss",
 ]

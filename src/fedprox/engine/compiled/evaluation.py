@@ -41,7 +41,7 @@ from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
 from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
-from fedprox.model import Model, Params, labels_met, losses_of, with_base
+from fedprox.model import Model, Params, has_accuracy, labels_met, losses_of, with_base
 from fedprox.parts.part import scaled, sound
 from fedprox.precision import in_shape, real_type
 from fedprox.protocol.method import Method
@@ -400,7 +400,7 @@ def plan_evaluation(
             first, last, owner = row_groups(bounds, shape)
             stand_for = np.ones(len(first))
         base, labels = bounds[owner], np.zeros(len(first), np.int64)
-        if method.protocol.model.correct is not None and name in HELD_OUT:
+        if name in HELD_OUT and has_accuracy(method.protocol.model, rows.y.dtype):
             labels = _labels(rows.y, first, last)
         reading = plan_reading(first - base, last - base, owner, shape)
         numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
@@ -439,7 +439,7 @@ def row_sums(
     if not counted:
         return loss, (None, terms)
     correct = jnp.int32(0)
-    if model.correct is not None:
+    if has_accuracy(model, y.dtype):
         met = labels_met(model, outputs, y)
         counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
         correct = jnp.sum(counts, dtype=jnp.int32)
@@ -537,7 +537,7 @@ def _totals(model: Model) -> Wrapped:
             "loss": losses_of(whole, outputs, y),
             "metrics": terms_of(whole.metrics, outputs, y),
         }
-        if whole.correct is not None:
+        if has_accuracy(whole, y.dtype):
             met = labels_met(whole, outputs, y)
             by_row["correct"] = met.reshape(len(y), -1).sum(axis=1)
         return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
