@@ -314,7 +314,7 @@ def above_0(outputs: jax.Array, y: jax.Array) -> jax.Array:
     return ((outputs > 0) == (y > 0.5)) & (y >= 0) & ~jnp.isnan(outputs)
 
 
-def fitting(outputs: Any, y: jax.Array) -> Loss:
+def fitting(outputs: Any, y: Any) -> Loss:
     """The loss that the labels' type and shape and the outputs' shape say.
 
     >>> fitting(jnp.zeros((2, 3)), jnp.zeros((2, 3), int))
@@ -368,7 +368,7 @@ def is_of_library(loss: Loss) -> bool:
     return known or loss is by_labels
 
 
-def classes_loss(loss: Loss, outputs: Any, y: jax.Array) -> CrossEntropy | None:
+def classes_loss(loss: Loss, outputs: Any, y: Any) -> CrossEntropy | None:
     """The cross-entropy of classes that a model's loss is for some labels; None for another."""
     chosen = fitting(outputs, y) if loss is by_labels else loss
     return chosen if isinstance(chosen, CrossEntropy) else None

@@ -1,5 +1,6 @@
 """Whether a model's functions fit together, fit a federation, and treat each row by itself."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -10,12 +11,20 @@ from weakref import WeakValueDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import require, users_level
 from fedprox.features import index_of
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
-from fedprox.losses import CrossEntropy, SigmoidCrossEntropy, Squared, by_labels, fitting
+from fedprox.losses import (
+    CrossEntropy,
+    SigmoidCrossEntropy,
+    Squared,
+    by_labels,
+    classes_loss,
+    fitting,
+)
 from fedprox.metrics import metric_value, terms_of
 from fedprox.model.model import (
     Model,
@@ -208,8 +217,23 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     program = jax.jit(partial(_first_row, model, tested))
     found = program(model.base, jax.tree.map(_moved, params), x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
+    outputs = among["model.apply(params, x)"]
+    if classes_loss(model.loss, outputs, y[:1]) and _are_probabilities(outputs):
+        warnings.warn(PROBABILITIES, stacklevel=users_level())
     _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
+
+
+PROBABILITIES = (
+    "model.apply returns probabilities, since no output is negative and those of a label add up to "
+    "one, but cross-entropy takes logits: leave the last softmax out"
+)
+
+
+def _are_probabilities(outputs: NDArray[Any]) -> bool:
+    """Whether outputs, (..., classes), are at least 0 and add up to one."""
+    sums = np.asarray(outputs, np.float64).sum(axis=-1)
+    return bool(outputs.shape[-1] > 1 and (outputs >= 0).all() and (abs(sums - 1) < 0.01).all())
 
 
 def _some_rows(stored: Any) -> jax.Array:
