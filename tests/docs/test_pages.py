@@ -35,7 +35,7 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 BESIDES = {
-    *("name", "frozen", "lora", "loss", "mixed_precision"),
+    *("name", "frozen", "lora", "loss", "mixed_precision", "skew"),
     *("solver", "optimizer", "optimizer_options"),
     *("server", "stragglers", "average"),
 }

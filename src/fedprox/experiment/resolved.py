@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
+from fedprox.datasets.skewed import STRENGTHS, skewed_features
 from fedprox.datasets.sources import data_folder, path_candidates
 from fedprox.errors import InputError, require, require_whole, shown
 from fedprox.experiment.schema import (
@@ -29,6 +30,7 @@ from fedprox.experiment.sections import (
     DEPLOYED,
     Experiment,
     LoraSection,
+    SkewSection,
     SolverSection,
     TopLevelKeys,
 )
@@ -233,12 +235,25 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
         "trains on them",
     )
-    load, table = named(data, DATASETS, "data", Federation)
+    own = {key: value for key, value in data.items() if key != "skew"}
+    load, table = named(own, DATASETS, "data", Federation)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs
     data_folder(data_dir)  # must exist, even if the data need no files
     takes_folder = "data_dir" in inspect.signature(load).parameters
-    return (load(data_dir=data_dir) if takes_folder else load()), table
+    skew: dict[str, Any] = {}
+    if "skew" in data:
+        given = data["skew"]
+        require(isinstance(given, dict), f"data.skew = {shown(given)}; it must be a table")
+        skew = checked(SkewSection, given, "data.skew").model_dump()
+        if skew["strength"] is None:
+            skew["strength"] = STRENGTHS[skew["kind"]]
+        table |= {"skew": skew}
+    federation: Federation = load(data_dir=data_dir) if takes_folder else load()
+    if skew:
+        with placed("data.skew"):
+            federation = skewed_features(federation, **skew, seed=table.get("seed", 0))
+    return federation, table
 
 
 def model_of(section: Table, federation: Federation) -> Model:
