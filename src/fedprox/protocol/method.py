@@ -372,11 +372,11 @@ def _raw_features(protocol: Protocol) -> Iterator[str]:
     train, model = protocol.federation.train, protocol.model
     at = np.unique(np.linspace(0, len(train) - 1, 8).astype(np.int64))
     x, y = np.asarray(train.x[at]), np.asarray(train.y[at])
-    values = np.abs(x.astype(np.float32))
+    values = np.abs(x.astype(np.float64))
     largest, scale = float(values.max()), math.sqrt((values**2).mean())
     # whole numbers that are no bytes are ids, such as of words
     pixels = x.dtype.kind == "f" or (x.min() >= 0 and 128 <= largest < 256)
-    if scale < LARGE_FEATURES or not pixels or jax.process_count() > 1:
+    if not (LARGE_FEATURES <= scale < math.inf and pixels) or jax.process_count() > 1:
         return
     outputs = jax.eval_shape(model.apply, model.shapes, in_shape(x.shape, x.dtype))
     if not classes_loss(model.loss, outputs, in_shape(y.shape, y.dtype)):
@@ -387,7 +387,7 @@ def _raw_features(protocol: Protocol) -> Iterator[str]:
     with nans_allowed():
         loss = float(jax.jit(partial(_mean_loss, model))(model.base, params, x, y))
     guessing = math.log(outputs.shape[-1])
-    if not loss <= FAR_ABOVE * guessing:
+    if math.isfinite(loss) and loss > FAR_ABOVE * guessing:
         yield (
             f"features are as large as {largest:,.6g}, and the initial loss is {loss:.3g}, where "
             f"guessing among {outputs.shape[-1]} classes gives {guessing:.3g}: scale the features, "
