@@ -102,9 +102,10 @@ def mean_squared_error() -> Metric:
 def f1(threshold: float = 0.0) -> Metric:
     r"""Micro-averaged F1 score, :math:`\frac{2 TP}{2 TP + FP + FN}` over all rows and labels.
 
-    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1. Of two outputs
-    for each label, as of a softmax over two classes, the second less the first counts. The score is
-    NaN without positive labels and positive predictions.
+    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1, or -1 if they
+    are not known and do not count. Of two outputs for each label, as of a softmax over two classes,
+    the second less the first counts. The score is NaN without positive labels and positive
+    predictions.
 
     Args:
         threshold: An output above it predicts the label. The default is for logits.
@@ -124,7 +125,8 @@ def f1(threshold: float = 0.0) -> Metric:
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
         outputs = _scores("f1", outputs, y)
-        predicted, actual = (a.reshape(len(y), -1) for a in (outputs > threshold, y > 0))
+        predicted = (outputs > threshold) & (y >= 0)
+        predicted, actual = (a.reshape(len(y), -1) for a in (predicted, y > 0))
         return {
             "both": (predicted & actual).sum(axis=1),
             "either": predicted.sum(axis=1) + actual.sum(axis=1),

@@ -112,7 +112,8 @@ def _check_labels(model: Model, federation: Federation, outputs: Any, y: Any) ->
     stored = federation.train.y
     some = np.asarray(stored[: max(1, FEW_LABELS // max(1, stored[0].size))])
     known = some[some >= 0] if isinstance(loss, SigmoidCrossEntropy) else some
-    binary = needed <= 2 and bool(np.isin(known, (0, 1)).all())
+    # a coordinator has zeros in place of its nodes' labels
+    binary = needed <= 2 and bool(known.any() and np.isin(known, (0, 1)).all())
     if isinstance(loss, SigmoidCrossEntropy):
         require(
             needed <= 2 and (known <= 1).all(),

@@ -370,13 +370,15 @@ FAR_ABOVE = 4
 def _raw_features(protocol: Protocol) -> Iterator[str]:
     """That the features' scale makes the initial loss large, by a few rows."""
     train, model = protocol.federation.train, protocol.model
+    if not isinstance(train.x, np.ndarray) or jax.process_count() > 1:
+        return  # others are prepared as they are read
     at = np.unique(np.linspace(0, len(train) - 1, 8).astype(np.int64))
     x, y = np.asarray(train.x[at]), np.asarray(train.y[at])
     values = np.abs(x.astype(np.float64))
     largest, scale = float(values.max()), math.sqrt((values**2).mean())
     # whole numbers that are no bytes are ids, such as of words
     pixels = x.dtype.kind == "f" or (x.min() >= 0 and 128 <= largest < 256)
-    if not (LARGE_FEATURES <= scale < math.inf and pixels) or jax.process_count() > 1:
+    if not (LARGE_FEATURES <= scale < math.inf and pixels):
         return
     outputs = jax.eval_shape(model.apply, model.shapes, in_shape(x.shape, x.dtype))
     if not classes_loss(model.loss, outputs, in_shape(y.shape, y.dtype)):
