@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import fedprox as fp
 from fedprox.devices.programs import by_value
+from fedprox.engine.compiled import evaluation
 from fedprox.losses import LOSSES, by_labels, fitting, is_of_library, met_by_labels, top_1
 from fedprox.model import check as checks
 from tests import outputs as oracle
@@ -320,6 +321,13 @@ def test_a_regression_by_default_has_no_accuracy_and_tags_have() -> None:
     found = fp.evaluate(model, model.init(jax.random.key(0)), federation)
     outputs = federation.test.x @ np.asarray(model.init(jax.random.key(0)))
     assert found.test_accuracy == pytest.approx(((outputs > 0) == (federation.test.y > 0)).mean())
+
+
+def test_more_labels_than_a_number_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "MOST_LABELS", 29)
+    y = np.arange(30).reshape(5, 2, 3) % 3  # 60 test labels of two clients
+    with pytest.raises(fp.InputError, match="60 test labels are counted in one number, which hol"):
+        one_run(labelled(y, 3), linear((2, 3, 3)), fp.fedavg(), fp.Solver(0.1, 2, epochs=1))
 
 
 def test_accuracy_of_ones_own_counts_beside_a_default_loss() -> None:

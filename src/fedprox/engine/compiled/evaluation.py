@@ -37,6 +37,7 @@ from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Array
 from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, slice_width
 from fedprox.engine.storage.training_data import DeviceData, rows_spec
+from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing
@@ -402,6 +403,12 @@ def plan_evaluation(
         base, labels = bounds[owner], np.zeros(len(first), np.int64)
         if name in HELD_OUT and has_accuracy(method.protocol.model, rows.y.dtype):
             labels = _labels(rows.y, first, last)
+            most = labels.max(initial=0)
+            require(
+                most <= MOST_LABELS,
+                f"evaluation: {most:,} {name} labels are counted in one number, which "
+                f"holds {MOST_LABELS:,}; give evaluation.rows, the most rows of a client",
+            )
         reading = plan_reading(first - base, last - base, owner, shape)
         numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
         parts[name] = ReadPart(x, y, shard(mesh, reading), *replicate(mesh, numbers))
@@ -417,6 +424,10 @@ def plan_evaluation(
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
     return evaluated, (shares, parts), (same, specs)
+
+
+MOST_LABELS = 2**31 - 1
+"""Most labels, such as of pixels, that a device counts in one number."""
 
 
 def _labels(
