@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
-from fedprox.model import cross_entropy
+from fedprox.losses import CrossEntropy
 from fedprox.model.flax_functions import of_nnx
 
 BATCH = 10
@@ -175,7 +175,7 @@ def alone(data: fp.Federation, module: Callable[[nnx.Rngs], Any]) -> Callable[[i
     x, y = (jnp.asarray(a[:BATCH]) for a in data.train.client(0))
 
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return cross_entropy(apply(params, x), y).mean()
+        return CrossEntropy()(apply(params, x), y).mean()
 
     @partial(jax.jit, donate_argnums=0)
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:

@@ -45,8 +45,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(jax|jaxlib|flax|nnx|numpy|np|optax|matplotlib|pydantic)\..*"),
     ("py:.*", r"(collections|pathlib|typing|types|datetime|os|enum|signal)\..*"),
     # private types, which annotations name by where they are defined
-    ("py:class", r"fedprox\.(?!datasets|diagnostics|metrics|models)[a-z_]+\..+"),
-    ("py:class", r"fedprox\.(datasets|diagnostics|metrics|models)\.[a-z_]+\..+"),
+    ("py:class", r"fedprox\.(?!datasets|diagnostics|losses|metrics|models)[a-z_]+\..+"),
+    ("py:class", r"fedprox\.(datasets|diagnostics|losses|metrics|models)\.[a-z_]+\..+"),
     ("py:class", r"(Array|ArrayLike|DTypeLike|NDArray|Figure|Dataset|PathLike|Path|Traversable)"),
 ]
 

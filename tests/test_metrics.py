@@ -89,6 +89,15 @@ def binned_auc(outputs: Vector, y: Vector, weights: Vector, bins: int = 64) -> f
     return float(np.sum(pairs * ((apart > 0) + (apart == 0) / 2)) / pairs.sum())
 
 
+def test_labels_that_are_not_known_are_no_part_of_f1() -> None:
+    stream = np.random.default_rng(4)
+    outputs, y = stream.normal(size=(30, 4)), stream.integers(-1, 2, (30, 4)).astype(float)
+    known = y >= 0
+    expected = f1(outputs[known][:, None], y[known][:, None], np.ones(known.sum()))
+    found = jax.jit(fp.metrics.f1())(outputs.astype(np.float32), y.astype(np.int32))
+    assert float(found) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("metric", [fp.metrics.f1(), fp.metrics.auc()])
 def test_two_outputs_of_a_softmax_are_one_logit(metric: Metric) -> None:
     stream = np.random.default_rng(3)

@@ -16,7 +16,7 @@ from flax import linen, nnx
 
 import fedprox as fp
 from fedprox.diagnostics.clients import client_measures
-from fedprox.model import top_1
+from fedprox.losses import met_by_labels, top_1
 from fedprox.report.directory import RunDirectory, write_clients
 from tests.changes import changed
 from tests.quadratics import one_run
@@ -137,7 +137,7 @@ MODELS: list[tuple[dict[str, Any], str]] = [
     ({"apply": lambda _, x: x * float(x[0, 0])}, "model.apply(params, x) needs the value of a tr"),
     ({"apply": lambda _, x: [1, 2][x[0, 0].astype(int)]}, "model.apply(params, x) uses a traced v"),
     ({"apply": lambda x: x}, "model.apply(params, x) raised TypeError: "),
-    ({"apply": lambda *_: None}, "model: outputs nothing; cross-entropy needs one array"),
+    ({"apply": lambda *_: None}, "model: outputs nothing; a loss needs one array"),
     ({"loss": lambda outputs: outputs}, "model.loss(outputs, y) raised TypeError: "),
     (
         {"loss": missing},
@@ -323,7 +323,7 @@ def test_an_accuracy_of_ones_own_is_measured_beside_any_loss() -> None:
     found = client_measures(HALVES, model, np.zeros(4, "f"))["test_accuracy"]
     np.testing.assert_allclose(found, 2 / 3)  # labels 0, 0.5 and 1, outputs 0
     assert fp.Model(init, linear, squared, top_1).correct is top_1
-    assert MODEL.correct is top_1
+    assert MODEL.correct is met_by_labels
 
 
 def test_a_target_accuracy_without_accuracy_is_refused() -> None:

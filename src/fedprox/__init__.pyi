@@ -1,6 +1,6 @@
 """The public names; `__init__.py` imports each when it is first used."""
 
-from fedprox import datasets, diagnostics, logs, metrics, models
+from fedprox import datasets, diagnostics, logs, losses, metrics, models
 from fedprox.algorithms import (
     Algorithm,
     First,
@@ -163,6 +163,7 @@ __all__ = [
     "load_weights",
     "logs",
     "lora",
+    "losses",
     "metrics",
     "mime",
     "mixed_precision",

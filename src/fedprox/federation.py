@@ -65,8 +65,9 @@ class Rows:
     Attributes:
         x: Features, shape (rows, ...): an array, `fedprox.Windows`, `Vectors` or `Prepared`; or a
             dict or tuple of several of these, nested or not, for a model of several inputs.
-        y: Labels, shape (rows,), or (rows, length) for a label at every position of a sequence,
-            with -1 for a position without label.
+        y: Labels, shape (rows,), or (rows, ...) if a row has several: (rows, length) at the
+            positions of a sequence, (rows, height, width) at the pixels of an image. -1 stands for
+            no label there.
         offsets: First row of each client, and the number of rows, int64 (clients + 1,).
 
     Raises:
@@ -203,7 +204,7 @@ class Examples:
 
     Attributes:
         x: Features, shape (rows, ...), as in `fedprox.Rows`.
-        y: Labels, shape (rows,) or (rows, length), as in `fedprox.Rows`.
+        y: Labels, shape (rows,) or (rows, ...), as in `fedprox.Rows`.
 
     Raises:
         InputError: If the numbers of features and labels differ.
@@ -429,7 +430,7 @@ class Federation:
         Args:
             x: Features, shape (rows, ...), with rows shaped as the clients'; a dict or a tuple
                 where theirs are one.
-            y: Labels, shape (rows,) or (rows, length), shaped as the clients'.
+            y: Labels, shape (rows,) or (rows, ...), shaped as the clients'.
 
         Returns:
             The federation of the same clients with validation rows.
@@ -532,10 +533,10 @@ class Federation:
 
         Args:
             train: A pair (x, y) for each client, in a list or from a generator: x of shape
-                (n_k, ...), y of shape (n_k,), or (n_k, length) for a label at every position of a
-                sequence, with -1 for a position without label. For a model of several inputs, x is
-                a dict or a tuple of arrays, nested or not, such as
-                ``{"image": (n_k, 28, 28), "table": (n_k, 5)}``; a list is rows of one array.
+                (n_k, ...), y of shape (n_k,), or (n_k, ...) if a row has several labels, such as
+                one at every position of a sequence or at every pixel; -1 stands for no label there.
+                For a model of several inputs, x is a dict or a tuple of arrays, nested or not, such
+                as ``{"image": (n_k, 28, 28), "table": (n_k, 5)}``; a list is rows of one array.
             test: Pairs of test rows likewise, in the same order; None for no test rows.
             classes: Number of classes, 0 for labels that are not classes. None for the largest
                 label plus one, at most 10,000, if labels are integers. Floating-point labels are
@@ -813,7 +814,7 @@ def _check_labels(y: Array, classes: int | None, owner: Callable[[int], str]) ->
         row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
         raise InputError(
             f"{owner(row)}: label {y[bad][0]}; labels are 0 to {top - 1}"
-            f"{', and -1 at a position without label' * (y.ndim > 1)}{hint}"
+            f"{', and -1 where a row has no label' * (y.ndim > 1)}{hint}"
         )
 
 

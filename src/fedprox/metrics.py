@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedprox.errors import require, require_number, require_whole
+from fedprox.losses import at_labels
 from fedprox.precision import real_type
 from fedprox.user_code import call, describe
 
@@ -91,7 +92,7 @@ def mean_squared_error() -> Metric:
     """
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
-        _same_shape("mean_squared_error", outputs, y)
+        outputs = at_labels("mean_squared_error", outputs, y)
         squares = ((outputs - y) ** 2).reshape(len(y), -1)
         return {"error": squares.mean(axis=1), "rows": jnp.ones(len(y))}
 
@@ -101,9 +102,10 @@ def mean_squared_error() -> Metric:
 def f1(threshold: float = 0.0) -> Metric:
     r"""Micro-averaged F1 score, :math:`\frac{2 TP}{2 TP + FP + FN}` over all rows and labels.
 
-    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1. Of two outputs
-    for each label, as of a softmax over two classes, the second less the first counts. The score is
-    NaN without positive labels and positive predictions.
+    Outputs and labels have the same shape, (B,) or (B, labels); labels are 0 or 1, or -1 if they
+    are not known and do not count. Of two outputs for each label, as of a softmax over two classes,
+    the second less the first counts. The score is NaN without positive labels and positive
+    predictions.
 
     Args:
         threshold: An output above it predicts the label. The default is for logits.
@@ -123,7 +125,8 @@ def f1(threshold: float = 0.0) -> Metric:
 
     def terms(outputs: jax.Array, y: jax.Array) -> Terms:
         outputs = _scores("f1", outputs, y)
-        predicted, actual = (a.reshape(len(y), -1) for a in (outputs > threshold, y > 0))
+        predicted = (outputs > threshold) & (y >= 0)
+        predicted, actual = (a.reshape(len(y), -1) for a in (predicted, y > 0))
         return {
             "both": (predicted & actual).sum(axis=1),
             "either": predicted.sum(axis=1) + actual.sum(axis=1),
@@ -191,17 +194,7 @@ def _scores(name: str, outputs: Any, y: jax.Array) -> jax.Array:
     """An output for each label of 0 or 1; of two, the logit of 1 over 0."""
     if np.shape(outputs) == (*y.shape, 2):
         outputs = outputs[..., 1] - outputs[..., 0]
-    _same_shape(name, outputs, y)
-    scores: jax.Array = outputs
-    return scores
-
-
-def _same_shape(name: str, outputs: Any, y: jax.Array) -> None:
-    require(
-        isinstance(outputs, jax.Array | np.ndarray) and outputs.shape == y.shape,
-        f"{name}: outputs {describe(outputs)} for labels {describe(y)}; they must have the same "
-        "shape",
-    )
+    return at_labels(name, outputs, y)
 
 
 def check_metrics(metrics: Any) -> None:

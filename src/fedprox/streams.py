@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     ROWS = 24
     REFERENCES = 25
     NEWCOMERS = 26
+    SKEW = 27
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -92,6 +92,42 @@ def test_runs_are_the_oracles(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         same(run, objectives.run(theirs, seed=run.seed, **SETTING))
 
 
+WEIGHTS = (0.5, 2.0, 1.0)
+
+
+class WeightedFedLC(objectives.FedLC):
+    """Classes have weights."""
+
+    def by_logits(self, z: Any, x: Any, y: Any, k: int) -> Any:
+        return np.array(WEIGHTS)[y][:, None] * super().by_logits(z, x, y, k)
+
+
+class WeightedFedGKD(objectives.FedGKD):
+    """Classes have weights, which what is distilled has not."""
+
+    def by_logits(self, z: Any, x: Any, y: Any, k: int) -> Any:
+        plain = objectives.Method.by_logits(self, z, x, y, k)
+        return super().by_logits(z, x, y, k) + (np.array(WEIGHTS)[y][:, None] - 1) * plain
+
+
+@pytest.mark.parametrize(
+    ("method", "oracle"),
+    [
+        (fp.fedlc(tau=0.5), WeightedFedLC),
+        (fp.fedgkd(gamma=3.0), functools.partial(WeightedFedGKD, models=1)),
+    ],
+    ids=["fedlc", "fedgkd"],
+)
+def test_weights_of_classes_are_the_oracles(
+    method: fp.Algorithm, oracle: Callable[..., objectives.Method]
+) -> None:
+    loss = fp.losses.cross_entropy(weights=WEIGHTS)
+    (run,) = runs(methods=method, model=fp.Model(MODEL.init, MODEL.apply, loss))
+    hparams = {k: v for k, v in run.hparams.items() if k != "learning_rate"}
+    theirs = oracle(initial_params(MODEL, run.seed), FEDERATION.train, **hparams)
+    same(run, objectives.run(theirs, seed=run.seed, **SETTING))
+
+
 def test_mu_may_differ_by_parts() -> None:
     """The longest name of a part counts, and other parts are free."""
     method = fp.fedprox(mu={"a": [0.5, 1.0], "a.b": 2.0})
@@ -199,6 +235,7 @@ def with_reference(params: Any, hparams: Any, context: Any) -> fp.Subproblem:
 SEARCH = fp.Solver(1.0, "all", steps=3, optimizer=fp.line_search_descent)
 WITH_GAMMA = {"solver": fp.Solver(0.1, "all", steps=3, gamma=0.1), "evaluation": fp.Evaluation()}
 SQUARED = fp.Model(MODEL.init, MODEL.apply, lambda z, y: (z[:, 0] - y) ** 2)
+SMOOTHED = fp.Model(MODEL.init, MODEL.apply, fp.losses.cross_entropy(smoothing=0.1))
 OF_TAIL = fp.Algorithm(
     "mine",
     lambda params, *_: fp.Subproblem(params, {"tail": jnp.ones(())}, params),
@@ -226,6 +263,7 @@ OF_TAIL = fp.Algorithm(
         (OF_TAIL, {}, r"mine: mu of its local problem is .*it must be a number"),
         (fp.fedlc(1.0), {"model": SQUARED}, "fedlc: the model's loss is not cross-entropy"),
         (fp.fedgkd(1.0), {"model": SQUARED}, "fedgkd: the model's loss is not cross-entropy"),
+        (fp.fedlc(1.0), {"model": SMOOTHED}, "fedlc: the model's loss smooths labels"),
         (
             fp.moon(1.0),
             {"model": fp.Model(MODEL.init, MODEL.apply)},

@@ -588,7 +588,7 @@ class Sparse:
             [(X, np.ma.array(Y, mask=[False, True]))],
             r"labels: a masked array, .* a value by its filled\(",
         ),
-        ([(X, [[0, -1], [1, -100]])], "label -100; labels are 0 to 9999, and -1 at a position wit"),
+        ([(X, [[0, -1], [1, -100]])], "label -100; labels are 0 to 9999, and -1 where a row"),
         ([(X, Y + 10_000)], "client '0', train: label 10000; labels are 0 to 9999; for more, give"),
     ],
 )

@@ -27,7 +27,7 @@ from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, req
 from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
-from fedprox.model import cross_entropy
+from fedprox.losses import CrossEntropy, by_labels, met_by_labels
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.setting import Clipped, private
 from tests.deployment.federations import described, in_memory
@@ -299,7 +299,7 @@ def test_what_a_model_that_diverged_measures_is_no_fault() -> None:
 def test_a_node_declares_its_rows() -> None:
     values = {"version": "1", "label": [4], "test": [10], "labels": [7], "validation": [5]}
     description = Description.model_validate(described(**values))
-    model: Any = SimpleNamespace(loss=cross_entropy, correct=lambda outputs, y: outputs == y)
+    model: Any = SimpleNamespace(loss=CrossEntropy(), correct=lambda outputs, y: outputs == y)
     exact = declared_by(description, 0.5, model)
     assert exact == declared(0.5, 1, 10, 7, 5, 20)
     clients = Clients(
@@ -312,6 +312,11 @@ def test_a_node_declares_its_rows() -> None:
     assert declared_together([exact, of_both]) == together
     own: Any = SimpleNamespace(loss=lambda outputs, y: outputs - y, correct=None)
     assert declared_by(both, 0.25, own)[4:6] == (-np.inf, False)
+    default: Any = SimpleNamespace(loss=by_labels, correct=met_by_labels)
+    assert declared_by(both, 0.25, default)[4:6] == (0, True)
+    regression = description.kind.model_copy(update={"label_type": "float32"})
+    numbers = both.model_copy(update={"kind": regression})
+    assert declared_by(numbers, 0.25, default)[4:6] == (0, False)
 
 
 def jobs_of(steps: list[int], weight: list[float]) -> Jobs:

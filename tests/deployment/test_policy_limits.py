@@ -33,6 +33,7 @@ def setup(
     method: str = "fedavg",
     model: str = "logistic",
     *,
+    loss: Any = None,
     solver: Any = None,
     options: Any = None,
     privacy: Any = None,
@@ -44,7 +45,9 @@ def setup(
     table = {"name": method, **(options or {})}
     asked = {"solver": solver or {}, "secure": secure}
     asked |= {"privacy": privacy, "private_steps": private_steps}
-    return Given(method=table, model={"name": model}, compression=compression, **asked)
+    return Given(
+        method=table, model={"name": model, "loss": loss}, compression=compression, **asked
+    )
 
 
 def securing(threshold: int, nodes: int, honest: int = 1) -> Any:
@@ -104,6 +107,8 @@ ROWS = np.array([5, 20, 35])
         (Policy(), "check", [setup(solver={"a": [0.1, {"b": OWN}]})], f"solver {OWN!r}; a node"),
         (Policy(), "check", [setup(solver={"a": (OWN,)})], f"solver {OWN!r}; a node"),
         (Policy(), "check", [setup(options={"mu": "a:b"})], ""),
+        (Policy(), "check", [setup(loss={"name": "huber", "delta": 1.0})], ""),
+        (Policy(), "check", [setup(loss={"name": OWN})], f"loss {OWN!r}; a node runs the losses"),
         (
             *(Policy(), "check"),
             [setup(options={"solver": {"optimizer": OWN}})],

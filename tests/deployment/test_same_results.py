@@ -160,6 +160,46 @@ def test_screening_validation_metrics_and_an_initial_model(
     assert np.isfinite(ours[0].final.metrics["validation_accuracy_of_two"])
 
 
+def labelled(numbers: bool = False) -> Federation:
+    """Clients with a class, some of them unknown, or with a number at each of 2 x 3 pixels."""
+    rng, clients = np.random.default_rng(0), []
+    for n in (6, 4, 6, 4):
+        y = rng.normal(size=(n, 2, 3)) if numbers else rng.integers(-1, 3, (n, 2, 3))
+        clients.append((rng.normal(size=(n, 5)), y))
+    return Federation.from_arrays(clients, clients)
+
+
+def of_pixels(federation: Federation) -> fp.Model:
+    """A linear model with outputs for each class, or one output, at each pixel."""
+    shape = (5, 2, 3, *[federation.classes] * (federation.classes > 0))
+
+    def init(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, shape)
+
+    return fp.Model(init, lambda w, x: jnp.tensordot(x, w, 1))
+
+
+OF_PIXELS = f"{__name__}:of_pixels"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [False, True])
+def test_label_maps_and_weights_of_classes(tmp_path: Path, numbers: bool) -> None:
+    """Nodes bound how many labels can be met, and regression by default has no accuracy."""
+    weights = {"name": "cross_entropy", "weights": [1.0, 2.0, 0.5]}
+    table = table_of(
+        {"name": "fedavg"},
+        rounds=2,
+        cohort=ALL,
+        evaluation=PLAIN,
+        data={"name": f"{__name__}:labelled", "numbers": numbers},
+        model={"name": OF_PIXELS} | ({} if numbers else {"loss": weights}),
+    )
+    del table["client_rows"], table["data"]["clients"], table["data"]["seed"]
+    (run,) = compared(table, tmp_path, Policy(models=[OF_PIXELS]))
+    assert math.isnan(run.final.test_accuracy) == numbers
+
+
 @pytest.mark.parametrize("name", mostly_slow(["a sweep", "scaffold"]))
 def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
     # as many rows on each node, whose programs are then the same

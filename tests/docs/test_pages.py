@@ -35,7 +35,8 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 BESIDES = {
-    *("name", "frozen", "lora", "mixed_precision", "solver", "optimizer", "optimizer_options"),
+    *("name", "frozen", "lora", "loss", "mixed_precision", "skew"),
+    *("solver", "optimizer", "optimizer_options"),
     *("server", "stragglers", "average"),
 }
 """Keys of a section that are no arguments of the function that it names."""

@@ -18,6 +18,7 @@ from fedprox.deployment.node_file import NodeFile, SuperLinkFile
 from fedprox.experiment import CATALOGUES, keys_of
 from fedprox.experiment import keys as all_keys
 from fedprox.experiment.schema import table_of
+from fedprox.losses import LOSSES
 from fedprox.parts.compatible import ROWS
 from fedprox_docs import commands, compatible, keys, methods, offline, outputs
 from fedprox_docs.keys import to_markdown
@@ -105,7 +106,7 @@ def test_every_key_of_an_experiment_is_on_the_page() -> None:
     }
     for row in all_keys():
         assert f"* - `{row.key}`\n  - {row.type}\n" in sections[row.section or "Top-level"]
-    for name, catalogue in {**CATALOGUES, "server": RULES}.items():
+    for name, catalogue in {**CATALOGUES, "loss": LOSSES, "server": RULES}.items():
         for each, function in catalogue.items():
             _, _, own = sections[name].partition(f"### `{each}`\n")
             for key in keys_of(function):

@@ -9,7 +9,9 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms import ALGORITHMS, Algorithm
+from fedprox.experiment.resolved import _model, model_of
 from fedprox.experiment.schema import is_optimizer, keys_of, named
+from fedprox.losses import top_1
 from fedprox.solver import Solver, name_of
 
 MODULE = '''
@@ -112,4 +114,38 @@ def test_a_default_that_no_file_can_name_is_left_to_the_function(mine: str) -> N
 def test_mistakes_are_named_in_one_line(mine: str, given: dict[str, Any], line: str) -> None:
     with pytest.raises(fp.InputError) as refused:
         method(name=mine, **given)
+    assert str(refused.value).startswith(line)
+
+
+FEDERATION = fp.Federation.from_arrays([([[0.0], [1.0]], [0, 1])])
+
+
+def test_a_file_names_the_loss_of_a_model_with_its_arguments() -> None:
+    section: Any = {"name": "logistic", "loss": {"name": "cross_entropy", "weights": [1.0, 3.0]}}
+    make, shown = _model(section)
+    model = make(FEDERATION)
+    assert model.loss == fp.losses.cross_entropy(weights=[1, 3])
+    assert model.correct is top_1
+    assert shown["loss"] == section["loss"] | {"smoothing": 0.0}
+    assert model_of(shown, FEDERATION).loss == model.loss
+    assert "loss" not in _model({"name": "logistic"})[1]
+    assert model_of({"name": "logistic", "loss": {"name": "huber"}}, FEDERATION).correct is None
+    low = model_of(section | {"mixed_precision": True}, FEDERATION)
+    assert low.loss == model.loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        ("huber", "model.loss = 'huber'; it must be a table"),
+        ({"name": "hubert"}, "model.loss.name = 'hubert'; did you mean 'huber'? allowed: cross_en"),
+        ({"name": "huber", "gamma": 1.0}, "model.loss: unknown key 'gamma'; allowed: delta"),
+        ({"delta": 1.0}, "model.loss: the key 'name' is missing"),
+        ({"name": "huber", "delta": 0.0}, "losses.huber: delta = 0.0; it must be"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_a_loss_are_named(loss: Any, line: str) -> None:
+    with pytest.raises(fp.InputError) as refused:
+        _model({"name": "logistic", "loss": loss})
     assert str(refused.value).startswith(line)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import fedprox as fp
 from fedprox.devices import programs
 from fedprox.experiment import parse, resolve
-from fedprox.model import cross_entropy
+from fedprox.losses import CrossEntropy
 from tests import objectives, settings
 from tests.catalogue import VARIANTS
 from tests.objectives import CLASSES, FEATURES, HIDDEN, MODEL
@@ -239,7 +239,7 @@ def test_the_curvature_over_a_base_is_that_of_the_part() -> None:
 
     def loss(head: jax.Array) -> jax.Array:
         outputs = MODEL.apply({"body": START["body"], "head": head}, FEDERATION.train.x)
-        return cross_entropy(outputs, jnp.asarray(FEDERATION.train.y)).mean()
+        return CrossEntropy()(outputs, jnp.asarray(FEDERATION.train.y)).mean()
 
     found = fp.diagnostics.curvature(FEDERATION, PART, params)
     size = HIDDEN * CLASSES

@@ -15,7 +15,8 @@ from jax import lax
 from numpy.testing import assert_allclose
 
 import fedprox as fp
-from fedprox.model import cross_entropy, trainable
+from fedprox.losses import CrossEntropy
+from fedprox.model import trainable
 from fedprox.models import layers
 from tests.quadratics import one_run
 
@@ -131,7 +132,7 @@ def trained(model: fp.Model) -> fp.Run:
             fp.Model(
                 lambda _: jnp.zeros((4, 2)),
                 lambda w, x: x @ w,
-                lambda o, y: cross_entropy(o, y).mean(),
+                lambda o, y: CrossEntropy()(o, y).mean(),
             ),
             r"model.loss: an array of shape \(\) for",
         ),
@@ -416,7 +417,7 @@ def outputs_of(count: int) -> fp.Model:
     ("labels", "message"),
     [
         ([0, 1, 5], "model: 3 outputs for 6 classes; it needs one for each"),
-        ([0.0, 1.0, 2.5], "model: labels of type float32; cross-entropy needs whole numbers"),
+        ([0.0, 1.0, 2.5], "model: labels of type float32 and shape"),
     ],
 )
 def test_a_model_whose_outputs_do_not_fit_the_labels_is_refused(

@@ -31,7 +31,7 @@ METRICS = ("auc", "f1", "mean_squared_error")
 def public() -> Iterator[tuple[str, Any]]:
     """The names that users see, and what they are: functions and classes."""
     names = [(name, getattr(fp, name)) for name in fp.__all__]
-    for module in (fp.datasets, fp.diagnostics, fp.models):
+    for module in (fp.datasets, fp.diagnostics, fp.losses, fp.models):
         names += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
     names += [(f"fedprox.metrics.{name}", getattr(fp.metrics, name)) for name in METRICS]
     for name, value in names:

@@ -14,6 +14,7 @@ FLOORS = [
     {"errors", "terminal"},
     {"jax_internals"},
     {"user_code", "precision"},
+    {"losses"},
     {"metrics"},
     {"measures"},
     {"files"},

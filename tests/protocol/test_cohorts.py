@@ -254,6 +254,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "ROWS": 24,
         "REFERENCES": 25,
         "NEWCOMERS": 26,
+        "SKEW": 27,
     }
 
 

@@ -1,16 +1,24 @@
 """Warnings about settings and data that make results say less than they seem to."""
 
+import re
 import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedprox as fp
 from fedprox import Federation
 from fedprox.datasets import mapped, write_mapped
+from fedprox.losses import by_labels
+from fedprox.protocol import method
+from fedprox.protocol.protocol import initial_params
+from tests.outputs import losses
 from tests.test_cli import LOSSES, status
 
 
@@ -166,3 +174,92 @@ def test_a_diagnosis_of_a_short_run_does_not_warn() -> None:
             rounds=1,
             on_progress=stop,
         )
+
+
+def linear(change: Any = lambda outputs: outputs) -> fp.Model:
+    """A linear model of two classes whose outputs are changed."""
+
+    def init(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (4, 2))
+
+    return fp.Model(init, lambda w, x: change(x.astype(jnp.float32) @ w))
+
+
+def pixels(scale: Any) -> Federation:
+    """Two clients' images of four pixels."""
+    rng = np.random.default_rng(0)
+    return Federation.from_arrays(
+        [(scale(rng.integers(0, 256, (4, 4))), np.array([0, 1, 1, 0])) for _ in range(2)]
+    )
+
+
+SCALED = pixels(lambda x: x / 255)
+PROBABILITIES = (
+    "model.apply returns probabilities, since no output is negative and those of a label add up to "
+    "one, but cross-entropy takes logits: leave the last softmax out"
+)
+
+
+def test_probabilities_given_to_cross_entropy_warn_once() -> None:
+    for loss in (by_labels, fp.losses.cross_entropy(weights=[1, 2])):
+        model = replace(linear(jax.nn.softmax), loss=loss)
+        assert warned(SCALED, model) == [PROBABILITIES]
+        assert warned(SCALED, model) == []  # it has been looked at
+
+
+def test_what_takes_probabilities_does_not_warn() -> None:
+    def likelihood(outputs: jax.Array, y: jax.Array) -> jax.Array:
+        return -jnp.log(jnp.take_along_axis(outputs, y[:, None], axis=1)[:, 0])
+
+    assert warned(SCALED, replace(linear(jax.nn.softmax), loss=likelihood)) == []
+    for change in (jax.nn.log_softmax, jax.nn.sigmoid, lambda outputs: outputs):
+        assert warned(SCALED, linear(change)) == []
+
+
+def test_raw_pixels_warn_whatever_their_type_is() -> None:
+    for kind in (np.uint8, np.int32, np.float32):
+        raw = pixels(lambda x, kind=kind: x.astype(kind))
+        (line,) = warned(raw, linear())
+        found = re.fullmatch(
+            r"features are as large as (\d+), and the initial loss is ([\d.]+), where guessing "
+            r"among 2 classes gives 0.693: scale the features, such as pixels from 0 to 255 by x / "
+            "255",
+            line,
+        )
+        assert found
+        params = np.asarray(initial_params(linear(), 0), float)
+        outputs = raw.train.x.astype(float) @ params
+        assert float(found[1]) == raw.train.x.max()
+        expected = losses(outputs, raw.train.y).mean()
+        assert float(found[2]) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_model_of_the_librarys_warns_of_ones_own_raw_pixels() -> None:
+    raw = pixels(lambda x: x.astype(np.float32))
+    (line,) = warned(raw, fp.models.mlp(raw, hidden=[8]))
+    assert line.startswith("features are as large as 2")
+
+
+def test_what_does_not_hurt_is_no_raw_feature() -> None:
+    raw = pixels(lambda x: x)
+    assert warned(raw, linear(lambda outputs: outputs / 255)) == []  # it scales them itself
+    given = np.zeros((4, 2), np.float32)
+    assert warned(raw, linear(), initial=given) == []
+    assert warned(raw, replace(linear(), loss=lambda o, y: (o[:, 0] - y) ** 2)) == []
+    ids = pixels(lambda x: 40 * x)
+    assert warned(ids, linear()) == []
+
+
+def test_ids_and_small_features_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program is made for words, characters and scaled pixels."""
+    monkeypatch.delattr(method, "_mean_loss")
+    outlier = np.zeros((4, 4))
+    outlier[0, 0] = 30
+    for of in (lambda x: 40 * x, lambda x: x // 4, lambda x: -x, lambda x: x / 255 + outlier):
+        assert warned(pixels(of), linear()) == []
+
+
+def test_the_librarys_own_data_and_models_do_not_warn() -> None:
+    federation = fp.datasets.synthetic(clients=4)
+    for model in (fp.models.logistic(federation), fp.models.mlp(federation, hidden=[8])):
+        assert warned(federation, model) == []

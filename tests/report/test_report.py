@@ -26,8 +26,8 @@ from fedprox.diagnostics.clients import client_measures
 from fedprox.engine.compiled import evaluation
 from fedprox.errors import InputError
 from fedprox.files.whole import write_whole
+from fedprox.losses import CrossEntropy, top_1
 from fedprox.measures import Measure, measure_of
-from fedprox.model import cross_entropy, top_1
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import summarise, write_clients, write_figure
 from fedprox.report.figure import Chart, Line, chart, figure, ranked, styles
@@ -209,7 +209,9 @@ def test_client_accuracy_keeps_the_rows_on_the_host(monkeypatch: pytest.MonkeyPa
     for features in (x, fp.Windows(text, np.arange(9, dtype=np.int32), 2)):
         rows = fp.Rows(features, labels, np.array([0, 4, 9]))
         federation = fp.Federation(rows, rows, 3, ("a", "b"))
-        model = fp.Model(lambda _: jnp.ones(3), lambda w, x: w + 0 * x[:, :1], cross_entropy, top_1)
+        model = fp.Model(
+            lambda _: jnp.ones(3), lambda w, x: w + 0 * x[:, :1], CrossEntropy(), top_1
+        )
         client_measures(federation, model, jnp.ones(3))["test_accuracy"]
     plain, windows = moved
     assert [a.shape for a in plain] == [(0, 2)]

@@ -13,6 +13,7 @@ from fedprox.experiment import CATALOGUES, SCHEDULES, Experiment, Key, keys, key
 from fedprox.experiment.listing import rows_of
 from fedprox.experiment.schema import table_of
 from fedprox.experiment.sections import HEADERS
+from fedprox.losses import LOSSES
 
 OWN = {
     "data": "returns a `fedprox.Federation`",
@@ -63,6 +64,9 @@ def page() -> str:
         parts += [to_markdown(Experiment.model_fields[name].description or ""), table(own)]
         if name in CATALOGUES:
             parts += _functions(CATALOGUES[name], OWN[name])
+        if name == "model":
+            parts += ["## `loss` of `[model]`", "The loss in place of the model's."]
+            parts += _functions(LOSSES, "returns a loss, a function of outputs and labels")
         if name == "method":
             parts += ["## `server` of `[[method]]`", "The rule of the server's step."]
             parts += _functions(RULES, "returns a `fedprox.server.Rule`")

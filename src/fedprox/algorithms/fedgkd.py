@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from fedprox.algorithms import base
 from fedprox.errors import require, require_whole
-from fedprox.model import Model, Params, cross_entropy
+from fedprox.losses import classes_loss
+from fedprox.model import Model, Params
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
@@ -29,13 +30,14 @@ def distilled(state: State, hparams: base.HParams, context: base.ClientContext) 
 
 def distillation(model: Model, params: Params, batch: base.Batch, given: Any) -> jax.Array:
     """The mini-batch's loss + (gamma / 2) the divergence of its predictions from the teacher's."""
-    require(
-        model.loss is cross_entropy,
-        "fedgkd: the model's loss is not cross-entropy, whose probabilities it distils",
-    )
     gamma, teacher = given
     theirs = jax.nn.log_softmax(model.apply(teacher, batch.x))
-    ours = jax.nn.log_softmax(batch.outputs(model, params))
+    outputs = batch.outputs(model, params)
+    require(
+        classes_loss(model.loss, outputs, batch.y),
+        "fedgkd: the model's loss is not cross-entropy, whose probabilities it distils",
+    )
+    ours = jax.nn.log_softmax(outputs)
     each = jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
     known, positions = batch.y >= 0, tuple(range(1, batch.y.ndim))
     summed = jnp.sum(jnp.where(known, each, 0), axis=positions)

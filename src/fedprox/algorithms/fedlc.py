@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedprox.algorithms import base
 from fedprox.errors import require
-from fedprox.model import Model, Params, cross_entropy, losses_of
+from fedprox.losses import classes_loss
+from fedprox.model import Model, Params, losses_of
 from fedprox.solver import HParam
 from fedprox.subproblem import Subproblem
 
@@ -28,12 +29,15 @@ def calibrated_loss(
     model: Model, params: Params, batch: base.Batch, margins: jax.Array
 ) -> jax.Array:
     """The model's cross-entropy, of calibrated logits."""
+    outputs = batch.outputs(model, params)
+    loss = classes_loss(model.loss, outputs, batch.y)
+    require(loss, "fedlc: the model's loss is not cross-entropy, whose logits it calibrates")
     require(
-        model.loss is cross_entropy,
-        "fedlc: the model's loss is not cross-entropy, whose logits it calibrates",
+        not (loss and loss.smoothing),
+        "fedlc: the model's loss smooths labels, which gives probability to classes that a client "
+        "does not have; leave smoothing out",
     )
-    logits = batch.outputs(model, params) - margins
-    return batch.mean(losses_of(model, logits, batch.y))
+    return batch.mean(losses_of(model, outputs - margins, batch.y))
 
 
 def fedlc(tau: HParam) -> base.Algorithm:

@@ -21,6 +21,7 @@ from fedprox.datasets.mapped import mapped, write_mapped
 from fedprox.datasets.posts import posts
 from fedprox.datasets.sent140 import sent140
 from fedprox.datasets.shakespeare import shakespeare
+from fedprox.datasets.skewed import skewed_features
 from fedprox.datasets.sources import Source
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
 from fedprox.datasets.text import tokenizer
@@ -41,6 +42,7 @@ __all__ = [
     "rotated",
     "sent140",
     "shakespeare",
+    "skewed_features",
     "synthetic",
     "synthetic_feddyn",
     "tokenizer",

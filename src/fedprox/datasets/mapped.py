@@ -5,7 +5,7 @@ A folder of NumPy's `.npy` files, all in C order and of the machine's byte order
 | file | holds |
 |---|---|
 | `x.npy` | training features of all clients, one client after another, (rows, ...) |
-| `y.npy` | their labels, (rows,), or (rows, length) with -1 for no label |
+| `y.npy` | their labels, (rows,), or (rows, ...) with -1 for no label |
 | `offsets.npy` | where each client's rows begin, and the last one's end, (clients + 1,) |
 | `test_x.npy`, `test_y.npy`, `test_offsets.npy` | the same of test rows; all three, or none |
 | `validation_x.npy`, `validation_y.npy` | validation rows; both, or none |
@@ -145,7 +145,6 @@ def _arrays(folder: Path, prefix: str, like: Rows | None) -> tuple[Features, Arr
     files = {name: _file(folder, prefix, name) for name in names}
     leaves = {name: _open(file, "biuf") for name, file in files.items()}
     y = _open(y_file, "iuf")
-    require(y.ndim in (1, 2), f"{y_file}: shape {y.shape}; it must be (rows,) or (rows, length)")
     for name, x in leaves.items():
         require(
             len(x) == len(y),
@@ -212,7 +211,7 @@ def _classes(
             require(
                 block.min() >= least and most < MOST_CLASSES,
                 f"{folder / file}.npy: labels from {block.min()} to {most}; labels are 0 to "
-                f"{MOST_CLASSES - 1}{', and -1 at a position without label' * (least < 0)}; for "
+                f"{MOST_CLASSES - 1}{', and -1 where a row has no label' * (least < 0)}; for "
                 "more, give data.classes",
             )
             release_pages(rows.y)
@@ -232,7 +231,7 @@ def write_mapped(
         path: The folder, which must not exist yet. It appears when it is complete.
         clients: A federation whose features are arrays, written with its validation rows but
             without its augmentation; or an iterable of each client's x (n_k, ...), which may be a
-            dict or a tuple of arrays, and y (n_k,) or (n_k, length).
+            dict or a tuple of arrays, and y (n_k,) or (n_k, ...).
         test: Each client's test rows likewise; only with an iterable.
 
     Raises:

@@ -25,9 +25,10 @@ from fedprox.devices.programs import jit_once
 from fedprox.engine.compiled.evaluation import EvaluationSums, Measures, measures_of_sums
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
+from fedprox.losses import is_of_library
 from fedprox.measures import Scatter, squared_norms
 from fedprox.metrics import terms_of
-from fedprox.model import Model, cross_entropy, trainable
+from fedprox.model import Model, has_accuracy, trainable
 from fedprox.parts.part import Screen, Screened, beside, mean_of, scaled, sound
 from fedprox.precision import in_shape
 from fedprox.protocol.method import Method
@@ -251,9 +252,9 @@ def declared_by(description: Description, share: float, model: Model) -> Declare
         "validation/loss": validation,
         "validation/accuracy": validation * math.prod(description.kind.label),
     }
-    least_loss = 0.0 if model.loss is cross_entropy else -math.inf
-    has_accuracy = model.correct is not None
-    return Declared(share, len(clients.names), rows, bool(central), least_loss, has_accuracy)
+    least_loss = 0.0 if is_of_library(model.loss) else -math.inf
+    accuracy = has_accuracy(model, description.kind.label_type)
+    return Declared(share, len(clients.names), rows, bool(central), least_loss, accuracy)
 
 
 def declared_together(nodes: Sequence[Declared]) -> Declared:

@@ -72,7 +72,7 @@ from fedprox.errors import (
     users_level,
 )
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.model import Model, Params, with_base
+from fedprox.model import Model, Params, has_accuracy, with_base
 from fedprox.parts.privacy.accounting import Hidden, Mechanism
 from fedprox.precision import require_single
 
@@ -390,7 +390,8 @@ class Node:
     def _measures(self, method: NodeMethod, report: Collection[str]) -> list[str]:
         """The measures of an evaluation, as arrays are named, of which some are reported."""
         read, metrics = method.measuring.protocol.measured, list(method.model.metrics)
-        accuracy = ["accuracy"] if method.model.correct else []
+        labels = self.federation.train.y.dtype
+        accuracy = ["accuracy"] if has_accuracy(method.model, labels) else []
         named = {"loss": ["loss"], "accuracy": accuracy, "metrics": metrics}
         measures = [*OF_LOSS] if "loss" in report else []
         measures += [f"train/{name}" for name in metrics if "metrics" in report]

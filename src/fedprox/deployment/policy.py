@@ -222,15 +222,19 @@ class Policy(Section):
         self._check_secure(setup.secure)
 
     def check_names(self, method: Table, model: Table, solver: Table) -> None:
-        """Raise `InputError` if a method, a model or a solver is not allowed."""
+        """Raise `InputError` if a method, a model, a loss or a solver is not allowed."""
         for kind, name, allowed in (
             ("method", method.get("name"), self.methods),
             ("model", model.get("name"), self.models),
         ):
             require(name in allowed, f"{kind} {name!r}; allowed: {', '.join(allowed) or 'none'}")
-        for name in jax.tree.leaves((solver, method.get("solver", {}))):
-            own = isinstance(name, str) and ":" in name  # as "package.module:function"
-            require(not own, f"solver {name!r}; a node runs the solvers of its library")
+        for kind, kinds, given in (
+            ("solver", "solvers", (solver, method.get("solver", {}))),
+            ("loss", "losses", model.get("loss")),
+        ):
+            for name in jax.tree.leaves(given):
+                own = isinstance(name, str) and ":" in name  # as "package.module:function"
+                require(not own, f"{kind} {name!r}; a node runs the {kinds} of its library")
 
     def _check_secure(self, securing: Securing | None) -> None:
         """Raise `InputError` if messages are not summed in secret as the policy asks."""

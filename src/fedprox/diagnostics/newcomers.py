@@ -12,7 +12,15 @@ from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.features import Features, arrays_at
 from fedprox.federation import Federation, Rows
-from fedprox.model import Model, Params, check_params, opened, weighted_loss, with_base
+from fedprox.model import (
+    Model,
+    Params,
+    check_params,
+    has_accuracy,
+    opened,
+    weighted_loss,
+    with_base,
+)
 from fedprox.model.check import check_model
 from fedprox.precision import real_type
 from fedprox.streams import Purpose, Streams
@@ -259,4 +267,4 @@ def _tested(model: Model, models: Params, test: Rows) -> tuple[Floats, Floats]:
         sums = client_sums(model, own, test, clients, own=True)
         parts.append([np.asarray(each, np.float64)[:, 0] for each in sums])
     loss, met = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return loss, met if model.correct is not None else np.full_like(met, np.nan)
+    return loss, met if has_accuracy(model, test.y.dtype) else np.full_like(met, np.nan)

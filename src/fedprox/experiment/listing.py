@@ -13,6 +13,7 @@ from fedprox.algorithms.server import RULES
 from fedprox.datasets import DATASETS, literals
 from fedprox.experiment.schema import allowed_values, keys_of, table_of, type_of
 from fedprox.experiment.sections import HEADERS, NAMED, Experiment
+from fedprox.losses import LOSSES
 from fedprox.models import MODELS
 
 CATALOGUES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -100,6 +101,7 @@ def help_sections() -> dict[str, str]:
         texts.setdefault(row.section, []).append(_wrapped(text))
     for name, catalogue in CATALOGUES.items():
         texts[name] += _keys_by_name(catalogue)
+    texts["model"] += ["  losses:", *_keys_by_name(LOSSES)]
     texts["method"] += ["  rules of server:", *_keys_by_name(RULES)]
     headers = {name: HEADERS.get(name, f"[{name}]" * bool(name)) for name in texts}
     return {name: "\n".join([*filter(None, [headers[name]]), *texts[name]]) for name in texts}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fedprox.algorithms import ALGORITHMS, Algorithm
 from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
+from fedprox.datasets.skewed import STRENGTHS, skewed_features
 from fedprox.datasets.sources import data_folder, path_candidates
 from fedprox.errors import InputError, require, require_whole, shown
 from fedprox.experiment.schema import (
@@ -29,13 +30,15 @@ from fedprox.experiment.sections import (
     DEPLOYED,
     Experiment,
     LoraSection,
+    SkewSection,
     SolverSection,
     TopLevelKeys,
 )
 from fedprox.federation import Federation, require_share
 from fedprox.loop.following import Callback
 from fedprox.loop.simulate import simulate
-from fedprox.model import Model, Params
+from fedprox.losses import LOSSES
+from fedprox.model import Model, Params, with_loss
 from fedprox.model.variants import freeze, lora, mixed_precision
 from fedprox.models import MODELS
 from fedprox.parts.population import Population, read_population
@@ -232,12 +235,25 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
         "trains on them",
     )
-    load, table = named(data, DATASETS, "data", Federation)
+    own = {key: value for key, value in data.items() if key != "skew"}
+    load, table = named(own, DATASETS, "data", Federation)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs
     data_folder(data_dir)  # must exist, even if the data need no files
     takes_folder = "data_dir" in inspect.signature(load).parameters
-    return (load(data_dir=data_dir) if takes_folder else load()), table
+    skew: dict[str, Any] = {}
+    if "skew" in data:
+        given = data["skew"]
+        require(isinstance(given, dict), f"data.skew = {shown(given)}; it must be a table")
+        skew = checked(SkewSection, given, "data.skew").model_dump()
+        if skew["strength"] is None:
+            skew["strength"] = STRENGTHS[skew["kind"]]
+        table |= {"skew": skew}
+    federation: Federation = load(data_dir=data_dir) if takes_folder else load()
+    if skew:
+        with placed("data.skew"):
+            federation = skewed_features(federation, **skew, seed=table.get("seed", 0))
+    return federation, table
 
 
 def model_of(section: Table, federation: Federation) -> Model:
@@ -248,18 +264,32 @@ def model_of(section: Table, federation: Federation) -> Model:
 
 def _model(section: Table) -> tuple[Callable[[Federation], Model], Table]:
     """(a federation) -> the whole model of a `[model]` section, which has every default."""
-    mixed, besides = section.get("mixed_precision", False), (*BASED, "mixed_precision")
+    mixed, besides = section.get("mixed_precision", False), (*BASED, "loss", "mixed_precision")
     require(
         isinstance(mixed, bool),
         f"model.mixed_precision = {shown(mixed)}; it must be true or false",
     )
     keys = {key: value for key, value in section.items() if key not in besides}
     make_model, table = named(keys, MODELS, "model", Model)
-    if not mixed:
-        return make_model, table
-    return lambda federation: mixed_precision(make_model(federation)), table | {
-        "mixed_precision": True
-    }
+    changes: list[Callable[[Model], Model]] = []
+    if "loss" in section:
+        given = section["loss"]
+        require(isinstance(given, dict), f"model.loss = {shown(given)}; it must be a table")
+        make_loss, loss_table = named(given, LOSSES, "model.loss", None)
+        loss = make_loss()
+        changes.append(lambda model: with_loss(model, loss))
+        table |= {"loss": loss_table}
+    if mixed:
+        changes.append(mixed_precision)
+        table |= {"mixed_precision": True}
+
+    def make(federation: Federation) -> Model:
+        model: Model = make_model(federation)
+        for change in changes:
+            model = change(model)
+        return model
+
+    return make, table
 
 
 BASED = ("frozen", "lora")

@@ -422,7 +422,7 @@ def named(
         schema = schema_of(function, positional=positional, what=f"{place} = {name!r}")
     elif isinstance(name, str) and name in catalogue:
         function = catalogue[name]
-        schema = (schema_of if kind else options_schema)(function)
+        schema = (options_schema if catalogue is SCHEDULES else schema_of)(function)
     else:
         own = ', or one of your own as "package.module:function"'
         raise InputError(f"{where}.{key} = {name!r}; {choices(str(name), catalogue)}{own}")

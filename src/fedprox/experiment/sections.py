@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, create_model
 
 from fedprox.algorithms.base import Average, ModelState, Stragglers
+from fedprox.datasets.skewed import Skew
 from fedprox.errors import InputError, require
 from fedprox.experiment.schema import Of, Section, Table, checked, descriptions_of, schema_of
 from fedprox.files.toml import parse_toml, read_toml
@@ -26,12 +27,26 @@ from fedprox.studies.run import Tuning
 LoraSection = schema_of(lora, positional=2)
 
 
+class SkewSection(Section):
+    """`skew` of `[data]`: see `fedprox.datasets.skewed_features`."""
+
+    kind: Skew
+    """What differs from client to client."""
+    strength: float | None = None
+    """How much, at least 0: a variance, degrees or a change of contrast; 0.1, 45 or 0.5 if left
+    out."""
+
+
 class DataKeys(Section):
     """The keys of `[data]` other than the parameters of the data set's function."""
 
     name: str
     """Data set by its name, or a function of your own, "package.module:function"; the other keys
     are its parameters."""
+    skew: SkewSection | None = None
+    """Feature skew by client: a table with the keys of :func:`fedprox.datasets.skewed_features`,
+    `kind`, "noise", "rotation" or "contrast", and `strength`. Its seed is that of the data, or
+    0."""
 
 
 class ModelKeys(Section):
@@ -46,6 +61,10 @@ class ModelKeys(Section):
     lora: Annotated[Any, Of(LoraSection)] = None
     """Low-rank adapters of matrices of `initial`, to which all else is frozen: a table with the
     keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
+    loss: Table | None = None
+    """The loss in place of the model's: a table with the `name` of a function of
+    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}, or of one
+    of your own, "package.module:function", that returns a loss."""
     mixed_precision: bool = False
     """Whether the model computes in bfloat16, see :func:`fedprox.mixed_precision`."""
 

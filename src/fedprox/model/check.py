@@ -1,5 +1,6 @@
 """Whether a model's functions fit together, fit a federation, and treat each row by itself."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -10,17 +11,26 @@ from weakref import WeakValueDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from fedprox.errors import require
+from fedprox.errors import require, users_level
 from fedprox.features import Features, arrays_at, index_of, row_count, rows_like
 from fedprox.federation import Federation
 from fedprox.jax_internals import nans_allowed, traced
+from fedprox.losses import (
+    CrossEntropy,
+    SigmoidCrossEntropy,
+    Squared,
+    by_labels,
+    classes_loss,
+    fitting,
+)
 from fedprox.metrics import metric_value, terms_of
 from fedprox.model.model import (
     Model,
     arguments,
-    cross_entropy,
     dotted,
+    has_accuracy,
     labels_met,
     losses_of,
     named,
@@ -53,11 +63,7 @@ def check_model(model: Model, federation: Federation) -> None:
             f"return what model.apply does, {describe(outputs)}",
         )
     jax.eval_shape(partial(losses_of, model), outputs, y)
-    if model.loss is cross_entropy:
-        have, needed = outputs.shape[-1], federation.classes
-        require(
-            have >= needed, f"model: {have} outputs for {needed} classes; it needs one for each"
-        )
+    _check_labels(model, federation, outputs, y)
     if federation.augment:
         stored, what = rows_like(index_of(federation.train.x)), "federation.augment(key, rows)"
         key = jax.random.key(0)
@@ -68,7 +74,7 @@ def check_model(model: Model, federation: Federation) -> None:
             f"{what} returns {describe(augmented)} for {describe(stored)}; it must return features "
             f"of shape {needed}",
         )
-    if model.correct and any(map(len, federation.parts[1:])):
+    if has_accuracy(model, y.dtype) and any(map(len, federation.parts[1:])):
         jax.eval_shape(partial(labels_met, model), outputs, y)
     terms = jax.eval_shape(partial(terms_of, model.metrics), outputs, y)
     for name, metric in model.metrics.items():
@@ -79,6 +85,59 @@ def check_model(model: Model, federation: Federation) -> None:
         with nans_allowed():  # parameters are others than those of the run
             check_run(model, federation)
         _CHECKED[id(model)] = model
+
+
+FEW_LABELS = 2**16
+"""Labels that are looked at, to see whether all are 0 or 1."""
+
+
+ROWS_WITHOUT_CHANCE = 10
+"""Rows of which each has one 1 not by chance: fewer may be tagged so."""
+
+
+def _check_labels(model: Model, federation: Federation, outputs: Any, y: Any) -> None:
+    """Raise `InputError` if a loss of the library does not fit the labels' values."""
+    default = model.loss is by_labels
+    loss = fitting(outputs, y) if default else model.loss
+    needed = federation.classes
+    if isinstance(loss, CrossEntropy):
+        have = outputs.shape[-1]
+        hint = " or, for labels of 0 and 1, one and loss=fedprox.losses.sigmoid_cross_entropy()"
+        require(
+            have >= needed,
+            f"model: {have} outputs for {needed} classes; it needs one for each"
+            + hint * (have == 1 and needed == 2),
+        )
+    if not isinstance(loss, SigmoidCrossEntropy | Squared) or not len(federation.train):
+        return
+    given = f"model: an output for each label of shape {y.shape[1:]}"
+    stored = federation.train.y
+    some = np.asarray(stored[: max(1, FEW_LABELS // max(1, stored[0].size))])
+    known = some[some >= 0] if isinstance(loss, SigmoidCrossEntropy) else some
+    # a coordinator has zeros in place of its nodes' labels
+    binary = needed <= 2 and bool(known.any() and np.isin(known, (0, 1)).all())
+    if isinstance(loss, SigmoidCrossEntropy):
+        require(
+            needed <= 2 and (known <= 1).all(),
+            f"{given}, labels up to {max(needed - 1, known.max(initial=0))}: sigmoid cross-entropy "
+            "needs 0 and 1; for classes, give outputs for each; for numbers, "
+            "loss=fedprox.losses.squared() or huber()",
+        )
+    if not default or some.ndim == 1:
+        return
+    flat = some.reshape(len(some), -1)
+    several = flat.shape[1] > 1 and len(flat) >= ROWS_WITHOUT_CHANCE
+    one_hot = binary and several and bool((flat.sum(axis=1) == 1).all())
+    require(
+        not one_hot,
+        f"{given}, of which each row has one 1: if they are classes, give numpy.argmax(y, axis=1) "
+        "for cross-entropy, else loss=fedprox.losses.sigmoid_cross_entropy()",
+    )
+    require(
+        not (binary and isinstance(loss, Squared)),
+        f"{given}, which are 0.0 and 1.0: give loss=fedprox.losses.sigmoid_cross_entropy(), or "
+        "squared() if they are numbers",
+    )
 
 
 def check_run(model: Model, federation: Federation) -> None:
@@ -175,8 +234,23 @@ def _check_rows(model: Model, federation: Federation, params: Params) -> None:
     program = jax.jit(partial(_first_row, model, tested))
     found = program(model.base, params, x, y, jax.random.key(0))
     among, copies, alone = jax.device_get(found)
+    outputs = among["model.apply(params, x)"]
+    if classes_loss(model.loss, outputs, y[:1]) and _are_probabilities(outputs):
+        warnings.warn(PROBABILITIES, stacklevel=users_level())
     _require_same(among, copies, ROUNDING_OF_A_ROW)
     _require_same(among, alone, OTHER_SHAPE)
+
+
+PROBABILITIES = (
+    "model.apply returns probabilities, since no output is negative and those of a label add up to "
+    "one, but cross-entropy takes logits: leave the last softmax out"
+)
+
+
+def _are_probabilities(outputs: NDArray[Any]) -> bool:
+    """Whether outputs, (..., classes), are at least 0 and add up to one."""
+    sums = np.asarray(outputs, np.float64).sum(axis=-1)
+    return bool(outputs.shape[-1] > 1 and (outputs >= 0).all() and (abs(sums - 1) < 0.01).all())
 
 
 def _some_rows(stored: Features) -> Any:
@@ -223,7 +297,7 @@ def _first_row(
 
     def functions_of_outputs(outputs: Any, y: jax.Array) -> dict[str, Any]:
         found = {"model.loss(outputs, y)": losses_of(model, outputs, y)}
-        if model.correct and tested:
+        if has_accuracy(model, y.dtype) and tested:
             found["model.correct(outputs, y)"] = labels_met(model, outputs, y)
         terms = terms_of(model.metrics, outputs, y)
         return found | {f"model.metrics[{name!r}].terms(outputs, y)": terms[name] for name in terms}

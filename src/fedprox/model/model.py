@@ -12,64 +12,29 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, row_count, rows_like
 from fedprox.federation import Federation
 from fedprox.jax_internals import require_backend
+from fedprox.losses import (
+    Correct,
+    CrossEntropy,
+    Loss,
+    accuracy_of,
+    by_labels,
+    check_loss,
+    is_of_library,
+    met_by_labels,
+)
 from fedprox.metrics import Metric, check_metrics, weighted_sums
 from fedprox.model.convolution import fast
 from fedprox.model.variables import Params, Variables, trainable
 from fedprox.precision import real_type
-from fedprox.user_code import call, describe, listed, shapes_of
+from fedprox.user_code import call, listed, shapes_of
 
 if TYPE_CHECKING:
     from flax import linen, nnx
-
-
-def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """-log softmax(outputs)_y of each example: outputs (B, classes), y (B,) integers -> (B,).
-
-    For sequences, outputs (B, length, classes) and y (B, length), it is the mean over the positions
-    with a label, y >= 0.
-
-    >>> even = jnp.zeros((1, 3, 2))
-    >>> cross_entropy(even, jnp.array([[0, 1, -1]])).tolist() == [float(jnp.log(2.0))]
-    True
-    """
-    require(
-        isinstance(outputs, jax.Array | np.ndarray),
-        f"model: outputs {describe(outputs)}; cross-entropy needs one array",
-    )
-    require(
-        outputs.ndim == y.ndim + 1 and outputs.shape[:-1] == y.shape and y.ndim <= 2,
-        f"model: outputs of shape {outputs.shape} for labels of shape {y.shape}; cross-entropy "
-        "needs an output for each class at each label",
-    )
-    require(
-        jnp.issubdtype(y.dtype, jnp.integer),
-        f"model: labels of type {y.dtype}; cross-entropy needs whole numbers; give another "
-        "loss for other labels",
-    )
-    if y.ndim == 1:
-        return optax.softmax_cross_entropy_with_integer_labels(outputs, y)
-    known = y >= 0
-    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.maximum(y, 0))
-    total = jnp.sum(jnp.where(known, losses, 0.0), axis=1)
-    return total / jnp.maximum(jnp.sum(known, axis=1), 1)
-
-
-def top_1(outputs: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether the largest output is the label's: outputs (B, classes), y (B,) -> (B,) booleans.
-
-    For sequences, outputs (B, length, classes) and y (B, length) -> (B, length), false without a
-    label. With an output that is NaN no label is met.
-
-    >>> top_1(jnp.array([[0.0, 1.0], [1.0, jnp.nan]]), jnp.array([1, 0])).tolist()
-    [True, False]
-    """
-    return (jnp.argmax(outputs, axis=-1) == y) & ~jnp.isnan(outputs).any(axis=-1)
 
 
 AUTO: Any = "auto"
@@ -77,8 +42,6 @@ AUTO: Any = "auto"
 
 Apply = Callable[..., jax.Array]
 Train = Callable[..., Any]
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
-Correct = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +53,16 @@ class Model:
         apply: (parameters, features (B, ...)) -> outputs (B, ...). Features are one array, or the
             dict or tuple of arrays that the federation has. It refuses parameters that do not have
             the structure and shapes of `init`.
-        loss: (outputs, labels) -> loss of each example, shape (B,).
-        correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or
-            (B, length) for sequences, false if outputs are NaN. Accuracy is their share of all
-            labels. None for a model without accuracy. By default, `top_1` if `loss` is
-            cross-entropy, else None.
+        loss: (outputs, labels) -> loss of each example, shape (B,): one of
+            :mod:`fedprox.losses`, or a function. By default, the labels and the outputs' shape say
+            which: cross-entropy if labels are whole numbers and there is an output for each class
+            at each label; sigmoid cross-entropy if they are 0 or 1 and there is an output for each
+            label; squared error if labels are floating-point numbers.
+        correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or of the
+            labels' shape if a row has several, false if outputs are NaN. Accuracy is their share of
+            all labels. None for a model without accuracy. By default, what belongs to the loss: the
+            largest output for cross-entropy, an output above 0 for a label of 1 and no other for
+            sigmoid cross-entropy, and None for other losses.
         metrics: Further measures by name, see :class:`fedprox.Metric`. Evaluations report each as
             `test_NAME` over all test rows and as `train_NAME` over all training rows.
         train: (parameters, features, random key) -> outputs, in place of `apply` on the
@@ -145,7 +113,7 @@ class Model:
 
     init: Callable[[jax.Array], Params]
     apply: Apply
-    loss: Loss = cross_entropy
+    loss: Loss = by_labels
     correct: Correct | None = AUTO
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict, hash=False)
     train: Train | None = None
@@ -157,9 +125,12 @@ class Model:
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
+        check_loss("model.loss", self.loss)
         object.__setattr__(self, "metrics", dict(self.metrics))
-        if self.correct is AUTO:
-            object.__setattr__(self, "correct", top_1 if self.loss is cross_entropy else None)
+        # the default of another loss, as `dataclasses.replace` leaves it
+        left = self.correct is met_by_labels and is_of_library(self.loss)
+        if self.correct is AUTO or left:
+            object.__setattr__(self, "correct", accuracy_of(self.loss))
         optional = "correct", "train", "representation", "state"
         for name in ("init", "apply", "loss", *optional):
             function = getattr(self, name)
@@ -217,7 +188,7 @@ class Model:
     def from_nnx(
         cls,
         build: "Callable[[nnx.Rngs], nnx.Module]",
-        loss: Loss = cross_entropy,
+        loss: Loss = by_labels,
         correct: Correct | None = AUTO,
         metrics: Mapping[str, Metric] = MappingProxyType({}),
     ) -> "Model":
@@ -259,7 +230,7 @@ class Model:
         cls,
         module: "linen.Module",
         example: Any,
-        loss: Loss = cross_entropy,
+        loss: Loss = by_labels,
         correct: Correct | None = AUTO,
         metrics: Mapping[str, Metric] = MappingProxyType({}),
     ) -> "Model":
@@ -417,6 +388,18 @@ def with_base(model: Model, base: Any) -> Model:
     return model if base is model.base else dataclasses.replace(model, base=base)
 
 
+def with_loss(model: Model, loss: Loss) -> Model:
+    """A model with another loss, and the accuracy that belongs to it unless it has one of its own.
+
+    >>> from fedprox.losses import squared
+    >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
+    >>> with_loss(model, squared()).correct is None
+    True
+    """
+    own = model.correct is not accuracy_of(model.loss)
+    return dataclasses.replace(model, loss=loss, correct=model.correct if own else AUTO)
+
+
 def rewritten(model: Model, rewrite: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
     """A model whose functions of (the whole model's parameters, ..., features, ...) are others."""
     assert isinstance(model.apply, _Apply)
@@ -524,7 +507,7 @@ def classes_of(model: Model, federation: Federation) -> int:
     """How many classes a model tells apart; its labels must be classes."""
     x, y = rows_like(federation.train.x), rows_like(federation.train.y)
     outputs = jax.eval_shape(model.apply, model.shapes, x)
-    jax.eval_shape(cross_entropy, outputs, y)
+    jax.eval_shape(CrossEntropy(), outputs, y)
     return int(outputs.shape[-1])
 
 
@@ -567,6 +550,17 @@ def loss_of_outputs(model: Model, outputs: Any, y: jax.Array, weights: jax.Array
     """The sum of examples' losses times their weights, a scalar."""
     summed: jax.Array = weighted_sums(losses_of(model, outputs, y), weights)
     return summed
+
+
+def has_accuracy(model: Model, labels: Any) -> bool:
+    """Whether a model has an accuracy on labels of a type; by default, not if they are no classes.
+
+    >>> model = Model(lambda _: {"w": jnp.zeros(2)}, lambda params, x: x @ params["w"])
+    >>> has_accuracy(model, np.int32), has_accuracy(model, np.float32)
+    (True, False)
+    """
+    regression = model.correct is met_by_labels and np.dtype(labels).kind == "f"
+    return model.correct is not None and not regression
 
 
 def labels_met(model: Model, outputs: jax.Array, y: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ What cannot be trained is refused here, and warnings say what makes results misl
 
 import hashlib
 import itertools
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
@@ -29,13 +31,14 @@ from fedprox.devices.mesh import replicate
 from fedprox.devices.programs import jit_once
 from fedprox.errors import require, users_level
 from fedprox.jax_internals import nans_allowed
-from fedprox.model import Params, trainable
+from fedprox.losses import CrossEntropy, classes_loss
+from fedprox.model import Model, Params, trainable, with_base
 from fedprox.model.check import check_model
 from fedprox.parts.part import Columns, Part, Reduction
 from fedprox.parts.privacy.accounting import Mechanism
 from fedprox.parts.privacy.setting import delta_warnings
-from fedprox.precision import real_type
-from fedprox.protocol.protocol import Protocol
+from fedprox.precision import in_shape, real_type
+from fedprox.protocol.protocol import Protocol, initial_params
 from fedprox.solver import Solver, as_values, name_of
 
 T = TypeVar("T")
@@ -289,6 +292,7 @@ def warn_of(protocol: Protocol) -> None:
         *_one_class(protocol),
         *_without_class_0(protocol),
         *_unseen_classes(protocol),
+        *_raw_features(protocol),
         *delta_warnings(protocol.privacy, protocol.federation.train.sizes),
     ]
     for line in lines:
@@ -353,6 +357,49 @@ def _unseen_classes(protocol: Protocol) -> Iterator[str]:
             f"are of classes that no client has in training ({named}): a model does not learn to "
             "predict them, and test accuracy counts them as errors"
         )
+
+
+LARGE_FEATURES = 10
+"""Features whose root mean square is as large may be raw, such as pixels from 0 to 255."""
+
+
+FAR_ABOVE = 4
+"""An initial loss is far above that of guessing if it is larger by this factor."""
+
+
+def _raw_features(protocol: Protocol) -> Iterator[str]:
+    """That the features' scale makes the initial loss large, by a few rows."""
+    train, model = protocol.federation.train, protocol.model
+    if not isinstance(train.x, np.ndarray) or jax.process_count() > 1:
+        return  # others are prepared as they are read
+    at = np.unique(np.linspace(0, len(train) - 1, 8).astype(np.int64))
+    x, y = np.asarray(train.x[at]), np.asarray(train.y[at])
+    values = np.abs(x.astype(np.float64))
+    largest, scale = float(values.max()), math.sqrt((values**2).mean())
+    # whole numbers that are no bytes are ids, such as of words
+    pixels = x.dtype.kind == "f" or (x.min() >= 0 and 128 <= largest < 256)
+    if not (LARGE_FEATURES <= scale < math.inf and pixels):
+        return
+    outputs = jax.eval_shape(model.apply, model.shapes, in_shape(x.shape, x.dtype))
+    if not classes_loss(model.loss, outputs, in_shape(y.shape, y.dtype)):
+        return
+    params = protocol.initial
+    if params is None:
+        params = initial_params(model, protocol.seeds[0])
+    with nans_allowed():
+        loss = float(jax.jit(partial(_mean_loss, model))(model.base, params, x, y))
+    guessing = math.log(outputs.shape[-1])
+    if math.isfinite(loss) and loss > FAR_ABOVE * guessing:
+        yield (
+            f"features are as large as {largest:,.6g}, and the initial loss is {loss:.3g}, where "
+            f"guessing among {outputs.shape[-1]} classes gives {guessing:.3g}: scale the features, "
+            "such as pixels from 0 to 255 by x / 255"
+        )
+
+
+def _mean_loss(model: Model, base: Any, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The mean cross-entropy of some rows, without weights of classes."""
+    return jnp.mean(CrossEntropy()(with_base(model, base).apply(params, x), y))
 
 
 def _blocks(protocol: Protocol, y: Array) -> Iterator[Array]:

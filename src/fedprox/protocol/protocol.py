@@ -32,7 +32,16 @@ from fedprox.errors import (
 )
 from fedprox.federation import Federation
 from fedprox.measures import lower_is_better, measures
-from fedprox.model import Model, Params, bytes_of, classes_of, digest, fitted_params, trainable
+from fedprox.model import (
+    Model,
+    Params,
+    bytes_of,
+    classes_of,
+    digest,
+    fitted_params,
+    has_accuracy,
+    trainable,
+)
 from fedprox.parts.asynchronous import Asynchronous
 from fedprox.parts.attack import Attack
 from fedprox.parts.clock import Devices, Pace, Step, Timeline
@@ -354,7 +363,8 @@ class Protocol:
     def test_labels(self) -> NDArray[np.int64]:
         """Test labels that evaluations read of each client; 0 for a model without accuracy."""
         read = self.measured.test
-        return read.labels if self.model.correct else np.zeros_like(read.sizes)
+        known = has_accuracy(self.model, read.y.dtype)
+        return read.labels if known else np.zeros_like(read.sizes)
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -545,7 +555,7 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
     """The names of all measures in records of a model on a federation."""
     return measures(
         model.metrics,
-        accuracy=model.correct is not None,
+        accuracy=has_accuracy(model, federation.train.y.dtype),
         test=len(federation.test) > 0,
         validation=bool(federation.validation),
     )

@@ -37,11 +37,21 @@ from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Array
 from fedprox.engine.planning.reads import ReadSlices, plan_reading, row_groups, slice_width
 from fedprox.engine.storage.training_data import DeviceData, rows_spec
+from fedprox.errors import require
 from fedprox.features import Features, index_of, look_up, rows_at, with_index
 from fedprox.federation import Examples, Rows, offsets_of
 from fedprox.measures import Scatter, dissimilarity, include, nothing, squared_norms
 from fedprox.metrics import Terms, metric_value, terms_of, weighted_sums
-from fedprox.model import Model, Params, labels_met, losses_of, opened, trainable, with_base
+from fedprox.model import (
+    Model,
+    Params,
+    has_accuracy,
+    labels_met,
+    losses_of,
+    opened,
+    trainable,
+    with_base,
+)
 from fedprox.parts.part import scaled, sound
 from fedprox.precision import in_shape, real_type
 from fedprox.protocol.method import Method
@@ -404,8 +414,14 @@ def plan_evaluation(
             first, last, owner = row_groups(bounds, shape)
             stand_for = np.ones(len(first))
         base, labels = bounds[owner], np.zeros(len(first), np.int64)
-        if method.protocol.model.correct is not None and name in HELD_OUT:
+        if name in HELD_OUT and has_accuracy(method.protocol.model, rows.y.dtype):
             labels = _labels(rows.y, first, last)
+            most = labels.max(initial=0)
+            require(
+                most <= MOST_LABELS,
+                f"evaluation: {most:,} {name} labels are counted in one number, which "
+                f"holds {MOST_LABELS:,}; give evaluation.rows, the most rows of a client",
+            )
         reading = plan_reading(first - base, last - base, owner, shape)
         numbers = tuple(a.astype(real_type()) for a in (last - first, labels, stand_for))
         parts[name] = ReadPart(x, y, shard(mesh, reading), *replicate(mesh, numbers))
@@ -421,6 +437,10 @@ def plan_evaluation(
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
     return evaluated, (shares, parts), (same, specs)
+
+
+MOST_LABELS = 2**31 - 1
+"""Most labels, such as of pixels, that a device counts in one number."""
 
 
 def _labels(
@@ -443,7 +463,7 @@ def row_sums(
     if not counted:
         return loss, (None, terms)
     correct = jnp.int32(0)
-    if model.correct is not None:
+    if has_accuracy(model, y.dtype):
         met = labels_met(model, outputs, y)
         counts = met & (inside > 0).reshape((-1,) + (1,) * (met.ndim - 1))
         correct = jnp.sum(counts, dtype=jnp.int32)
@@ -545,7 +565,7 @@ def _totals(model: Model) -> Wrapped:
             "loss": losses_of(whole, outputs, y),
             "metrics": terms_of(whole.metrics, outputs, y),
         }
-        if whole.correct is not None:
+        if has_accuracy(whole, y.dtype):
             met = labels_met(whole, outputs, y)
             by_row["correct"] = met.reshape(len(y), -1).sum(axis=1)
         return jax.tree.map(lambda a: jax.ops.segment_sum(a, place, len(y)), by_row)
