@@ -138,6 +138,7 @@ def test_several_inputs_have_a_file_each(several: Path, tmp_path: Path) -> None:
         ("test_x.right.0", None, "several/test_x.right.0.npy: missing"),
         ("x.right.0", RIGHT[:3], "several/y.npy: 4 labels for the 3 rows of x.right.0.npy"),
         ("x.right.0", RIGHT[:, :1], r"test_x.right.0.npy: rows of uint8 \(2,\); those to train on"),
+        ("x", RIGHT, "several: x: arrays named .'', 'left', 'right.0', 'right.1'., which form no"),
         ("x.a b", RIGHT, "several: x: arrays named .'a b', 'left', 'right.0', 'right"),
         ("x.right.3", RIGHT, "several: x.right: arrays named .'0', '1', '3'., which form no tree"),
     ],

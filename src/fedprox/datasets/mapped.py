@@ -128,9 +128,9 @@ def _rows(folder: Path, prefix: str, like: Rows | None = None) -> Rows:
 
 
 def _names_of_features(folder: Path) -> list[str]:
-    """The names of the features' arrays that a folder has files of."""
-    one = [""] if (folder / "x.npy").is_file() else []
-    return one or [file.name[2:-4] for file in sorted(folder.glob("x.*.npy"))]
+    """The names of the features' arrays that a folder has files of, "" for that of one array."""
+    several = [file.name[2:-4] for file in sorted(folder.glob("x.*.npy"))]
+    return [""] * (folder / "x.npy").is_file() + several
 
 
 def _file(folder: Path, prefix: str, name: str) -> Path:

@@ -160,9 +160,10 @@ class DataKind(Head):
         {'features.image': 'uint8[8,8]'}
         """
         return {
-            ".".join(filter(None, ("features", name))): f"{each.type}{shown}"
+            ".".join(filter(None, ("features", each.name))): (
+                f"{each.type}[{','.join(map(str, each.shape))}]"
+            )
             for each in self.features
-            for name, shown in [(each.name, str(each.shape).replace(" ", ""))]
         }
 
     @model_validator(mode="after")
