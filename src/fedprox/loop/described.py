@@ -10,7 +10,7 @@ import numpy as np
 from fedprox.algorithms.base import Algorithm
 from fedprox.epsilon import noise_of
 from fedprox.errors import InputError
-from fedprox.model import Model
+from fedprox.model import Model, trainable
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
 from fedprox.solver import name_of
@@ -46,7 +46,7 @@ def describe_comparison(protocol: Protocol, methods: Sequence[Algorithm]) -> dic
 
 def _model(model: Model) -> dict[str, Any]:
     function = getattr(model.apply, "function", model.apply)
-    sizes = (leaf.size for leaf in jax.tree.leaves(model.shapes))
+    sizes = (leaf.size for leaf in jax.tree.leaves(trainable(model.shapes)))
     return {"name": name_of(function), "parameters": sum(sizes)}
 
 
