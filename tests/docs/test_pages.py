@@ -37,7 +37,7 @@ CATALOGUES: dict[str, Mapping[str, Callable[..., Any]]] = {
 BESIDES = {
     *("name", "frozen", "lora", "loss", "mixed_precision", "skew"),
     *("solver", "optimizer", "optimizer_options"),
-    *("server", "stragglers", "average"),
+    *("server", "stragglers", "average", "model_state"),
 }
 """Keys of a section that are no arguments of the function that it names."""
 

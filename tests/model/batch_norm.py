@@ -99,15 +99,20 @@ def trained(
     rate: float,
     mu: float = 0.0,
     decay: float = 0.0,
+    frozen: tuple[str, ...] = (),
 ) -> Client:
-    """SGD of a client from what it has, towards which a proximal term draws the parameters."""
+    """SGD of a client from what it has, towards which a proximal term draws the parameters.
+
+    Those that are frozen do not move.
+    """
     (w, mean, var), (x, y) = client, map(np.asarray, rows)
     for batch in batches:
         g, now_mean, now_var = gradient(w, x[batch].astype(float), y[batch])
         w = {
             name: a - rate * (g[name] + mu * (a - client.params[name]) + decay * a)
             for name, a in w.items()
-        }
+            if name not in frozen
+        } | {name: w[name] for name in frozen}
         mean = MOMENTUM * mean + (1 - MOMENTUM) * now_mean
         var = MOMENTUM * var + (1 - MOMENTUM) * now_var
     return Client(w, mean, var)
@@ -135,10 +140,12 @@ def federated(
     rounds: int,
     *,
     kept: tuple[str, ...] = (),
+    frozen: tuple[str, ...] = (),
     mu: float = 0.0,
+    start: Any = START,
 ) -> Federated:
     """FedAvg or FedProx of all clients, of whom each has its own "state", "scale" or "shift"."""
-    start = jax.device_get(START)
+    start = jax.device_get(start)
     sizes = federation.train.sizes
     server = Client(flat(start.params), *flat(start.state).values())
     clients = dict.fromkeys(range(len(federation)), server)
@@ -158,6 +165,7 @@ def federated(
                 rate=rate,
                 mu=mu,
                 decay=solver.weight_decay,
+                frozen=frozen,
             )
         means = jax.tree.map(
             lambda *each: np.average(each, axis=0, weights=sizes), *clients.values()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
@@ -14,7 +15,7 @@ from fedprox.engine.compiled.client_step import ClientStep
 from fedprox.parts.part import LocalGradient
 from tests.model.batch_norm import MODEL, START
 from tests.model.test_mixed import products
-from tests.objectives import FEATURES
+from tests.objectives import CLASSES, FEATURES, HIDDEN
 
 SHAPE = 5, 3, 2, 3
 """Five rows of which the last axis and the second have three numbers."""
@@ -106,3 +107,72 @@ def test_a_step_computes_its_gradient_and_the_next_state_in_one_pass(
     rho = np.float32(0.1)
     made = jax.make_jaxpr(lambda params, state: client.gradient(params, rho, state, *batch))(*START)
     assert len(list(products(made.jaxpr))) == 2 * count  # the types of both sides
+
+
+SLOW = 0.999
+"""Of a running statistic, what stays in a step: so much that the rest is too small for bfloat16."""
+
+
+class Nnx(nnx.Module):
+    """A layer of batch normalization between two others."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.body = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+        self.norm = nnx.BatchNorm(HIDDEN, momentum=SLOW, rngs=rngs)
+        self.head = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.norm(self.body(x)))
+
+
+class Linen(linen.Module):
+    """The same of linen."""
+
+    @linen.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Any, train: bool) -> Any:
+        x = linen.BatchNorm(use_running_average=not train, momentum=SLOW)(linen.Dense(HIDDEN)(x))
+        return linen.Dense(CLASSES)(x)
+
+
+def moving(params: Any, state: Any, x: Any, key: Any, mask: Any) -> Any:
+    del key
+    mean = jnp.mean(x, axis=0, where=mask[:, None])
+    return x @ params, SLOW * state + (1 - SLOW) * mean
+
+
+KINDS = {
+    "nnx": fp.Model.from_nnx(Nnx),
+    "linen": fp.Model.from_linen(Linen(), np.zeros((1, FEATURES), np.float32)),
+    "functions": fp.Model(
+        lambda key: jax.random.normal(key, (FEATURES, CLASSES)),
+        lambda params, state, x: (x - state.astype(x.dtype)) @ params,
+        train=moving,
+        state=lambda _: jnp.ones(FEATURES),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_precision_computes_in_bfloat16_and_moves_the_state_in_float32(kind: str) -> None:
+    model, low = KINDS[kind], fp.mixed_precision(KINDS[kind])
+    x = np.random.default_rng(0).normal(size=(5, FEATURES)).astype(np.float32)
+    x[3:] = 1e3  # rows that do not count
+    whole, key = jax.jit(model.init)(jax.random.key(0)), jax.random.key(1)
+
+    def moved(train: Any, params: Any, state: Any) -> Any:
+        def step(_: Any, state: Any) -> Any:
+            return train(params, state, x, key, MASK)[1]
+
+        return jax.lax.fori_loop(0, 10, step, state)
+
+    exact, found = (jax.jit(partial(moved, each.train))(*whole) for each in (model, low))
+    for first, a, b in zip(*map(jax.tree.leaves, (whole.state, exact, found)), strict=True):
+        assert b.dtype == np.float32
+        assert 0 < np.abs(a - b).max() < 0.01 * np.abs(a - first).max()
+    train: Any = low.train
+    for made in (
+        jax.make_jaxpr(train)(*whole, x, key, MASK),
+        jax.make_jaxpr(low.apply)(whole, x),
+    ):
+        assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
+        assert {each.dtype for each in made.out_avals} == {np.dtype(np.float32)}

@@ -166,8 +166,9 @@ def layers_with_state(whole: Variables) -> tuple[str, ...]:
     """
 
     def layers(tree: Any) -> dict[str, None]:
-        paths = [path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        return dict.fromkeys(map(dotted, filter(None, paths)))
+        # of parts of a model with a base, the dotted names are the keys
+        names = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        return dict.fromkeys(filter(None, (name.rpartition(".")[0] for name in names)))
 
     # flax.linen's states are divided into collections first, such as "batch_stats"
     known = {part for layer in layers(whole.state) for part in (layer, layer.partition(".")[2])}

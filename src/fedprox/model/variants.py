@@ -18,7 +18,7 @@ from jax.tree_util import Partial
 
 from fedprox.errors import require, require_number, require_whole, shown
 from fedprox.model.model import Model, dotted, fitted_params, rewritten
-from fedprox.model.variables import Params
+from fedprox.model.variables import Params, trainable
 from fedprox.precision import real_type
 from fedprox.user_code import SHOWN
 
@@ -83,19 +83,39 @@ class _Init:
         return self.start | factors
 
 
+@dataclass(frozen=True)
+class _State:
+    """(random key) -> a given state, whose values programs do not depend on."""
+
+    values: Any = field(compare=False)
+
+    def __call__(self, key: jax.Array) -> Any:
+        del key
+        return self.values
+
+
+def _over(model: Model, given: Params, init: _Init, base: Partial) -> Model:
+    """A model over a base, whose state begins as the given variables' does."""
+    state = _State(given.state) if model.state else None
+    return replace(model, init=init, base=base, state=state)
+
+
 def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
     """Freeze parts of a model, so that only the others are trained.
 
     Args:
         model: The whole model.
         params: Parameters of the whole model, such as those of `fedprox.load_model`: the values of
-            the frozen parts, and those from which the others start.
+            the frozen parts, and those from which the others start. Of a model with state,
+            `fedprox.Variables`, whose state is the first one. It moves, also that of frozen layers,
+            as long as a method's `model_state` is not "server".
         names: Dotted names of parameters ("dense.weight") or of parts with several ("dense"), or
             shell-style patterns of them, such as ``*.bias``.
 
     Returns:
         A model whose parameters are the others, a dict by their dotted names. Its
-        :meth:`~fedprox.Model.whole` makes the parameters of the whole model of them.
+        :meth:`~fedprox.Model.whole` makes the parameters of the whole model of them, and
+        `fedprox.Variables` of a model with state.
 
     Raises:
         InputError: If the parameters are not the model's, a name is not one of its parts, or
@@ -114,13 +134,13 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
         >>> list(trained), list(frozen.whole(trained))
         (['head'], ['embedding', 'head'])
     """
-    arrays, structure = _named("frozen", model, params)
+    given, arrays, structure = _named("frozen", model, params)
     frozen = _matching("frozen", names, arrays)
     start = {name: array for name, array in arrays.items() if name not in frozen}
     require(start, "frozen: these are all parameters of the model; leave some out")
     values = {name: arrays[name] for name in frozen}
     init = _Init(model.init, tuple(start), {}, 0, start)
-    return replace(model, init=init, base=Partial(_Whole(tuple(arrays), structure), values))
+    return _over(model, given, init, Partial(_Whole(tuple(arrays), structure), values))
 
 
 def lora(
@@ -147,7 +167,7 @@ def lora(
     Args:
         model: The whole model.
         params: Parameters of the whole model: the frozen values, and those from which the parts in
-            `trained` start.
+            `trained` start. Of a model with state, `fedprox.Variables`, as in `fedprox.freeze`.
         rank: Rank :math:`r` of the adapters, at most the rows and the columns of each matrix.
         alpha: :math:`\alpha`, above 0.
         targets: Shell-style patterns of the dotted names of arrays that get adapters, or of parts
@@ -178,7 +198,7 @@ def lora(
     """
     require_whole("lora.rank", rank)
     require_number("lora.alpha", alpha, positive=True)
-    arrays, structure = _named("lora", model, params)
+    given, arrays, structure = _named("lora", model, params)
     kept = _matching("lora.trained", trained, arrays) if len(trained) else []
     chosen = [name for name in _matching("lora.targets", targets, arrays) if name not in kept]
     matrices = {name: _as_matrix(arrays[name].shape) for name in chosen if arrays[name].ndim > 1}
@@ -192,29 +212,33 @@ def lora(
     values = {name: array for name, array in arrays.items() if name not in start}
     init = _Init(model.init, tuple(start), matrices, rank, start)
     whole = _Whole(tuple(arrays), structure, alpha / rank)
-    return replace(model, init=init, base=Partial(whole, values))
+    return _over(model, given, init, Partial(whole, values))
 
 
 def adapted(params: Params) -> list[str]:
-    """The names of the matrices that have adapters among given parameters."""
-    first, _ = FACTORS
-    names = params if isinstance(params, dict) else {}
+    """The names of the matrices that have adapters among given parameters, or variables."""
+    (first, _), found = FACTORS, trainable(params)
+    names = found if isinstance(found, dict) else {}
     return [name.removesuffix(first) for name in names if str(name).endswith(first)]
 
 
 def rank_of(params: Params) -> int:
-    """The rank of the adapters among given parameters."""
+    """The rank of the adapters among given parameters, or variables."""
     first, _ = FACTORS
-    return int(params[adapted(params)[0] + first].shape[1])
+    return int(trainable(params)[adapted(params)[0] + first].shape[1])
 
 
-def _named(where: str, model: Model, params: Params) -> tuple[dict[str, jax.Array], Any]:
-    """All arrays of given parameters by their dotted names, and their structure."""
+def _named(where: str, model: Model, params: Params) -> tuple[Params, dict[str, jax.Array], Any]:
+    """Given parameters as the model's own, all arrays by their dotted names, and their structure.
+
+    Of a model with state these are its variables, and the arrays those of its parameters.
+    """
     require(not model.base, f"{where}: the model has frozen parts already")
-    paths, structure = jax.tree_util.tree_flatten_with_path(fitted_params(where, model, params))
+    given = fitted_params(where, model, params)
+    paths, structure = jax.tree_util.tree_flatten_with_path(trainable(given))
     arrays = {dotted(path): array for path, array in paths}
     require(len(arrays) == len(paths), f"{where}: two parameters of the model have the same name")
-    return arrays, structure
+    return given, arrays, structure
 
 
 def _matching(where: str, patterns: Sequence[str], names: dict[str, jax.Array]) -> list[str]:
@@ -247,18 +271,44 @@ def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     return min(splits, key=sum)
 
 
+def _low(given: Any) -> Any:
+    """Real numbers in bfloat16, and other arrays as they are."""
+
+    def low(array: Any) -> Any:
+        real = jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(jnp.bfloat16) if real else array
+
+    return jax.tree.map(low, given)
+
+
+def _high(computed: Any) -> Any:
+    """Arrays of bfloat16 as the library's real numbers."""
+
+    def high(array: Any) -> Any:
+        return array.astype(real_type()) if array.dtype == jnp.bfloat16 else array
+
+    return jax.tree.map(high, computed)
+
+
 @dataclass(frozen=True)
 class _InBfloat16:
     """A model's function of (parameters, features, ...), computed in bfloat16."""
 
     function: Callable[..., jax.Array]
 
-    def __call__(self, *given: Any) -> jax.Array:
-        def low(array: Any) -> Any:
-            real = jnp.issubdtype(array.dtype, jnp.floating)
-            return array.astype(jnp.bfloat16) if real else array
+    def __call__(self, *given: Any) -> Any:
+        return _high(self.function(*_low(given)))
 
-        return self.function(*jax.tree.map(low, given)).astype(real_type())
+
+@dataclass(frozen=True)
+class _BesideState:
+    """The same of (parameters, state, features, ...), whose state stays as it is."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, params: Params, state: Any, *given: Any, mask: Any = None) -> Any:
+        told = {} if mask is None else {"mask": mask}
+        return _high(self.function(_low(params), state, *_low(given), **told))
 
 
 def mixed_precision(model: Model) -> Model:
@@ -267,8 +317,8 @@ def mixed_precision(model: Model) -> Model:
     Parameters and features are rounded to bfloat16, which has 8 significant bits and the range of
     float32, before each forward and backward pass. So activations and their gradients are in
     bfloat16, at half the memory. Everything else stays in float32: the parameters that local steps
-    move, since most steps are too small for bfloat16, losses, messages, sums and the server's
-    state. Evaluations compute as training does.
+    move, since most steps are too small for bfloat16, a model's state and its steps likewise,
+    losses, messages, sums and the server's state. Evaluations compute as training does.
 
     It pays on accelerators with matrix units for bfloat16; most CPUs are slower with it.
 
@@ -292,4 +342,4 @@ def mixed_precision(model: Model) -> Model:
         Micikevicius et al., `Mixed Precision Training <https://arxiv.org/abs/1710.03740>`_, ICLR
         2018, section 3.1; with bfloat16 losses need no scaling.
     """
-    return rewritten(model, _InBfloat16)
+    return rewritten(model, _BesideState if model.state else _InBfloat16)

@@ -1,4 +1,4 @@
-"""Files of parameters: models as run directories hold them, and weights in PyTorch's layout.
+"""Files of parameters, with a model's state: of run directories, and weights in PyTorch's layout.
 
 Arrays are stored under their dotted paths ("dense.bias"). The file's metadata describe, as JSON,
 how dicts, lists and tuples hold them: the paths alone do not distinguish the key 0 from "0".
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedprox.errors import InputError, reason, require
 from fedprox.files.packed import refusing
 from fedprox.files.whole import write_whole
-from fedprox.model import Model, Params, check_params, dotted
+from fedprox.model import Model, Params, Variables, check_params, dotted, trainable
 from fedprox.report.archive import RunTimes, read_summary
 from fedprox.user_code import listed
 
@@ -37,6 +37,12 @@ TYPES = {
     "BF16": np.dtype(jnp.bfloat16),
 }
 """The types that parameters may have, by safetensors' names."""
+
+NUMBERS = TYPES | {f"{k}{8 * n}": np.dtype(f"{k.lower()}{n}") for k in "IU" for n in (1, 2, 4, 8)}
+"""Likewise those of a model's state, which may hold counters."""
+
+STATE = "state"
+"""The first part of the names of a state's arrays, beside those of the parameters."""
 
 
 def names_of(params: Params) -> list[str]:
@@ -55,19 +61,21 @@ def names_of(params: Params) -> list[str]:
 
 
 def named_arrays(params: Params) -> dict[str, Array]:
-    """The arrays of a pytree by name, checked to be of the types of `TYPES`."""
+    """The arrays of a pytree by name, checked to be of the types of `TYPES`, or of a state's."""
     leaves = jax.tree.leaves(params)
     arrays = {n: np.asarray(a, order="C") for n, a in zip(names_of(params), leaves, strict=True)}
-    for name, array in arrays.items():
+    trained = len(jax.tree.leaves(trainable(params)))
+    for i, (name, array) in enumerate(arrays.items()):
         require(
-            array.dtype in TYPES.values(),
-            f"parameters: {name!r} is of type {array.dtype}; it must be floating-point numbers",
+            array.dtype in (TYPES if i < trained else NUMBERS).values(),
+            f"parameters: {name!r} is of type {array.dtype}; it must be "
+            + ("floating-point numbers" if i < trained else "numbers"),
         )
     return arrays
 
 
 def encode_params(params: Params) -> bytes:
-    """The content of a file with a model's parameters.
+    """The content of a file with a model's parameters, or its variables.
 
     A pytree with nodes other than dicts, lists and tuples is saved without its structure.
     """
@@ -85,7 +93,7 @@ def _outline(node: Any) -> Any:
         return node
     if type(node) is dict and all(type(key) in (str, int) for key in node):
         return {"dict": [[key, _outline(part)] for key, part in node.items()]}
-    if type(node) in (list, tuple):
+    if type(node) in (list, tuple, Variables):
         return {type(node).__name__: [_outline(part) for part in node]}
     raise TypeError(f"a node of type {type(node).__name__}")
 
@@ -99,9 +107,10 @@ def decode(content: bytes) -> tuple[dict[str, Array], Params]:
     arrays = {}
     for name, tensor in tensors:
         kind = tensor["dtype"]
-        if kind not in TYPES:
-            raise TypeError(f"array {name!r} is of type {kind}; it must be {', '.join(TYPES)}")
-        arrays[name] = np.frombuffer(tensor["data"], TYPES[kind]).reshape(tensor["shape"])
+        kinds = NUMBERS if _begins(name, STATE) else TYPES
+        if kind not in kinds:
+            raise TypeError(f"array {name!r} is of type {kind}; it must be {', '.join(kinds)}")
+        arrays[name] = np.frombuffer(tensor["data"], kinds[kind]).reshape(tensor["shape"])
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     outline = (header.get("__metadata__") or {}).get(STRUCTURE)
     if not outline:
@@ -128,6 +137,8 @@ def _restore(node: Any, remaining: dict[str, Array]) -> Params:
             return [_restore(part, remaining) for part in parts]
         if kind == "tuple":
             return tuple(_restore(part, remaining) for part in parts)
+        if kind == Variables.__name__ and len(parts) == 2:
+            return Variables(*(_restore(part, remaining) for part in parts))
         entries = (isinstance(p, list) and len(p) == 2 and type(p[0]) in (str, int) for p in parts)
         if kind == "dict" and all(entries):
             return {key: _restore(part, remaining) for key, part in parts}
@@ -161,7 +172,8 @@ def save_model(path: str | Path, params: Params) -> None:
 
     Args:
         path: The file, such as "model.safetensors". It is written whole or not at all.
-        params: A pytree of floating-point arrays, such as `Run.params`.
+        params: A pytree of floating-point arrays, such as `Run.params`; `fedprox.Variables` of a
+            model with state.
 
     Raises:
         InputError: There is no such folder, or a parameter is not a floating-point array.
@@ -198,8 +210,8 @@ def load_model(
             of other libraries are for `load_weights`.
 
     Returns:
-        A pytree of NumPy arrays of the structure that was saved; with `model`, of the structure
-        that its `init` gives.
+        A pytree of NumPy arrays of the structure that was saved, `fedprox.Variables` of a model
+        with state; with `model`, of the structure that its `init` gives.
 
     Raises:
         InputError: There is no such file or run, several runs fit, the file is damaged or does not
@@ -268,6 +280,12 @@ Rename = Mapping[str, str | None]
 WEIGHTS = ("kernel", "scale", "embedding", "table")
 """What flax and this library call parameters that PyTorch calls `weight`."""
 
+STATISTICS = {"mean": "running_mean", "var": "running_var"}
+"""What flax calls running statistics, and PyTorch."""
+
+COLLECTION = "batch_stats."
+"""What the names of linen's running statistics begin with."""
+
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The files of a repository: all weights, or the list of the files that have them."""
 
@@ -292,13 +310,15 @@ def load_weights(
     A tensor belongs to the parameter of its name, where `weight` may also be flax's `kernel`,
     `scale` or `embedding`, or `table` of this library's models. Of a `kernel`, whose last axes are
     (inputs, outputs), the tensor is PyTorch's (outputs, inputs, ...), as of `nn.Linear` and
-    `nn.Conv2d`, and is transposed. Other parameters have the tensor's own shape. Tensors of whole
-    numbers, such as `position_ids`, are passed over.
+    `nn.Conv2d`, and is transposed. Other parameters have the tensor's own shape. In the state of a
+    model, `mean` and `var` are a layer's `running_mean` and `running_var`. Tensors of whole numbers
+    that the model lacks, such as `position_ids` and `num_batches_tracked`, are passed over.
 
     Args:
         path: A safetensors file; or a folder with `model.safetensors`, or with
             `model.safetensors.index.json` and the files that it names.
-        like: The model, or its parameters.
+        like: The model, or its parameters; `fedprox.Variables` of one with state. Names of both
+            parts are those within them ("norm.scale", "norm.mean"), without linen's "batch_stats".
         rename: Begins of the file's names, up to a dot, and what the model has in their place:
             `{"bert": "", "encoder.layer": "blocks", "pooler": None}` takes the prefix away, renames
             layers, and leaves out the pooler. The longest begin that fits counts.
@@ -327,30 +347,34 @@ def load_weights(
         (30, 60)
     """
     path, tree = Path(path), like.shapes if isinstance(like, Model) else like
-    names, (leaves, structure) = names_of(tree), jax.tree.flatten(tree)
+    names, (leaves, structure) = _names_in_both(tree), jax.tree.flatten(tree)
     arrays = all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
     require(arrays, "like: neither a model nor the parameters of one")
     for part in keep:
-        require(any(_begins(name, part) for name in names), f"keep: no parameter {part!r}")
-    found = _renamed(_tensors(path), rename)
+        known = any(_begins(name, part) for name, _ in names)
+        require(known, f"keep: no parameter {part!r}")
+    counts = [not _is_real(leaf) for leaf in leaves]
+    found = _renamed(_tensors(path, NUMBERS if any(counts) else TYPES), rename)
     values, wrong = [], []
-    for name, leaf in zip(names, leaves, strict=True):
-        tensor = found.pop(_named_as_torch(name), None)
+    for (name, theirs), leaf, is_count in zip(names, leaves, counts, strict=True):
+        tensor = found.pop(theirs, None)
         if any(_begins(name, part) for part in keep):
             require(
                 not isinstance(leaf, jax.ShapeDtypeStruct),
                 f"keep: {name} has no values in `like`; give parameters, as of model.init(key)",
             )
             values.append(np.asarray(leaf))
-        elif tensor is None:
-            wrong.append(f"{name}: no floating-point tensor of this name")
+        elif tensor is None or _is_real(tensor) == is_count:
+            kind = "tensor of whole numbers" if is_count else "floating-point tensor"
+            wrong.append(f"{name}: no {kind} of this name")
         else:
             value = _moved(name, tensor, to=FLAX)
             if value.shape != leaf.shape:
                 given = f"{value.shape} in the file" + " when transposed" * (value is not tensor)
                 wrong.append(f"{name}: shape {given} where {leaf.shape} is needed")
             values.append(value.astype(leaf.dtype, copy=False))
-    wrong += [f"{name}: the model lacks it; shape {a.shape}" for name, a in found.items()]
+    unused = {name: a for name, a in found.items() if _is_real(a)}
+    wrong += [f"{name}: the model lacks it; shape {a.shape}" for name, a in unused.items()]
     if wrong:
         more = [f"{len(wrong) - MOST_LINES} more"] if len(wrong) > MOST_LINES else []
         message = f"{path}: not the weights of this model; `rename` and `keep` may help:"
@@ -361,11 +385,13 @@ def load_weights(
 def save_weights(path: str | Path, params: Params, *, rename: Rename | None = None) -> None:
     """Write parameters as PyTorch's weights, the inverse of `load_weights`.
 
-    In PyTorch, `model.load_state_dict(safetensors.torch.load_file(path))` loads the file.
+    In PyTorch, `model.load_state_dict(safetensors.torch.load_file(path))` loads the file, also with
+    running statistics, without `num_batches_tracked`.
 
     Args:
         path: The file, such as "model.safetensors". It is written whole or not at all.
-        params: A pytree of floating-point arrays, such as `Run.params`.
+        params: A pytree of floating-point arrays, such as `Run.params`; `fedprox.Variables` of a
+            model with state.
         rename: Begins of the parameters' names, up to a dot, and what the file has in their place,
             as in `load_weights` the other way around.
 
@@ -385,8 +411,8 @@ def save_weights(path: str | Path, params: Params, *, rename: Rename | None = No
     path = Path(path)
     require(path.parent.is_dir(), f"{path.parent}: no such folder")
     arrays: dict[str, Array] = {}
-    for name, array in named_arrays(params).items():
-        theirs = _named_as_torch(name)
+    given = named_arrays(params).values()
+    for (name, theirs), array in zip(_names_in_both(params), given, strict=True):
         require(theirs not in arrays, f"{path}: two parameters would be named {theirs!r}")
         arrays[theirs] = _moved(name, array, to=TORCH)
     arrays = {name: np.asarray(a, order="C") for name, a in _renamed(arrays, rename).items()}
@@ -398,9 +424,22 @@ def _begins(name: str, part: str) -> bool:
     return not part or f"{name}.".startswith(f"{part}.")
 
 
-def _named_as_torch(name: str) -> str:
+def _names_in_both(tree: Params) -> list[tuple[str, str]]:
+    """The name of each array of parameters, or of variables, here and in PyTorch's files."""
+    if not isinstance(tree, Variables):
+        return [(name, _ending(name, dict.fromkeys(WEIGHTS, "weight"))) for name in names_of(tree)]
+    statistics = [name.removeprefix(COLLECTION) for name in names_of(tree.state)]
+    return _names_in_both(tree.params) + [(name, _ending(name, STATISTICS)) for name in statistics]
+
+
+def _ending(name: str, others: Mapping[str, str]) -> str:
+    """A dotted name whose last part may be called otherwise."""
     begin, dot, last = name.rpartition(".")
-    return f"{begin}{dot}weight" if last in WEIGHTS else name
+    return f"{begin}{dot}{others.get(last, last)}"
+
+
+def _is_real(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 def _moved(name: str, array: Array, *, to: tuple[int, int]) -> Array:
@@ -429,8 +468,8 @@ def _renamed(arrays: dict[str, Array], rename: Rename | None) -> dict[str, Array
     return renamed
 
 
-def _tensors(path: Path) -> dict[str, Array]:
-    """The floating-point tensors of a file or a repository by their names, memory-mapped."""
+def _tensors(path: Path, kinds: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors of some types in a file or a repository by their names, memory-mapped."""
     if path.is_dir():
         files = [name for name in (FILE, INDEX) if (path / name).is_file()]
         files += sorted(file.name for file in path.glob("*") if file.suffix in PICKLES)
@@ -444,21 +483,21 @@ def _tensors(path: Path) -> dict[str, Array]:
         f"{FILE!r}) converts it",
     )
     if path.suffix != ".json":
-        return _mapped(path)
+        return _mapped(path, kinds)
     with refusing(f"{path}: not a list of files with weights"):
         index = json.loads(path.read_bytes())["weight_map"]
         files = sorted({Path(name).name for name in index.values()})
     tensors: dict[str, Array] = {}
     for file in (path.with_name(name) for name in files):
         require(file.is_file(), f"{path}: it names {file.name}, which is missing")
-        for name, tensor in _mapped(file).items():
+        for name, tensor in _mapped(file, kinds).items():
             require(name not in tensors, f"{file}: {name!r} is in another file too")
             tensors[name] = tensor
     return tensors
 
 
-def _mapped(path: Path) -> dict[str, Array]:
-    """The floating-point tensors of a file by their names, memory-mapped."""
+def _mapped(path: Path, kinds: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors of some types in a file by their names, memory-mapped."""
     with refusing(f"{path}: not a safetensors file, or damaged"):
         with safetensors.safe_open(path, framework="np"):
             pass  # the library checks that the header describes the file
@@ -468,8 +507,8 @@ def _mapped(path: Path) -> dict[str, Array]:
         header.pop("__metadata__", None)
         return {
             name: content[begin + tensor["data_offsets"][0] : begin + tensor["data_offsets"][1]]
-            .view(TYPES[tensor["dtype"]])
+            .view(kinds[tensor["dtype"]])
             .reshape(tensor["shape"])
             for name, tensor in header.items()
-            if tensor["dtype"] in TYPES
+            if tensor["dtype"] in kinds
         }
