@@ -91,9 +91,9 @@ def _check_close(measure: str, x: float, y: float) -> None:
     assert math.isclose(x, y, rel_tol=1e-4) or (math.isnan(x) and math.isnan(y)), measure
 
 
-def compared(table: Mapping[str, Any], folder: Path) -> list[Run]:
+def compared(table: Mapping[str, Any], folder: Path, policy: Policy | None = None) -> list[Run]:
     """The runs of a deployment, which are those of a simulation."""
-    nodes = nodes_of(table, folder)
+    nodes = nodes_of(table, folder, policy=policy)
     ours = deployed(table, [node.answer for node in nodes])
     check(simulated(table), ours)
     return ours

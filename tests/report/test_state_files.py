@@ -11,7 +11,8 @@ import safetensors.numpy
 
 import fedprox as fp
 from fedprox.experiment import parse, resolve
-from tests.crossings.features import NORMALIZED, TABLE, WITH_STATE
+from tests.crossings.features import NORMALIZED, TABLE
+from tests.deployment.federations import WITH_STATE
 from tests.model.test_batch_norm import KINDS
 from tests.model.test_state import everyone
 from tests.objectives import CLASSES, FEATURES, HIDDEN
