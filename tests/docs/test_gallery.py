@@ -25,6 +25,7 @@ QUICK = ("partition_skew",)
 def test_an_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plt.switch_backend("agg")
+    plt.close("all")  # of tutorials that ran before
     names = run(path)
     drawn = len(plt.get_fignums())
     drawn += sum(isinstance(value, NotebookFigure) for value in names.values())
