@@ -65,15 +65,19 @@ class WithHead(nnx.Module):
 
 
 class TwoConvolutions(nnx.Module):
-    """FedAvg's two 5x5 convolutions with pooling, by flax alone."""
+    """FedAvg's two 5x5 convolutions with pooling, by flax alone, each normalized or not."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = nnx.Conv(1, 32, (5, 5), rngs=rngs)
-        self.second = nnx.Conv(32, 64, (5, 5), rngs=rngs)
+    def __init__(self, rngs: nnx.Rngs, *, normalized: bool = False) -> None:
+        layers = []
+        for inputs, outputs in ((1, 32), (32, 64)):
+            layer = nnx.Conv(inputs, outputs, (5, 5), rngs=rngs)
+            norm = [nnx.BatchNorm(outputs, rngs=rngs)] if normalized else []
+            layers.append(nnx.Sequential(layer, *norm))
+        self.layers = nnx.List(layers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, 28, 28, 1) -> (B, 7, 7, 64)."""
-        for layer in (self.first, self.second):
+        for layer in self.layers:
             x = nnx.max_pool(nnx.relu(layer(x)), (2, 2), (2, 2))
         return x
 
@@ -138,6 +142,14 @@ ROWS = {
         (14, 14, 32),
         14 * 14 * 32,
     ),
+    "BatchNorm": Row(
+        lambda rngs: nnx.Sequential(nnx.Linear(32, 32, rngs=rngs), nnx.BatchNorm(32, rngs=rngs)),
+        (14, 14, 32),
+        14 * 14 * 32,
+    ),
+    "two Conv 5x5, BatchNorm, max_pool": Row(
+        partial(TwoConvolutions, normalized=True), (28, 28, 1), 7 * 7 * 64
+    ),
     "MultiHeadAttention": Row(attention, (40, 64), 40 * 64),
     "LSTMCell": Row(partial(recurrent, nnx.LSTMCell), (40, 32), 40 * 64),
     "GRUCell": Row(partial(recurrent, nnx.GRUCell), (40, 32), 40 * 64),
@@ -170,23 +182,30 @@ def rounds_of(data: fp.Federation, model: fp.Model, rounds: int) -> fp.Run:
 
 def alone(data: fp.Federation, module: Callable[[nnx.Rngs], Any]) -> Callable[[int], object]:
     """(number) -> as many steps of the module by itself, called from Python."""
-    init, apply, *_ = of_nnx(module)
-    params = init(jax.random.key(0))
+    functions: Any = of_nnx(module)
+    key = jax.random.key(0)
+    params, state = functions.init(key), functions.state and functions.state(key)
     x, y = (jnp.asarray(a[:BATCH]) for a in data.train.client(0))
 
-    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return CrossEntropy()(apply(params, x), y).mean()
+    def loss(params: Any, state: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+        outputs, after = (
+            (functions.apply(params, x), None)
+            if state is None
+            else functions.train(params, state, x, key, None)
+        )
+        return CrossEntropy()(outputs, y).mean(), after
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(loss)(params, x, y))
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        gradient, after = jax.grad(loss, has_aux=True)(params, state, x, y)
+        return jax.tree.map(lambda w, g: w - 0.01 * g, params, gradient), after
 
-    state = [params]
+    at = [params, state]
 
     def steps(number: int) -> None:
         for _ in range(number):
-            state[0] = step(state[0], x, y)
-        jax.block_until_ready(state[0])
+            at[:] = step(*at, x, y)
+        jax.block_until_ready(at)
 
     return steps
 

@@ -51,7 +51,6 @@ FAST = [
     ("adaptive mu", "deployment"),
     ("fedbn of a state", "checkpoint"),
     ("scaffold of a state", "deployment"),
-    ("silobn of a state", "codec"),
 ]
 """Those of one method that has all that is kept, and of others what does not fit it."""
 

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 import fedprox as fp
 from fedprox.algorithms.model_state import layers_with_state, with_own_layers
 from fedprox.experiment import parse, resolve
+from tests.model.test_mixed import products
 
 
 def images() -> fp.Federation:
@@ -62,3 +63,42 @@ def test_methods_by_name_find_the_layers_of_a_model_by_name(method: str) -> None
     assert layers_with_state(shapes) == ("norm1", "norm2")
     kept = with_own_layers(found, shapes).personal
     assert (kept is not None) == (method == "fedbn")
+
+
+@pytest.mark.parametrize("build", [fp.models.mnist_cnn, fp.models.resnet18])
+def test_batch_normalization_computes_in_bfloat16(build: Any) -> None:
+    model = fp.mixed_precision(build(images(), norm="batch"))
+    x, train, shapes = np.zeros((2, 28, 28), np.float32), model.train, model.shapes
+    assert train is not None
+
+    def loss(params: Any, state: Any) -> Any:
+        outputs, after = train(params, state, x, None, np.ones(2, bool))
+        return outputs.sum(), after
+
+    made = jax.make_jaxpr(jax.grad(loss, has_aux=True))(*shapes)
+    assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
+    assert {each.dtype for each in made.out_avals} == {np.dtype(np.float32)}
+
+
+@pytest.mark.slow
+def test_a_cnn_with_batch_normalization_learns_where_clients_images_differ() -> None:
+    """In brightness and contrast, which statistics of the clients' own undo."""
+    rng = np.random.default_rng(7)
+    y = np.arange(20) % 2
+    x = 0.1 * rng.normal(size=(20, 28, 28)).astype(np.float32)
+    x[y == 1, 8:20, 8:20] += 0.3
+    clients = [(x[:10], y[:10]), (5 - 4 * x[10:], y[10:])]
+    federation = fp.Federation.from_arrays(clients, test=clients)
+    mean, *own = fp.simulate(
+        federation,
+        fp.models.mnist_cnn(federation, norm="batch"),
+        [fp.fedavg(), fp.silobn(), fp.fedbn()],
+        solver=fp.Solver(0.05, 5, epochs=2),
+        cohort=fp.Cohort(2),
+        rounds=8,
+        evaluation=fp.Evaluation(every=8, gradients=False),
+        progress=False,
+    )
+    for run in own:
+        assert run.final.personal_accuracy == 1.0
+        assert run.final.personal_loss < mean.final.train_loss
