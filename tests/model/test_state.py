@@ -65,16 +65,24 @@ def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
             assert run.history[-1].personal_loss == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_servers_statistics_stay_and_are_used_by_all() -> None:
-    """As with them as constants of a model without state."""
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [(fp.fedprox(mu=0.5), None), pytest.param(fp.ditto(lam=0.5), 2, marks=pytest.mark.slow)],
+)
+def test_the_servers_statistics_stay_and_are_used_by_all(method: Any, steps: int | None) -> None:
+    """As with them as constants of a model without state, also in models of the clients' own."""
 
     def apply(params: Any, x: Any) -> Any:
         return batch_norm.apply(params, START.state, x)
 
-    (run,) = everyone(fp.fedprox(mu=0.5).with_model_state("server"))
+    tuned = {"evaluation": fp.Evaluation(gradients=False, fine_tune=steps)}
+    (run,) = everyone(method.with_model_state("server"), **tuned)
     without = fp.Model(batch_norm.first, apply)
-    (expected,) = everyone(fp.fedprox(mu=0.5), model=without, initial=START.params)
+    (expected,) = everyone(method, model=without, initial=START.params, **tuned)
     require_close(run.params, fp.Variables(expected.params, START.state), 1e-6)
+    if steps:
+        own = expected.final.personal_loss
+        assert run.final.personal_loss == pytest.approx(own, rel=1e-5)
 
 
 class Nnx(nnx.Module):

@@ -29,6 +29,7 @@ def second_pass(algorithm: base.Algorithm) -> base.Algorithm:
         hparams=algorithm.hparams,
         stragglers=algorithm.stragglers,
         settings=algorithm.settings,
+        model_state=algorithm.model_state,
         client=base.OnClient(
             _silent(personal.keep),
             algorithm.client.state,
@@ -55,6 +56,7 @@ def fine_tuning(algorithm: base.Algorithm, steps: int) -> base.Algorithm:
         hparams=algorithm.hparams,
         stragglers="keep",
         settings=algorithm.settings,
+        model_state=algorithm.model_state,
         client=base.OnClient(
             _silent(lambda _, solved: base.trained(solved)),
             base.untrained,
