@@ -25,8 +25,9 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-MOST_MEMORY = 1.35e9
-"""Memory above which a process lets all programs go, of which each takes two to three megabytes."""
+MOST_MEMORY, MOST_WITHIN = 1.35e9, 1.45e9
+"""Memory above which a process lets all programs go, of which each takes two to three megabytes:
+between two files, and within one."""
 
 SLOWEST = 10
 """Tests that are named at the end."""
@@ -121,8 +122,9 @@ class Costs:
         return report
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Let programs go between two files, of which the next seldom needs those of the last."""
-        if (nextitem is None or nextitem.path != item.path) and memory() > MOST_MEMORY:
+        """Let programs go, best between two files, which seldom need the same."""
+        ends = nextitem is None or nextitem.path != item.path
+        if memory() > (MOST_MEMORY if ends else MOST_WITHIN):
             let_go()
             gc.collect()
             with suppress(OSError, AttributeError):  # glibc keeps freed memory to itself
