@@ -32,7 +32,7 @@ from fedprox.models import MODELS
 from fedprox.report.archive import read_archive
 from fedprox.report.figure import styles
 from fedprox.report.page import section
-from fedprox.report.saved import _tensors, encode_params, load_model
+from fedprox.report.saved import NUMBERS, _tensors, encode_params, load_model
 from fedprox.studies.results import Study
 from tests import test_cli
 from tests.datasets import test_cifar, test_femnist
@@ -454,7 +454,7 @@ READERS: dict[str, Reader] = {
     "parameters": Reader("model.safetensors", load_model, (PARAMETERS,), SAFETENSORS, factor=60),
     "weights": Reader(
         "model.safetensors",
-        lambda path: [np.array(tensor) for tensor in _tensors(path).values()],
+        lambda path: [np.array(tensor) for tensor in _tensors(path, NUMBERS).values()],
         (PARAMETERS,),
         SAFETENSORS,
         factor=60,

@@ -95,6 +95,37 @@ def test_a_layer_computes_what_flaxs_own_does_with_a_mask(make: Any, options: An
         jax.tree.map(close, found[1], dict(expected[1]))
 
 
+EVERYONE = np.ones((5, 1, 1, 1), bool)
+
+
+@pytest.mark.parametrize(
+    ("told", "rows"),
+    [({"use_running_average": True}, None), ({"mask": EVERYONE}, 5), ({}, 3)],
+    ids=["the running statistics", "a mask", "nothing"],
+)
+def test_what_a_module_tells_its_layer_counts(told: dict[str, Any], rows: int | None) -> None:
+    class Nnx(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.norm(x, **told)
+
+    class Linen(linen.Module):
+        @linen.compact  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any, train: bool) -> Any:
+            return linen.BatchNorm(momentum=0.5)(x, **{"use_running_average": not train} | told)
+
+    x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    mean = 0.0 if rows is None else x[:rows].mean(axis=(0, 1, 2)) / 2
+    var = 1.0 if rows is None else 0.5 + x[:rows].var(axis=(0, 1, 2)) / 2
+    for model in (fp.Model.from_nnx(Nnx), fp.Model.from_linen(Linen(), x)):
+        train: Any = model.train
+        _, state = jax.jit(train)(*model.init(jax.random.key(0)), x, jax.random.key(0), MASK)
+        for found, expected in zip(jax.tree.leaves(state), (mean, var), strict=True):
+            np.testing.assert_allclose(found, np.broadcast_to(expected, 3), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("method", "count"), [(fp.fedavg(), 5), (fp.fedsam(rho=0.1), 12)])
 def test_a_step_computes_its_gradient_and_the_next_state_in_one_pass(
     method: fp.Algorithm, count: int

@@ -44,6 +44,8 @@ def test_variables_come_back_with_their_structure_and_types(tmp_path: Path) -> N
         assert kinds == wanted
     fp.save_model(path, COUNTED)
     same(fp.load_model(path, model=NORMALIZED), COUNTED)
+    path.write_bytes(safetensors.numpy.save(safetensors.numpy.load_file(path)))  # no structure
+    same(fp.load_model(path, model=NORMALIZED), COUNTED)
     fp.save_model(path, COUNTED.params)
     with pytest.raises(fp.InputError, match=r"parameters have 'body', .* where 'params.body', "):
         fp.load_model(path, model=NORMALIZED)
