@@ -207,3 +207,21 @@ def test_mixed_precision_computes_in_bfloat16_and_moves_the_state_in_float32(kin
     ):
         assert set(products(made.jaxpr)) == {jnp.dtype(jnp.bfloat16)}
         assert {each.dtype for each in made.out_avals} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_products_behind_a_normalization_are_in_bfloat16_too(moves: bool) -> None:
+    """Whose statistics are in float32, as a state and as constants."""
+
+    class Network(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.norm = nnx.BatchNorm(FEATURES, use_running_average=not moves, rngs=rngs)
+            self.head = nnx.Linear(FEATURES, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.head(self.norm(x))
+
+    model = fp.mixed_precision(fp.Model.from_nnx(Network))
+    x = jax.ShapeDtypeStruct((3, FEATURES), np.float32)
+    made = jax.make_jaxpr(model.apply)(model.shapes, x)
+    assert set(products(made.jaxpr)) == {np.dtype(jax.numpy.bfloat16)}

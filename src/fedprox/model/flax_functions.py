@@ -48,9 +48,10 @@ class _Nnx(NamedTuple):
         module: Any = nnx.merge(self.graph, nnx.State(params), began, *rest)
         if self.streams:
             module.set_attributes(deterministic=not training, raise_if_not_found=False)
-        for path, layer in nnx.iter_modules(module) if self.moves else ():
+        for path, layer in nnx.iter_modules(module) if self.moves or self.constants else ():
             if path in self.moves:
                 layer.use_running_average = not training
+            if isinstance(layer, nnx.BatchNorm):
                 kind: Any = type(layer)
                 object.__setattr__(layer, "__class__", masked(kind))
         return module
