@@ -179,7 +179,7 @@ def place(task: Task, skew: str, share: float) -> str:
 def own(clients: int) -> Summary:
     """The accuracy of what each client would use: its own model, or the server's if it has none.
 
-    All of so many clients count alike.
+    Those with and those without one count by their numbers, as if all had as many test rows.
     """
 
     def value(series: Series, measure: str) -> float:
