@@ -26,6 +26,8 @@ RECORDED = {
     "time": "seconds by the clients' devices",
     "bits_up": "bits that clients have sent",
     "personal_accuracy": "test accuracy of the clients' own models",
+    "newcomer_accuracy": "test accuracy of the clients without a model of their own",
+    "personal_clients": "clients with a model of their own",
 }
 """The measures of runs, by their names in `metrics.jsonl`."""
 

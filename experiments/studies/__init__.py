@@ -1,11 +1,12 @@
 """Studies of this library's own, whose claims no paper makes."""
 
-from experiments.studies import adapters, composition, compression, robust
+from experiments.studies import adapters, composition, compression, normalization, robust
 from experiments.studies.time import ITEMS as TIME
 
 ITEMS = {
     **TIME,
     **composition.ITEMS,
+    **normalization.ITEMS,
     "robust-mnist": robust.MNIST,
     "robust-femnist": robust.FEMNIST,
     "compression-femnist": compression.FEMNIST,

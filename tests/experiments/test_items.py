@@ -50,7 +50,7 @@ OTHERS = {
 
 def check_options(data: Table) -> None:
     load = DATASETS.get(data["name"]) or import_function("", data["name"], Federation)
-    assert data.keys() - {"name"} <= signature(load).parameters.keys()
+    assert data.keys() - {"name", "skew"} <= signature(load).parameters.keys()
 
 
 @pytest.mark.parametrize("name", ITEMS)

@@ -28,8 +28,8 @@ MADE = (
 )
 """The pages whose tables are all made from files."""
 
-STUDIES = {"time", "robust", "compression", "composition", "adapters"}
-"""Of these, the pages of studies that no paper makes."""
+STUDIES = {"time", "robust", "compression", "composition", "normalization", "adapters"}
+"""The pages of studies that no paper makes."""
 
 SAID = {
     # by page, what the words beside made numbers say of settings and of what papers print
@@ -46,6 +46,7 @@ SAID = {
     "index": "0.05",
     "models": "0.992 150 500",
     "newer": "",
+    "normalization": "",
     "others": "",
     "robust": "1.5 200",
     "time": "0.01 0.75 100 200 3.6 500",
