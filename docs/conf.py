@@ -42,7 +42,7 @@ default_role = "py:obj"  # a name in single backticks is a link if it is documen
 nitpick_ignore_regex = [
     ("py:obj", r".*"),
     # other projects' names, whose inventories a build without a network cannot read
-    ("py:.*", r"(jax|jaxlib|flax|nnx|numpy|np|optax|matplotlib|pydantic)\..*"),
+    ("py:.*", r"(jax|jaxlib|flax|linen|nnx|numpy|np|optax|matplotlib|pydantic)\..*"),
     ("py:.*", r"(collections|pathlib|typing|types|datetime|os|enum|signal)\..*"),
     # private types, which annotations name by where they are defined
     ("py:class", r"fedprox\.(?!datasets|diagnostics|losses|metrics|models)[a-z_]+\..+"),

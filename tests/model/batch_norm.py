@@ -127,6 +127,11 @@ def loss(client: Client, x: Any, y: Any) -> float:
     return float(-np.log(of_labels).mean())
 
 
+def averaged(clients: list[Client], rows: Any) -> Client:
+    """The mean of what clients have, weighted by their rows."""
+    return jax.tree.map(lambda *each: np.average(each, axis=0, weights=rows), *clients)
+
+
 class Federated(NamedTuple):
     """The server's model after some rounds, and what the clients have of their own."""
 
@@ -143,14 +148,21 @@ def federated(
     frozen: tuple[str, ...] = (),
     mu: float = 0.0,
     start: Any = START,
+    cohort: fp.Cohort | None = None,
 ) -> Federated:
-    """FedAvg or FedProx of all clients, of whom each has its own "state", "scale" or "shift"."""
+    """FedAvg or FedProx of all clients, or cohorts: each has its own "state", "scale" or "shift".
+
+    A client that has not taken part has nothing of its own, and begins with what the server has.
+    """
     start = jax.device_get(start)
     sizes = federation.train.sizes
     server = Client(flat(start.params), *flat(start.state).values())
-    clients = dict.fromkeys(range(len(federation)), server)
+    clients: dict[int, Client] = {}
     for t in range(rounds):
-        for k, own in clients.items():
+        drawn = cohort and cohort.draw(0, t, federation.train.offsets).clients.tolist()
+        chosen = sorted(drawn or range(len(federation)))
+        for k in chosen:
+            own = clients.get(k, server)
             begun = Client(
                 {name: (own if name in kept else server).params[name] for name in server.params},
                 *((own if "state" in kept else server)[1:]),
@@ -167,9 +179,7 @@ def federated(
                 decay=solver.weight_decay,
                 frozen=frozen,
             )
-        means = jax.tree.map(
-            lambda *each: np.average(each, axis=0, weights=sizes), *clients.values()
-        )
+        means = averaged([clients[k] for k in chosen], sizes[chosen])
         shared = {n: server.params[n] if n in kept else a for n, a in means.params.items()}
         server = means._replace(params=shared)
     return Federated(server, clients)

@@ -65,6 +65,28 @@ def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
             assert run.history[-1].personal_loss == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["own", "own layers"])
+def test_what_clients_keep_waits_until_they_take_part_again(kind: Any) -> None:
+    """In cohorts of two; others have the server's model."""
+    test, kept, cohort = FEDERATION.test, OWN[kind], fp.Cohort(2)
+    (run,) = everyone(fp.fedavg().with_model_state(kind), cohort=cohort)
+    server, clients = federated(FEDERATION, SOLVER, 3, kept=kept, cohort=cohort)
+    require_like(run, server)
+    assert 2 < len(clients) < CLIENTS
+    models = {
+        k: each._replace(params=server.params | {n: each.params[n] for n in kept[1:]})
+        for k, each in clients.items()
+    }
+    newcomers = dict.fromkeys(range(CLIENTS), server)
+    for name, of in (
+        ("personal_loss", models),
+        ("newcomer_loss", {k: newcomers[k] for k in newcomers.keys() - models.keys()}),
+    ):
+        losses = [batch_norm.loss(each, *test.client(k)) for k, each in of.items()]
+        expected = np.average(losses, weights=test.sizes[list(of)])
+        assert getattr(run.history[-1], name) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("method", "steps"),
     [(fp.fedprox(mu=0.5), None), pytest.param(fp.ditto(lam=0.5), 2, marks=pytest.mark.slow)],
