@@ -50,7 +50,6 @@ FAST = [
     ("fedavg", "codec"),
     ("adaptive mu", "deployment"),
     ("fedbn of a state", "checkpoint"),
-    ("scaffold of a state", "deployment"),
 ]
 """Those of one method that has all that is kept, and of others what does not fit it."""
 

@@ -26,7 +26,7 @@ def inner():
 
 @pytest.fixture(scope="module")
 def outer(request):
-    busy()
+    busy(0.3)
     request.getfixturevalue("inner")
 
 def test_busy():
@@ -58,13 +58,13 @@ def suite(tmp_path: Path) -> Path:
     ("options", "lines", "passed"),
     [
         (
-            "-n0 --most-seconds=0.4 --most-rounds=2",
+            "-n0 --most-seconds=0.2 --most-rounds=2",
             ["::test_busy took 0.5 s of", "::inner, a fixture took 1.0 s of"],
             2,
         ),
         (
             "-n1 --most-seconds=0.8 --most-rounds=1",
-            ["2 programs of rounds were compiled; at most 1", "0.50 ::outer, a fixture"],
+            ["2 programs of rounds were compiled; at most 1", "0.30 ::outer, a fixture"],
             4,
         ),
     ],
