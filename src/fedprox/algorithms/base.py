@@ -575,6 +575,11 @@ class Algorithm(NamedTuple):
     inside: Callable[[Callable[["Algorithm"], "Algorithm"]], "Algorithm"] | None = None
 
     @property
+    def moves_model_state(self) -> bool:
+        """Whether local steps move the state of a model that has one."""
+        return self.model_state != "server"
+
+    @property
     def own_parts(self) -> tuple[str, ...]:
         """The dotted names of parameters, or of layers, that stay on the clients."""
         return self.personal.parts if self.personal else ()

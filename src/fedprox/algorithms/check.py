@@ -15,7 +15,7 @@ from fedprox.algorithms import base
 from fedprox.errors import InputError, require, require_one_of, require_whole
 from fedprox.features import rows_like
 from fedprox.federation import Federation
-from fedprox.model import Model, Params, at_state, classes_of, dotted, trainable
+from fedprox.model import Model, Params, classes_of, dotted, opened_at, trainable
 from fedprox.precision import real_type, require_for_all_threads
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
@@ -127,7 +127,7 @@ def check_objective(algorithm: base.Algorithm, model: Model, federation: Federat
     key = None if model.train is None else jax.eval_shape(lambda: jax.random.key(0))
     weights: Any = jax.ShapeDtypeStruct(y.shape[:1], real_type())
     batch, whole = base.Batch(x, y, weights, key), model.shapes
-    params, moves = trainable(whole), algorithm.model_state != "server"
+    params, moves = trainable(whole), algorithm.moves_model_state
     what = f"{algorithm.name}: objective(model, params, batch, given)"
     for objective, subproblem in pairs:
         if objective:
@@ -141,10 +141,7 @@ def check_objective(algorithm: base.Algorithm, model: Model, federation: Federat
 
             def of_model(whole: Params, batch: base.Batch, given: Any, f: Any = objective) -> Any:
                 """The objective of a model without state, which one with state is at a state."""
-                if not model.state:
-                    return f(model, whole, batch, given)
-                now = at_state(model, whole.state, batch.weights > 0, moves=moves)
-                return f(now, whole.params, batch, given)
+                return f(*opened_at(model, whole, batch.weights > 0, moves=moves), batch, given)
 
             number = "a number", scalar()
             _gives(what, number, of_model, whole, batch, given, given={"given": given})

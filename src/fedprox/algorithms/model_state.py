@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedprox.algorithms import base
+from fedprox.algorithms.capabilities import OWN_STATE
 from fedprox.algorithms.lift import lift
 from fedprox.algorithms.parts import personal_parts
 from fedprox.errors import require
@@ -53,11 +54,11 @@ def with_model_state(method: base.Algorithm, whole: Variables) -> base.Algorithm
     )
     several = personal is not None and not personal.parts
     require(
-        not several or not kind.startswith("own"),
+        not several or kind not in OWN_STATE,
         f'{method.name}: model_state = "{kind}"; its clients have whole models of their own, with '
         'states of their own: it must be "mean" or "server"',
     )
-    own = several or kind.startswith("own")
+    own = several or kind in OWN_STATE
     init, first = method.server.init, method.client.state
 
     def client_state(state: Any, whole: Variables) -> Running:
@@ -83,7 +84,9 @@ def with_model_state(method: base.Algorithm, whole: Variables) -> base.Algorithm
         """A function of the server's state that gives parameters, and then variables."""
         return function and (lambda state: Variables(function(state), state.model_state))
 
-    moved = inner if kind == "server" else _moving(inner, method.client, own=own and not several)
+    moved = inner
+    if method.moves_model_state:
+        moved = _moving(inner, method.client, own=own and not several)
     return moved._replace(
         client=moved.client._replace(model_state=begins),
         server=moved.server._replace(

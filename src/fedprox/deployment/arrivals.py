@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,8 +25,7 @@ from fedprox.engine.planning.round_work import RoundWork, buffered_works, whole_
 from fedprox.errors import InputError, require
 from fedprox.loop.execution import RunState
 from fedprox.model import Variables
-from fedprox.parts.asynchronous import Asynchronous, Events, server_steps
-from fedprox.parts.part import beside
+from fedprox.parts.asynchronous import Asynchronous, Events, from_now, server_steps
 from fedprox.streams import Purpose, generator
 
 REST = 20.0
@@ -175,19 +173,11 @@ class Training:
     def weighted(self, part: RoundPart, weight: float, step: int) -> RoundPart:
         """A part with its message times a weight."""
         factor, message = np.float32(weight), part.message
-        start, now = map(self.remote.params, (self.state(step), self.current.state.state))
-
-        def ahead(message: Any, start: Any, now: Any) -> Any:
-            """As `fedprox.parts.asynchronous.ahead_of`, of a sum."""
-            return jax.tree.map(
-                lambda m, a, b: m + beside(part.counted, m) * (np.asarray(a) - np.asarray(b)),
-                *(message, start, now),
-            )
-
-        if self.settings.adds == "models":
-            message = ahead(message, start, now)
-        elif isinstance(message, Variables):
-            message = message._replace(state=ahead(message.state, start.state, now.state))
+        models = self.settings.adds == "models"
+        if models or isinstance(message, Variables):
+            states = self.state(step), self.current.state.state
+            start, now = (jax.tree.map(np.asarray, self.remote.params(each)) for each in states)
+            message = from_now(message, start, now, part.counted, models=models)
         return part._replace(
             message=jax.tree.map(lambda m: factor * m, message), counted=factor * part.counted
         )

@@ -240,7 +240,7 @@ def coded_of(protocol: Protocol, algorithm: Algorithm, points: int) -> Coded | N
     shapes = protocol.model.shapes
     found = (part.coding(trainable(shapes)) for part in protocol.parts)
     coding = next((each for each in found if each is not None), None)
-    if coding is not None and protocol.model.state and algorithm.model_state != "server":
+    if coding is not None and protocol.model.state and algorithm.moves_model_state:
         coding = _beside_state(coding, shapes.state)
     return coding and Coded(coding, points)
 

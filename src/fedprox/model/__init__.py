@@ -19,7 +19,7 @@ from fedprox.model.model import (
     with_base,
     with_loss,
 )
-from fedprox.model.state import at_state, loss_and_next_state, next_state
+from fedprox.model.state import at_state, loss_and_next_state, next_state, opened_at
 from fedprox.model.variables import Params, Variables, beside, opened, trainable
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "named_part",
     "next_state",
     "opened",
+    "opened_at",
     "outputs_of",
     "read_slice",
     "rewritten",

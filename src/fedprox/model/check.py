@@ -37,8 +37,8 @@ from fedprox.model.model import (
     outputs_of,
     with_base,
 )
-from fedprox.model.state import at_state
-from fedprox.model.variables import Params, opened, trainable
+from fedprox.model.state import opened_at
+from fedprox.model.variables import Params, opened
 from fedprox.user_code import LIBRARIES, describe, shapes_of
 
 ROUNDING_OF_A_ROW = 1e-4
@@ -214,10 +214,7 @@ def _variables(model: Model) -> tuple[Params, ...]:
 
 def _train_outputs(model: Model, whole: Params, x: Any, key: jax.Array) -> Any:
     """What `train` computes of rows that all count."""
-    params = trainable(whole)
-    if model.state:
-        everyone = jnp.ones(row_count(x), bool)
-        model = at_state(model, whole.state, everyone, moves=True)
+    model, params = opened_at(model, whole, jnp.ones(row_count(x), bool), moves=True)
     return outputs_of(model, params, x, key)
 
 

@@ -38,9 +38,16 @@ def at_state(model: Model, state: Any, mask: jax.Array | None, *, moves: bool) -
         representation=represent and plain(lambda params, x: fast(represent)(params, state, x)),
         state=None,
     )
-    # which would be traced each time
+    # else these shapes would be traced each time
     vars(of_params.apply)["shapes"] = model.shapes.params
     return of_params
+
+
+def opened_at(model: Model, whole: Params, mask: jax.Array, *, moves: bool) -> tuple[Model, Params]:
+    """A model as one without state, by `at_state` if it has one, and the parameters it takes."""
+    if model.state is None:
+        return model, whole
+    return at_state(model, whole.state, mask, moves=moves), whole.params
 
 
 def loss_and_next_state(

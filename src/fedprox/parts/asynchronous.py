@@ -35,7 +35,7 @@ from fedprox.errors import PositiveFloat, PositiveInt, Within, check_fields, req
 from fedprox.federation import Federation
 from fedprox.model import Params, Variables
 from fedprox.parts.clock import TOO_EARLY, Devices, Step
-from fedprox.parts.part import Columns, Part, Reduction, Setting
+from fedprox.parts.part import Columns, Part, Reduction, Setting, beside
 from fedprox.streams import Purpose, Streams, generator
 
 Staleness = Literal["constant", "polynomial", "hinge"]
@@ -174,9 +174,30 @@ class Versions(NamedTuple):
     step: jax.Array
 
 
-def ahead_of(sent: Message, start: Params, now: Params) -> Message:
-    """A client's change from where it started, as one from the server's model now."""
-    return jax.tree.map(lambda m, a, b: m + (a - b), sent, start, now)
+def ahead_of(sent: Message, start: Params, now: Params, counted: Any = None) -> Message:
+    """A client's change from where it started, as one from the server's model now.
+
+    For a sum of changes, `counted` is the sum of their weights, (points,).
+    """
+
+    def one(m: Any, a: Any, b: Any) -> Any:
+        return m + (a - b if counted is None else beside(counted, m) * (a - b))
+
+    return jax.tree.map(one, sent, start, now)
+
+
+def from_now(
+    sent: Message, start: Params, now: Params, counted: Any = None, *, models: bool
+) -> Message:
+    """A message with changes from the server's model now, of `models` or else of their state alone.
+
+    So the server has a mean of states, and a variance stays positive.
+    """
+    if models:
+        return ahead_of(sent, start, now, counted)
+    if not isinstance(sent, Variables):
+        return sent
+    return sent._replace(state=ahead_of(sent.state, start.state, now.state, counted))
 
 
 def from_past_states(algorithm: Algorithm, most_staleness: int, *, models: bool) -> Algorithm:
@@ -203,11 +224,7 @@ def from_past_states(algorithm: Algorithm, most_staleness: int, *, models: bool)
     ) -> tuple[Message, ClientState]:
         sent, own_state = inner.client.message(state, hparams, context, solution)
         start, now = algorithm.server.params(started(state, context)), inner.server.params(state)
-        if models:
-            sent = ahead_of(sent, start, now)
-        elif isinstance(sent, Variables):  # a mean of states, so that a variance stays positive
-            sent = sent._replace(state=ahead_of(sent.state, start.state, now.state))
-        return sent, own_state
+        return from_now(sent, start, now, models=models), own_state
 
     def update(state: Versions, mean: Message, hparams: HParams) -> Versions:
         after, step = inner.server.update(state, mean, hparams).state, state.step + 1

@@ -142,9 +142,7 @@ RANDOM_OUTPUTS = Chosen(
 )
 MOVING_STATE = Chosen(
     "",
-    lambda c: (
-        bool(c.read("model.state")) and c.method is not None and c.method.model_state != "server"
-    ),
+    lambda c: bool(c.read("model.state")) and c.method is not None and c.method.moves_model_state,
     'give the method model_state = "server", or use a model without state',
     "a model whose state moves with mini-batches",
 )

@@ -328,7 +328,7 @@ class Protocol:
         """Bits of a client's message of a method, which each record counts; 0 if not counted."""
         if algorithm.pooled or not self._update_bits:
             return 0
-        return self._update_bits + (algorithm.model_state != "server") * self._state_bits
+        return self._update_bits + algorithm.moves_model_state * self._state_bits
 
     @cached_property
     def _update_bits(self) -> int:
@@ -542,7 +542,7 @@ def pace_of(
     sent = max((part.update_bits(params) for part in parts), default=0) / 8
     state = model.size_bytes - bytes_of(params)
     down = models * ((received or bytes_of(params)) + state)
-    up = (sent or models * bytes_of(params)) + state * (algorithm.model_state != "server")
+    up = (sent or models * bytes_of(params)) + state * algorithm.moves_model_state
     return population.pace(seed, algorithm, steps, down, up, algorithm.probed(model.shapes))
 
 

@@ -197,7 +197,7 @@ class ClientStep:
         self.differentiated = DERIVED
         if algorithm.client.objective is not None:
             self.differentiated = f"{algorithm.name}: jax.grad of its objective"
-        self.moves_state = model.state is not None and algorithm.model_state != "server"
+        self.moves_state = model.state is not None and algorithm.moves_model_state
         self.accumulate, self.width = layout.accumulate, layout.reading.width
         self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
         self.gradient_all = over(over(self.gradient, (0, 0, 0, *[None] * 4)), (0,) * 7)
@@ -235,8 +235,6 @@ class ClientStep:
         """
         given, state = self.given_all(lanes, broadcast), lanes.context.model_state
         gradient, after = self.gradient_all(lanes.params, given, state, *batch)
-        if not self.moves_state:
-            after = state
         reference = self.reference_all(lanes, broadcast)
         if reference is None:
             return gradient, after
@@ -272,11 +270,11 @@ class ClientStep:
     ) -> tuple[Params, Any]:
         """The gradient of rows with weights of 1 / the mini-batch's size, or 0 for padding.
 
-        With it comes the state of the model after these rows, or None if it does not move.
+        With it comes the state of the model after these rows.
         """
         key = None if self.model.train is None else _model_key(noise)
         if not self.moves_state:
-            return self._gradient(params, given, state, Batch(x, y, weights, key)), None
+            return self._gradient(params, given, state, Batch(x, y, weights, key)), state
         whole, mask = Variables(params, state), _counting(weights)
         if self.algorithm.client.objective is not None:
             gradient = self._gradient(params, given, state, Batch(x, y, weights, key))
