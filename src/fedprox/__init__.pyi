@@ -37,6 +37,7 @@ from fedprox.algorithms import (
     server,
     silobn,
 )
+from fedprox.columns import Column, Columns
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.mesh import use_cpu_devices
 from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
@@ -91,6 +92,8 @@ __all__ = [
     "Checkpoints",
     "ClientRecord",
     "Cohort",
+    "Column",
+    "Columns",
     "Compression",
     "DayNight",
     "Diagnosis",

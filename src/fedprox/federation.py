@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedprox.columns import Columns
 from fedprox.errors import InputError, distinct, require, require_number, require_whole
 from fedprox.features import (
     Features,
@@ -278,6 +279,8 @@ class Federation:
         validation: Rows for targets and the selection among rounds, so that test rows serve the
             report alone: rows of the same clients, or `fedprox.Examples` of no client. None for no
             validation.
+        columns: How rows of a table became the features and labels, see `from_table`. None if they
+            did not.
 
     Raises:
         InputError: If the parts do not fit together, or a client has no training rows.
@@ -301,6 +304,7 @@ class Federation:
     names: Sequence[str]
     augment: Callable[[jax.Array, Any], Any] | None = None
     validation: Rows | Examples | None = None
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         counts = {len(self.names), len(self.train.sizes), len(self.test.sizes)}

@@ -18,7 +18,7 @@ FLOORS = [
     {"metrics"},
     {"measures"},
     {"files"},
-    {"features", "streams"},
+    {"columns", "features", "streams"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},
