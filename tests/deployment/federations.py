@@ -123,13 +123,15 @@ class Site:
     def restart(self) -> None:
         """Kill the node, and start another."""
         old = self.node
-        self.node = Node(old.name, old.federation, old.folder, old.policy, old.identity)
+        self.node = Node(old.name, old.federation, old.folder, old.policy, old.identity, old.table)
         self.node._methods, self.node._data = old._methods, old._data
 
     def moved(self, folder: Path) -> "Site":
         """A site of the same clients without client state."""
         node = self.node
-        other = Node(node.name, node.federation, folder / node.name, node.policy, node.identity)
+        other = Node(
+            node.name, node.federation, folder / node.name, node.policy, node.identity, node.table
+        )
         other._methods, other._data = node._methods, node._data
         return Site(other)
 

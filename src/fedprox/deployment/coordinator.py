@@ -81,6 +81,9 @@ class Ledger:
         repeated: Rounds, first and end, that were released, and after an interruption once more,
             each time.
         clients: The training rows of each client, by node and client, in their order.
+        mean: What is subtracted from each numeric column of a table, if the rows of all nodes
+            standardize it; empty if they do not.
+        scale: Likewise, by what it is divided then.
     """
 
     folder: Path | None = None
@@ -88,6 +91,8 @@ class Ledger:
     released: int = 0
     repeated: list[tuple[int, int]] = field(default_factory=list)
     clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
@@ -269,6 +274,7 @@ class Coordinator:
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
         dishonest: Why nodes are left out of secure sums, by index.
+        columns: The columns of the nodes' tables, see `moments.standardize`; None for other data.
     """
 
     def __init__(
@@ -286,6 +292,7 @@ class Coordinator:
         self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol
         self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
+        self.columns = self.protocol.federation.columns
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0
         self.repeated: Sequence[range] = ()
@@ -307,6 +314,8 @@ class Coordinator:
             clients=len(protocol.federation),
             clients_per_round=protocol.cohort.clients_per_round,
             data=self.kind,
+            mean=list(self.ledger.mean),
+            scale=list(self.ledger.scale),
             parameters=parameters_in_words(protocol.model.shapes),
             model=table["model"],
             base=self.base,

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING
 from fedprox.deployment.crypto import FURTHEST, Words, normals
-from fedprox.deployment.wire import Securing, Setup, Summed, required
+from fedprox.deployment.wire import OF_ALL, Securing, Setup, Summed, required
 from fedprox.errors import require
 
 ROUNDED_PIECE = 2**16
@@ -193,7 +193,7 @@ def fixed_point_of(setup: Setup, of: Summed) -> FixedPoint:
     """The whole numbers of a run's sums."""
     securing, hiding = secured(setup), setup.privacy
     nodes = len(securing.nodes)
-    if of == "evaluate":
+    if of in OF_ALL:
         return FixedPoint(MEASURES_BOUND, 64, nodes)
     if hiding is None:
         assert securing.bound is not None  # `_securing` and `Sums.check` see to it

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox import __version__
+from fedprox.columns import Column, Columns
 from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
 from fedprox.deployment.policy import REPORTS
 from fedprox.deployment.wire import (
@@ -56,6 +57,7 @@ def description_of(
             label=list(train.y.shape[1:]),
             label_type=train.y.dtype.name,
             augmented=federation.augment is not None,
+            columns=None if federation.columns is None else federation.columns.as_json(),
         )
         clients = Clients(
             names=list(federation.names),
@@ -135,11 +137,69 @@ def labels_in_words(federation: Federation) -> str:
 
 
 ALIKE = "label", "label_type", "augmented"
-"""What all nodes have alike, beside the arrays of features."""
+"""What all nodes have alike, beside columns and the arrays of features."""
+
+
+def differences(mine: DataKind, theirs: DataKind) -> list[tuple[str, str, str]]:
+    """In what the columns of two nodes differ: what it is, and the words of one and of the other.
+
+    Units are compared where both give them.
+    """
+    if mine.columns is None or theirs.columns is None:
+        first, second = ("a table" if kind.columns else "no table" for kind in (mine, theirs))
+        return [("data", first, second)] if first != second else []
+    own, other = (Columns.of_json(kind.columns) for kind in (mine, theirs))
+    by_name = [{column.name: column for column in each.features} for each in (own, other)]
+    found = [
+        difference
+        for name in {**by_name[0], **by_name[1]}
+        for difference in _of_column(f"column {name!r}", *(each.get(name) for each in by_name))
+    ]
+    found += _of_column("label", own.label, other.label)
+    if found:
+        return found
+    numbers = [(each.mean or (), each.scale or ()) for each in (own, other)]
+    pairs = {
+        "order of columns": map(_listed, by_name),
+        "standardize": (str(each.standardize) for each in (own, other)),
+        "mean": (_listed(mean) for mean, _ in numbers),
+        "scale": (_listed(scale) for _, scale in numbers),
+    }
+    return [(what, one, two) for what, (one, two) in pairs.items() if one != two]
+
+
+def _of_column(what: str, own: Column | None, other: Column | None) -> list[tuple[str, str, str]]:
+    """In what two columns differ."""
+    if own is None or other is None:
+        first, second = ("no such column" if c is None else c.kind for c in (own, other))
+        return [(what, first, second)]
+    pairs = {
+        f"{what}, name": (own.name, other.name),
+        f"{what}, kind": (own.kind, other.kind),
+        f"{what}, values": (_listed(own.values), _listed(other.values)),
+        f"{what}, missing": (str(own.missing), str(other.missing)),
+        f"{what}, unit": (own.unit or other.unit, other.unit or own.unit),
+    }
+    return [(each, one, two) for each, (one, two) in pairs.items() if one != two]
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+class DifferentColumnsError(InputError):
+    """A node's columns are not those of another, which has a line for each difference."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
 
 
 def check_fits(description: Description, others: Iterable[Description]) -> None:
-    """Raise `InputError` if a node cannot join others: their data or the names of their clients."""
+    """Raise `InputError` if a node cannot join others: their data or the names of their clients.
+
+    For columns it is a `DifferentColumnsError`, with a line for each difference.
+    """
     mine, names = description.kind, set(description.clients.names)
     for other in others:
         theirs, known = other.kind, f"node {other.name!r}"
@@ -148,6 +208,12 @@ def check_fits(description: Description, others: Iterable[Description]) -> None:
             taken is None,
             f"its client {taken!r} is on {known} too; names of clients must differ",
         )
+        lines = [
+            f"{what}: it has {foreign(have)}, and {known} {foreign(needed)}"
+            for what, have, needed in differences(mine, theirs)
+        ]
+        if lines:
+            raise DifferentColumnsError(lines)
         for key in {**mine.arrays, **theirs.arrays, **dict.fromkeys(ALIKE)}:
             have, needed = (
                 getattr(kind, key) if key in ALIKE else kind.arrays.get(key, "no such array")
@@ -220,6 +286,7 @@ def _federation(
         tuple(names),
         _same_rows if kind.augmented else None,
         held_out,
+        None if kind.columns is None else Columns.of_json(kind.columns),
     )
 
 
@@ -315,12 +382,15 @@ def join(
                     described[node] = _checked(conversation, answer, node, names, described)
                     problems.pop(node, None)
                     continue
+                except DifferentColumnsError as error:
+                    problem, lines = str(error), error.lines
                 except InputError as error:
-                    problem = str(error)
+                    problem, lines = str(error), [str(error)]
             else:
-                problem = answer.why
+                problem, lines = answer.why, [answer.why]
             if problem not in SILENT and problems.get(node, NO_ANSWER) in SILENT:
-                log.warning("node %s: %s; left out", node, problem)
+                for line in lines:
+                    log.warning("node %s: %s; left out", node, line)
             problems[node] = problem
         silent = any(problems.get(node) == NO_ANSWER for node in new)
         wait = 2 * wait if silent else DESCRIBE_WAIT

@@ -14,16 +14,17 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedprox import __version__
 from fedprox.algorithms.base import ClientState
+from fedprox.columns import Columns, Moments, joined
 from fedprox.deployment.combine import OF_LOSS, NodeMeasures, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
-from fedprox.deployment.joining import ALIKE, description_of, one_client
+from fedprox.deployment.joining import ALIKE, description_of, differences, one_client
 from fedprox.deployment.kept import (
     NEW,
     LostStateError,
@@ -33,6 +34,7 @@ from fedprox.deployment.kept import (
     read_kept,
     write_kept,
 )
+from fedprox.deployment.moments import require_enough, summed_part
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
 from fedprox.deployment.payload import RoundPart, at_points, filled
@@ -45,6 +47,7 @@ from fedprox.deployment.policy import (
 )
 from fedprox.deployment.secure_sum import Sums, claims_of, measured_claims_of, secret_of
 from fedprox.deployment.wire import (
+    STAGES,
     Answer,
     Array,
     DataKind,
@@ -53,6 +56,7 @@ from fedprox.deployment.wire import (
     Setup,
     digest_of,
     parcel_of,
+    prefixed,
     required,
     unpack_arrays,
     unpack_request,
@@ -64,6 +68,7 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.storage.training_data import DeviceData, copy_to_devices
 from fedprox.errors import (
     InputError,
+    foreign,
     printable,
     reason,
     require,
@@ -86,8 +91,24 @@ METHODS_KEPT = 4
 """Methods whose compiled programs a node keeps."""
 
 
+class FromTable(NamedTuple):
+    """A table that the rows of all nodes together standardize.
+
+    Attributes:
+        moments: Those of each client's training rows.
+        standardized: (columns with numbers) -> the federation that they standardize.
+    """
+
+    moments: Moments
+    standardized: Callable[[Columns], Federation]
+
+
 class Node:
-    """Answers the requests of a coordinator."""
+    """Answers the requests of a coordinator.
+
+    Args:
+        table: Where the federation is from, if its columns wait for the numbers of all nodes.
+    """
 
     def __init__(
         self,
@@ -96,6 +117,7 @@ class Node:
         folder: Path,
         policy: Policy,
         identity: Identity | None = None,
+        table: FromTable | None = None,
     ) -> None:
         require_single("a node")
         enough = np.flatnonzero(federation.train.sizes >= policy.fewest_rows)
@@ -105,6 +127,7 @@ class Node:
         )
         if len(enough) < len(federation):
             federation = federation.of_clients(enough)
+        self._clients, self.table = enough, table
         if policy.measured_rows is not None:
             require_whole("policy.measured_rows", policy.measured_rows, least=policy.fewest_rows)
         if policy.privacy is not None:
@@ -122,7 +145,7 @@ class Node:
         self.arrays: dict[str, Array] = {}
         self.last: dict[str, Parcel] = {}
         self._methods: dict[str, NodeMethod] = {}
-        self._data: DeviceData | None = None
+        self._data: tuple[Columns | None, Federation, DeviceData] | None = None
         self._model: tuple[str, Model] | None = None
 
     @cached_property
@@ -200,6 +223,9 @@ class Node:
         self.policy.check(setup)
         if setup.secure is not None:
             self._sums.check(setup)
+        self._check_kind(setup)
+        if request.kind == "moments" or (request.secret and request.secret.of == "moments"):
+            return self._moments(request, setup)
         method = self._method_of(setup)
         self.policy.check_measures(method.given, method.solver)
         check_declaration(setup, method.given, method.points)
@@ -209,7 +235,7 @@ class Node:
         if request.kind == "prepare":
             self._prepare(request, setup, method)
             return {}, {}
-        if request.kind in ("share", "accept", "confirm", "reveal"):
+        if request.kind in STAGES and request.kind != "advertise":
             return self._sums.answer(request), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         pay = partial(self._pay, request, setup, method, digest)
@@ -295,12 +321,11 @@ class Node:
 
     def _method_of(self, setup: Setup) -> NodeMethod:
         """The compiled programs of a method."""
-        self._check_kind(setup)
         of_the_run: dict[str, Any] = dict.fromkeys(("run", "number", "seed", "rounds"), True)
         key = setup.model_dump_json(exclude=of_the_run | {"privacy": {"rounds"}})
         if key not in self._methods:
-            federation = replace(self.federation, classes=setup.data.classes)
-            model, data = self._model_of(setup), self._rows_on_devices()
+            held, data = self._rows_on_devices(self._columns(setup))
+            federation, model = replace(held, classes=setup.data.classes), self._model_of(setup)
             rows = self.policy.measured_rows
             oldest = list(self._methods)[: max(0, len(self._methods) - METHODS_KEPT + 1)]
             method = NodeMethod(setup, federation, model, self.mesh, data, rows)
@@ -323,6 +348,8 @@ class Node:
         alike = {key: (getattr(given, key), getattr(own, key)) for key in ALIKE}
         for key, (asked, have) in {"features": (given.arrays, own.arrays), **alike}.items():
             require(asked == have, f"data.{key} = {asked!r}; the node's data have {have!r}")
+        for what, have, asked in differences(own, given):
+            raise InputError(f"data.columns: {what}: {foreign(asked)}; the node has {have}")
         # those of all nodes
         require(
             own.classes <= given.classes,
@@ -335,16 +362,55 @@ class Node:
                 f"{mine.greatest}",
             )
 
-    def _rows_on_devices(self) -> DeviceData:
-        """The rows on the devices, which rounds and evaluations read."""
-        if self._data is None:
+    def _columns(self, setup: Setup) -> Columns | None:
+        """The columns with a run's numbers; None if the data are as they are loaded."""
+        columns = self.federation.columns
+        if self.table is None or columns is None:
+            require(not setup.scale, "mean and scale: the node's data take none")
+            return None
+        columns = replace(columns, mean=tuple(setup.mean), scale=tuple(setup.scale))
+        require(columns.numeric and setup.scale, "mean and scale: the node's data wait for them")
+        return columns
+
+    def _rows_on_devices(self, columns: Columns | None) -> tuple[Federation, DeviceData]:
+        """The node's rows, and those on the devices, which rounds and evaluations read."""
+        if self._data is None or self._data[0] != columns:
             own, rows = self.federation, self.policy.measured_rows
+            if columns is not None and self.table is not None:
+                own = self.table.standardized(columns).of_clients(self._clients)
+                sizes = [each.train.sizes.tolist() for each in (own, self.federation)]
+                require(sizes[0] == sizes[1], "the table has changed; start the node again")
             measured = own if rows is None else own.sample(rows)
             ownership, of_measured = (
                 find_ownership(each.train.offsets, 1) for each in (own, measured)
             )
-            self._data = copy_to_devices(self.mesh, own, measured, ownership, of_measured)
-        return self._data
+            data = copy_to_devices(self.mesh, own, measured, ownership, of_measured)
+            self._data = columns, own, data
+        return self._data[1:]
+
+    def _moments(self, request: Request, setup: Setup) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The moments of the node's columns, which do not depend on what a run asks."""
+        columns = self.federation.columns
+        if self.table is None or columns is None:
+            raise InputError("moments: no rows of other nodes standardize this node's data")
+        private = setup.privacy is not None or setup.private_steps is not None
+        require(not private, "moments: they have no noise; with [privacy] give mean and scale")
+        count, rows = len(self.federation), len(self.federation.train)
+        fewest = self.policy.fewest_clients
+        require(count >= fewest, f"moments: {count} clients; policy.fewest_clients = {fewest}")
+        own = joined(Moments(*(each[self._clients] for each in self.table.moments)))
+        require_enough(columns, own, self.policy.fewest_rows)
+        if setup.secure is None:
+            return {}, prefixed("moments", own)
+        if request.kind in STAGES and request.kind != "advertise":
+            return self._sums.answer(request), {}
+        secret = secret_of(request)
+        claims = measured_claims_of(secret, rows, ["moments"])
+        if request.kind == "advertise":
+            return self._sums.advertise(request, setup, claims), {}
+        self._sums.check_signed(request, setup, claims)
+        part = summed_part(own, self._arrays_of(request), rows / secret.share)
+        return {}, self._sums.masked_moments(request, setup, part)
 
     def _evaluate(
         self,

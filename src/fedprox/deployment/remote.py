@@ -42,6 +42,7 @@ from fedprox.deployment.conversation import Answered
 from fedprox.deployment.coordinator import Coordinator, RemoteMethod
 from fedprox.deployment.crypto import normals
 from fedprox.deployment.kept import NEW
+from fedprox.deployment.moments import standardize
 from fedprox.deployment.node_method import planned_rows, shares_of_first
 from fedprox.deployment.payload import (
     Possible,
@@ -75,7 +76,14 @@ def run_deployment(
     protocol = server.protocol
     for line in delta_warnings(protocol.privacy, protocol.federation.train.sizes):
         warnings.warn(line, stacklevel=users_level())
-    callbacks, runs = [described_by(server.resolved), *callbacks], list[Run]()
+    standardize(server)
+
+    def describe(runs: Sequence[Run] | None) -> None:
+        for run in runs or ():
+            run.columns = server.columns
+
+    of_columns = Callback(on_start=describe, on_end=describe)
+    callbacks, runs = [described_by(server.resolved), of_columns, *callbacks], list[Run]()
     for _ in training(server.methods, Nodes(server), runs, callbacks=callbacks, **follow):
         pass
     return runs

@@ -48,6 +48,7 @@ from fedprox.deployment.fixed_point import fixed_point_of, secured, size_of
 from fedprox.deployment.kept import Revealed, SumPlace, read_kept, write_kept
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.wire import (
+    OF_ALL,
     STAGES,
     Advert,
     Answer,
@@ -325,7 +326,7 @@ class Sums:
     def advertise(self, request: Request, setup: Setup, claims: Claims) -> dict[str, Any]:
         """Begin a sum, with new keys; secrets of an earlier one are forgotten."""
         secret, place = secret_of(request), _place(request, setup)
-        self.revealed.check(place, secret.context if secret.of == "evaluate" else "")
+        self.revealed.check(place, secret.context if secret.of in OF_ALL else "")
         advert = Advert(
             node=self.identity.name, sum=secret.sum, context=secret.context, work=claims
         )
@@ -385,6 +386,14 @@ class Sums:
         for measure in SHARED:
             message[measure] = message[measure] * secret.share
         vector = fixed.quantized(message, np.ones(len(message["loss"]), np.float32))
+        current.mask(vector)
+        return {MASKED: vector}
+
+    def masked_moments(self, request: Request, setup: Setup, message: Any) -> dict[str, Array]:
+        """A node's part of the moments of all nodes' columns under masks."""
+        secret = secret_of(request)
+        current, fixed = self._current(secret), fixed_point_of(setup, secret.of)
+        vector = fixed.quantized(message, np.ones(1, np.float32))
         current.mask(vector)
         return {MASKED: vector}
 
@@ -451,7 +460,7 @@ class OperatorSum:
         key_of: Callable[[str], bytes],
     ) -> None:
         self.securing, self.secret, self.rates, self.key_of = securing, secret, rates, key_of
-        self.everyone = secret.of == "evaluate"
+        self.everyone = secret.of in OF_ALL
         self.answers: dict[SumStage, Mapping[str, Answer]] = {}
         self.roster: list[Advert] = []
         self.digest = ""
@@ -662,6 +671,7 @@ class SecureSum:
         operator: The sum, once it is prepared.
         problems: Why nodes have dropped out, by index.
         bytes: Bytes of the stages' messages down and up, by index.
+        clipped: Numbers that were clipped, once there is a sum.
     """
 
     operator: OperatorSum
@@ -680,7 +690,7 @@ class SecureSum:
         self.requests: Mapping[int, Request] = {}
         self.problems: dict[int, Failed] = {}
         self.bytes: dict[int, tuple[int, int]] = {}
-        self.round = 0
+        self.round = self.clipped = 0
 
     @property
     def measures(self) -> set[str]:
@@ -747,11 +757,11 @@ class SecureSum:
                 self._note(f"node {name!r}: reveal: {why}")
         with unknown_liar():
             self.fixed.check(total, self.message, counted, len(answers))
-        message, clipped = self.fixed.values(total, self.message)
-        if clipped:
+        message, self.clipped = self.fixed.values(total, self.message)
+        if self.clipped:
             bound = f"{self.fixed.bound:g}"
             what = bound if operator.everyone else f"deployment.secure.bound = {bound}"
-            self._note(f"{clipped:,} numbers beyond {what} were clipped")
+            self._note(f"{self.clipped:,} numbers beyond {what} were clipped")
         return message
 
     def counted(self, index: int, answered: Answered) -> Answered:
@@ -813,5 +823,7 @@ class SecureSum:
 
     def _note(self, line: str) -> None:
         """Warn of something in this sum."""
-        after = f"evaluation after round {self.round}"
-        self.warn(f"{after if self.operator.everyone else f'round {self.round + 1}'}: {line}")
+        when = f"round {self.round + 1}"
+        if self.operator.everyone:
+            when = self.of if self.of == "moments" else f"evaluation after round {self.round}"
+        self.warn(f"{when}: {line}")

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from fedprox.algorithms.reporting import Evaluated
+from fedprox.columns import Columns
 from fedprox.deployment.network import Parcel
 from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.schema import Table
@@ -36,7 +37,7 @@ from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 11
+VERSION = 12
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -46,6 +47,8 @@ NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
+AnyNumber = Annotated[float, Field(allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RoundNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 """A round; -1 for none."""
 
@@ -58,11 +61,14 @@ Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 SumStage = Literal["advertise", "share", "accept", "confirm", "reveal"]
 """Requests of a secure sum, beside those whose answers are summed."""
 
-RequestKind = Literal["describe", "prepare", "gradients", "train", "evaluate", SumStage]
+RequestKind = Literal["describe", "prepare", "moments", "gradients", "train", "evaluate", SumStage]
 """What a request asks for."""
 
-Summed = Literal["gradients", "train", "evaluate"]
+Summed = Literal["moments", "gradients", "train", "evaluate"]
 """The requests whose answers can be summed in secret."""
+
+OF_ALL: tuple[Summed, ...] = "moments", "evaluate"
+"""Those that are summed over all nodes or not at all."""
 
 WeightsBy = Literal["clients", "rows"]
 """Whether the clients of a round weigh the same, or as their training rows."""
@@ -87,6 +93,20 @@ Shape = Annotated[list[NotNegative], Field(max_length=8), AfterValidator(_held)]
 Symbols = Annotated[int, Field(ge=0, le=10**5)]
 NumberType = Annotated[str, Field(pattern="^(bool|float(16|32|64)|u?int(8|16|32|64))$")]
 """The types that features and labels may have."""
+
+
+def _columns(given: Table) -> Table:
+    """The columns of a table in words that can be shown, if they are some."""
+    columns = Columns.of_json(given)
+    for column in (*columns.features, columns.label):
+        require(len(column.values) <= MOST_VALUES, f"{len(column.values):,} values of a column")
+        for word in (column.name, *map(str, column.values), *[column.unit] * bool(column.unit)):
+            _named(word)
+    return columns.as_json()
+
+
+MOST_VALUES = 10**5
+"""Most values of a column."""
 
 
 class Head(BaseModel):
@@ -136,6 +156,7 @@ class DataKind(Head):
         features: The features' arrays.
         label: Shape of one example's label.
         augmented: Whether mini-batches are augmented.
+        columns: The columns of a table, as `Columns.as_json` has them; None for other data.
     """
 
     classes: Symbols
@@ -143,6 +164,7 @@ class DataKind(Head):
     label: Shape
     label_type: NumberType
     augmented: bool
+    columns: Annotated[Table, AfterValidator(_columns)] | None = None
 
     def tree(self, make: Callable[[ArrayKind], Any]) -> Features:
         """The features, with make(array) in place of each array."""
@@ -352,6 +374,9 @@ class Setup(Head):
         clients: Number of clients of all nodes.
         clients_per_round: Clients K of a round.
         data: What all nodes' data have in common.
+        mean: What is subtracted from each numeric column of a table, if all nodes standardize by
+            the numbers of all; empty before they are known, and if they do not.
+        scale: Likewise, by what it is divided then.
         parameters: The model's parameters in words, to compare.
         base: Digest of the values that the model freezes, which each node has; None for none.
         evaluated: The model that is evaluated.
@@ -372,6 +397,8 @@ class Setup(Head):
     clients: Positive
     clients_per_round: Positive
     data: DataKind
+    mean: list[AnyNumber] = []
+    scale: list[AboveZero] = []
     parameters: str
     model: Table
     base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None
@@ -467,6 +494,7 @@ _WORK = _STAGE | {"participation", "work"}
 READS: Mapping[RequestKind, frozenset[str]] = {
     "describe": frozenset(),
     "prepare": frozenset({"setup", "planned"}),
+    "moments": _STAGE | {"arrays"},
     "gradients": _WORK | {"seconds", "arrays"},
     "train": _WORK | {"seconds", "arrays", "initial"},
     "evaluate": _STAGE | {"arrays"},
@@ -628,8 +656,8 @@ def unpack_request(parcel: Parcel) -> Request:
         "version of fedprox on both sides",
     )
     request = _checked(Request, parcel)
-    of_measures = request.secret is not None and request.secret.of == "evaluate"
-    reads = READS["evaluate" if of_measures and request.kind == "advertise" else request.kind]
+    of_all = request.secret is not None and request.secret.of in OF_ALL
+    reads = READS["evaluate" if of_all and request.kind == "advertise" else request.kind]
     for prefix, part in (("", request), ("secret.", request.secret)):
         for name, field in type(part).model_fields.items() if part else ():
             read = field.is_required() or prefix + name in reads

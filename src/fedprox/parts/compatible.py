@@ -170,6 +170,12 @@ OTHER_EVALUATED = Chosen(
     "give mu without adapt",
     "a method that evaluates another model",
 )
+ALL_STANDARDIZE = Chosen(
+    "federation.columns.standardize",
+    "federation",
+    "give its numbers",
+)
+OWN_STANDARDIZE = Chosen("federation.columns.standardize", "client", "give its numbers")
 # who takes part, and how far clients come
 NOT_UNIFORM = Chosen("cohort.sampling", lambda name: name != "uniform", 'it must be "uniform"')
 REPLACED = Chosen("cohort.sampling", "proportional", 'it must be "uniform" or "bernoulli"')
@@ -298,11 +304,13 @@ ROWS = tuple(
         (CLIENTS, [RULE, LIES], "noise hides clients in a mean"),
         (CLIENTS, OTHER_MODEL, "no other model has noise"),
         ("privacy", CHOICE, "these have no noise"),
+        ("privacy", ALL_STANDARDIZE, "mean and deviation of all rows have no noise"),
         ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
         (needs.ADAPTS, [CLIENTS, OF_ROWS], "that loss has no noise"),
         (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
         # privacy of examples
         (needs.POOLED, OF_ROWS, ""),
+        (OF_ROWS, OWN_STANDARDIZE, "a row would move all others of its client"),
         (
             [needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES],
             OF_ROWS,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
+from fedprox.columns import Columns
 from fedprox.errors import InputError
 from fedprox.model import Params
 from fedprox.results.record import Record, figures, percent
@@ -44,6 +45,7 @@ class Run:
             `Selection(keep="best")`. None before the run has ended.
         experiment: The settings of the comparison, as in the `experiment.toml` of a run directory.
             All runs of a comparison share them. Empty before `simulate` returns.
+        columns: How rows of a table become what the model reads; None for other data.
 
     Example:
         >>> run = Run("fedprox", {"mu": 0.1}, learning_rate=0.01, seed=0, label="fedprox mu=0.1")
@@ -70,6 +72,7 @@ class Run:
     noise_multiplier: float | None = None
     model_round: int | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
+    columns: Columns | None = None
 
     def __repr__(self) -> str:
         name = f"Run({self.label!r}, seed {self.seed}"
