@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, distinct, require, require_number, require_one_of
+from fedprox.errors import InputError, distinct, foreign, require, require_number, require_one_of
 
 Array = NDArray[Any]
 Kind = Literal["number", "boolean", "category", "index", "date"]
@@ -19,8 +19,20 @@ NUMERIC = ("number", "date")
 CLASSES = ("boolean", "category")
 """Kinds of labels that are classes."""
 
+MOST_CLASSES = 10_000
+"""Most classes of integer labels without a number of classes; a larger label is refused."""
+
+FEW_CLASSES = 20
+"""Most classes of floating-point labels without a number of classes; larger labels are numbers."""
+
 Standardize = Literal["federation", "client", "given"]
 STANDARDIZE: tuple[Standardize, ...] = get_args(Standardize)
+
+NUMBERS = "numbers"
+"""Name of the array of all columns that are no "index", where features are a dict."""
+
+MOST_SHOWN = 20
+"""Most values of a vocabulary in a message."""
 
 INDICATOR = "column"
 """Value of `Column.missing` for a further column that says where a value is missing."""
@@ -161,7 +173,7 @@ class Columns:
             for column in self.features:
                 if column.kind == "index":
                     require(
-                        column.name.isidentifier() and column.name != "numbers",
+                        column.name.isidentifier() and column.name != NUMBERS,
                         f"column {column.name!r}: the name of an index is that of a model's input: "
                         'letters, digits and _, and not "numbers"',
                     )
@@ -245,12 +257,201 @@ class Words(NamedTuple):
     codes: Array
     values: Sequence[Any]
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
 
 Plain = Mapping[str, "Array | Words"]
-"""Columns of a table by name: arrays of numbers, truth values, dates or words, or `Words`.
+"""Columns by name: `Words`, or arrays of numbers, truth values or dates; NaN and NaT are missing.
 
-NaN, NaT and None are missing values.
+`fedprox.tables.plain` makes them of a table.
 """
+
+Numbers = tuple[Any, Any]
+"""Mean and scale of the numeric columns, (columns,) or (rows, columns)."""
+
+
+def features_of(
+    columns: Columns, table: Plain, *, first: int = 0, numbers: Numbers | None = None
+) -> Any:
+    """The features of rows of a table: an array, or a dict of inputs, see `Columns`.
+
+    Errors count rows from `first`, the number of rows before these. `numbers` standardize in place
+    of those of the columns.
+
+    >>> age, ill = Column("age", "number"), Column("ill", "boolean")
+    >>> columns = Columns((age, ill), Column("y", "number"))
+    >>> features_of(columns, {"age": np.array([41, 58]), "ill": np.array([True, False])}).tolist()
+    [[41.0, 1.0], [58.0, 0.0]]
+    """
+    rows = len(table[columns.features[0].name])
+    array = np.empty((rows, len(columns.names)), np.float32)
+    indices = {}
+    if numbers is None and columns.mean is not None:
+        numbers = np.array(columns.mean), np.array(columns.scale)
+    require(
+        numbers is not None or columns.standardize is None,
+        f"columns: standardize = {columns.standardize!r} without mean and scale; give the numbers: "
+        "dataclasses.replace(columns, mean=..., scale=...)",
+    )
+    at = numeric = 0
+    for column in columns.features:
+        given = table[column.name]
+        if column.kind == "index":
+            indices[column.name] = _positions(column, given, first).astype(np.int32)
+            continue
+        width = len(column.features)
+        part = array[:, at : at + width]
+        if column.kind == "category":
+            codes = _positions(column, given, first)
+            part[:] = 0
+            part[np.arange(len(codes)), codes] = 1  # a missing value's code is -1, its indicator's
+        else:
+            values, missing = _values(column, given, first)
+            with np.errstate(over="ignore"):
+                if column.kind in NUMERIC and numbers is not None:
+                    mean, scale = (each[..., numeric] for each in numbers)
+                    np.divide(values - mean, scale, out=part[:, 0], casting="same_kind")
+                else:
+                    part[:, 0] = values
+            numeric += column.kind in NUMERIC
+            if column.missing == INDICATOR:
+                part[:, 1] = 0 if missing is None else missing
+                if missing is not None:
+                    part[missing, 0] = 0
+        at += width
+    finite = np.isfinite(array)
+    if not finite.all():
+        row, at = (int(each[0]) for each in np.nonzero(~finite))
+        name = columns.names[at]
+        raise wrong_value(name, table[name], row, first, "it is not finite as a 32-bit number")
+    return {NUMBERS: array, **indices} if indices else array
+
+
+def labels_of(columns: Columns, table: Plain, *, first: int = 0) -> Array:
+    """The labels of rows of a table: float32 numbers, or int32 classes."""
+    label = columns.label
+    if label.kind == "category":
+        return _positions(label, table[label.name], first).astype(np.int32)
+    values, _ = _values(label, table[label.name], first)
+    with np.errstate(over="ignore"):
+        y = values.astype(np.int32 if label.kind == "boolean" else np.float32)
+    finite = np.isfinite(y)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise wrong_value(label.name, values, row, first, "it is not finite as a 32-bit number")
+    return y
+
+
+def _values(column: Column, given: Array | Words, first: int) -> tuple[Array, Array | None]:
+    """The values of a number, a boolean or a date, and where they are missing; None for nowhere.
+
+    A stated value stands for a missing one.
+    """
+    kind = column.kind
+    if isinstance(given, Words):
+        values = _dates(column, given, first) if kind == "date" else _no_word(column, given, first)
+    elif given.dtype.kind == "M":
+        if kind != "date":
+            raise wrong_value(
+                column.name, given, 0, first, f'a date; its kind is {kind!r}, not "date"'
+            )
+        values = (given - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+    else:
+        require(
+            kind != "date",
+            f"column {column.name!r}: values of type {given.dtype}; a date is a date or a text "
+            "such as 2026-01-31",
+        )
+        values = given.astype(np.float64, copy=False)
+    bad = ~np.isfinite(values) if values.dtype.kind == "f" else None
+    missing = None
+    if bad is not None and bad.any():
+        missing = np.isnan(values)
+        if (infinite := bad & ~missing).any():
+            raise wrong_value(
+                column.name, given, int(np.argmax(infinite)), first, "it must be finite"
+            )
+        if column.missing is None:
+            raise _missing(column, int(np.argmax(missing)), first)
+        values = np.where(missing, 0.0 if column.missing == INDICATOR else column.missing, values)
+    if kind == "boolean":
+        wrong = (values != 0) & (values != 1)
+        if wrong.any():
+            raise wrong_value(column.name, given, int(np.argmax(wrong)), first, "it must be 0 or 1")
+    return values, missing
+
+
+def _no_word(column: Column, given: Words, first: int) -> Array:
+    """The values of a column of words that should be numbers: all must be missing."""
+    words = given.codes >= 0
+    if words.any():
+        why = f'a word; the kind {column.kind!r} needs numbers, "category" takes words'
+        raise wrong_value(column.name, given, int(np.argmax(words)), first, why)
+    return np.full(len(given), np.nan)
+
+
+def _dates(column: Column, given: Words, first: int) -> Array:
+    """Dates in words, such as 2026-01-31, as days."""
+    days = np.full(len(given.values) + 1, np.nan)
+    for i, value in enumerate(given.values):
+        try:
+            days[i] = (np.datetime64(value) - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+        except (ValueError, TypeError):
+            at = np.flatnonzero(given.codes == i)
+            if len(at):
+                why = "no date; one is written as 2026-01-31, or 2026-01-31T08:30"
+                raise wrong_value(column.name, given, int(at[0]), first, why) from None
+    return days[given.codes]
+
+
+def _positions(column: Column, given: Array | Words, first: int) -> Array:
+    """The positions of a column's values in its vocabulary, -1 where a value is missing.
+
+    A stated value stands for a missing one.
+    """
+    position: dict[Any, int] = {value: i for i, value in enumerate(column.values)}
+    if isinstance(given, Words):
+        found = np.array([*(position.get(value, -2) for value in given.values), -1])
+        codes = found[given.codes]
+    else:
+        numeric = [value for value in column.values if not isinstance(value, str)]
+        known = np.sort(np.array(numeric, np.float64))
+        place = np.array([position[value] for value in sorted(numeric)], np.int64)
+        values = given.astype(np.float64, copy=False)
+        at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        codes = np.where(known[at] == values, place[at], -2) if len(known) else at * 0 - 2
+        codes[np.isnan(values)] = -1
+    unknown = codes == -2
+    if unknown.any():
+        shown = ", ".join(map(repr, column.values[:MOST_SHOWN]))
+        more = f", ... ({len(column.values):,} in all)" * (len(column.values) > MOST_SHOWN)
+        why = f"not in its vocabulary: {shown}{more}"
+        raise wrong_value(column.name, given, int(np.argmax(unknown)), first, why)
+    missing = codes == -1
+    if column.missing != INDICATOR and missing.any():
+        if column.missing is None:
+            raise _missing(column, int(np.argmax(missing)), first)
+        codes[missing] = position[column.missing]
+    return codes
+
+
+def wrong_value(name: str, given: Array | Words, row: int, first: int, why: str) -> InputError:
+    """The error of a value of a column."""
+    if isinstance(given, Words):
+        value = given.values[given.codes[row]]
+    else:
+        value = given[row] if given.dtype.kind == "M" else given[row].item()
+    text = str(value) if isinstance(value, np.datetime64) else repr(value)
+    return InputError(f"column {name!r}, row {first + row + 1}: {foreign(text)}: {why}")
+
+
+def _missing(column: Column, row: int, first: int) -> InputError:
+    """The error of a missing value."""
+    return InputError(
+        f"column {column.name!r}, row {first + row + 1}: a missing value; say in missing what "
+        'stands for it, a value or "column", or leave out the rows'
+    )
 
 
 class Moments(NamedTuple):
@@ -265,6 +466,67 @@ class Moments(NamedTuple):
     counts: NDArray[np.float64]
     means: NDArray[np.float64]
     squares: NDArray[np.float64]
+
+
+def moments_of(
+    columns: Columns,
+    table: Plain,
+    *,
+    first: int = 0,
+    chosen: Array | None = None,
+    owners: Array | None = None,
+    clients: int = 1,
+) -> Moments:
+    """The moments of each client's rows.
+
+    A missing value with a column of its own is not counted; one that a value stands for is.
+
+    Args:
+        columns: The columns.
+        table: Their values.
+        first: Number of rows before these, for errors.
+        chosen: Which rows count, bool (rows,); None for all.
+        owners: The client of each row; None for one client.
+        clients: Number of clients.
+
+    Returns:
+        Counts, means and squared deviations.
+
+    Example:
+        >>> columns = Columns((Column("age", "number"),), Column("y", "number"))
+        >>> [each.item() for each in moments_of(columns, {"age": np.array([40.0, 44.0])})]
+        [2.0, 42.0, 8.0]
+    """
+    parts = [np.empty((3, clients, 0))]
+    for column in columns.numeric:
+        values, missing = _values(column, table[column.name], first)
+        counted = chosen
+        if missing is not None and column.missing == INDICATOR:
+            counted = ~missing if chosen is None else chosen & ~missing
+        of = owners
+        if counted is not None:
+            values, of = values[counted], None if owners is None else owners[counted]
+        parts.append(np.stack(_column_moments(values, of, clients))[..., None])
+    return Moments(*np.concatenate(parts, axis=2))
+
+
+def _column_moments(values: Array, owners: Array | None, clients: int) -> Moments:
+    """The moments of one column's values, shape (clients,).
+
+    Values are taken relative to a client's last one, so that a constant column's deviations are
+    exactly 0.
+    """
+    if not len(values):
+        return Moments(*np.zeros((3, clients)))
+    if owners is None:
+        counts, base = np.array([float(len(values))]), values[-1:]
+        means = base + (values - base).sum(keepdims=True) / counts
+        return Moments(counts, means, np.square(values - means).sum(keepdims=True))
+    counts, base = np.bincount(owners, minlength=clients).astype(np.float64), np.zeros(clients)
+    base[owners] = values
+    means = base + np.bincount(owners, values - base[owners], clients) / np.maximum(counts, 1)
+    squares = np.bincount(owners, np.square(values - means[owners]), clients)
+    return Moments(counts, means, squares.astype(np.float64))
 
 
 def joined(moments: Moments) -> Moments:
@@ -282,23 +544,21 @@ def joined(moments: Moments) -> Moments:
         Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
         Variances, 1979, equation 2.1.
     """
-    count = moments.counts.sum(axis=0, keepdims=True)
-    known = moments.counts > 0
-    first = np.take_along_axis(moments.means, known.argmax(axis=0)[None], axis=0)
-    apart = np.where(known, moments.means - first, 0)  # exactly 0 for a constant column
-    mean = first + (moments.counts * apart).sum(axis=0) / np.maximum(count, 1)
-    between = moments.counts * np.where(known, moments.means - mean, 0) ** 2
-    squares = (moments.squares + between).sum(axis=0, keepdims=True)
-    return Moments(count, mean, squares)
+    counts, known = moments.counts.sum(axis=0, keepdims=True), moments.counts > 0
+    base = np.take_along_axis(moments.means, known.argmax(axis=0)[None], axis=0)
+    apart = np.where(known, moments.means - base, 0)  # exactly 0 for a constant column
+    means = base + (moments.counts * apart).sum(axis=0) / np.maximum(counts, 1)
+    between = moments.counts * np.where(known, moments.means - means, 0) ** 2
+    return Moments(counts, means, (moments.squares + between).sum(axis=0, keepdims=True))
 
 
-def scaled(columns: Columns, moments: Moments) -> Columns:
-    """Columns with mean and standard deviation of rows, given all clients' moments."""
-    mean, scale = scaling(joined(moments))
-    return replace(columns, mean=tuple(mean[0].tolist()), scale=tuple(scale[0].tolist()))
-
-
-def scaling(moments: Moments) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def scaling(moments: Moments) -> Numbers:
     """Mean and standard deviation of each client's columns, 1 where a column is constant."""
     deviation = np.sqrt(moments.squares / np.maximum(moments.counts, 1))
     return moments.means, np.where(deviation > 0, deviation, 1)
+
+
+def standardized(columns: Columns, moments: Moments) -> Columns:
+    """Columns with the mean and the standard deviation of all clients' rows, given moments."""
+    (mean,), (scale,) = scaling(joined(moments))
+    return replace(columns, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))

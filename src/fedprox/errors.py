@@ -271,6 +271,12 @@ def require_number(
     )
 
 
+def require_share(name: str, share: object) -> None:
+    """Raise `InputError` unless a share is above 0 and below 1."""
+    require_number(name, share, positive=True)
+    require(share < 1, f"{name} = {share}; it must be above 0 and below 1")  # type: ignore[operator]
+
+
 class Within(NamedTuple):
     """The numbers that a setting allows, as a part of its type: `Annotated[float, Within(most=1)]`.
 

@@ -6,14 +6,15 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedprox.columns import Columns
-from fedprox.errors import InputError, distinct, require, require_number, require_whole
+from fedprox.columns import FEW_CLASSES, MOST_CLASSES, Columns, Value
+from fedprox.errors import InputError, distinct, require, require_share, require_whole
 from fedprox.features import (
     Features,
     Vectors,
@@ -29,7 +30,8 @@ from fedprox.features import (
     with_index,
 )
 from fedprox.files.mapping import copy_stretches, release_pages
-from fedprox.streams import Purpose, Streams, generator
+from fedprox.streams import Purpose, Streams, chosen_rows, generator
+from fedprox.tables import SPLITS, filled, lay_out
 from fedprox.user_code import describe
 
 Array = NDArray[Any]
@@ -39,14 +41,8 @@ Inputs = Any
 Client = tuple[Inputs, ArrayLike]
 T = TypeVar("T")
 
-MOST_CLASSES = 10_000
-"""Most classes of integer labels without a number of classes; a larger label is refused."""
-
-PARTS = ("train", "test", "validation")
+PARTS = SPLITS
 """The parts of a federation's rows; samples of them have these numbers."""
-
-FEW_CLASSES = 20
-"""Most classes of floating-point labels without a number of classes; larger labels are numbers."""
 
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -411,14 +407,9 @@ class Federation:
             self.validation is None,
             f"share = {share}: the federation has validation rows already; leave it out",
         )
-        streams, held_out = Streams(seed, Purpose.VALIDATION), np.zeros(len(self.train), bool)
-        for k, (first, size) in enumerate(
-            zip(self.train.offsets[:-1].tolist(), self.train.sizes.tolist(), strict=True)
-        ):
-            stream = streams.at(0, k)
-            count = min(int(share * size + stream.random()), size - 1)
-            if count:
-                held_out[first + stream.choice(size, count, replace=False)] = True
+        streams = Streams(seed, Purpose.VALIDATION)
+        each = (streams.at(0, k) for k in range(len(self)))
+        held_out = chosen_rows(self.train.sizes, share, each)
         require(
             held_out.any(),
             f"share = {share}: no client has a training row to spare; give a larger share",
@@ -596,6 +587,95 @@ class Federation:
         if classes is None:
             classes = int(max(train_rows.y.max(), test_rows.y.max(initial=0))) + 1
         return cls(train_rows, test_rows, classes, names)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        client: str | None = None,
+        client_name: str | None = None,
+        label: str,
+        features: Sequence[str] | None = None,
+        test: str | float | None = None,
+        kinds: Mapping[str, Any] = MappingProxyType({}),
+        missing: Mapping[str, Value] | Literal["column"] = MappingProxyType({}),
+        standardize: Literal["federation", "client"] | Mapping[str, Any] | None = "federation",
+        seed: int = 0,
+    ) -> "Federation":
+        """A federation from a table in which each row is an example.
+
+        Features are one array of numbers: a number or a truth value is a column, a word a column of
+        0 and 1 for each word of its vocabulary. `Federation.columns` says which, see `Columns`.
+
+        Args:
+            table: A file, .csv, .parquet, .feather or .arrow, which pyarrow reads; a data frame of
+                pandas, polars or pyarrow; a dict of arrays; or a list of rows, each a dict.
+            client: The column that names each row's client, by a word or a whole number.
+            client_name: In place of `client`, the name of the one client whose rows these are.
+            label: The column to predict. Words, truth values and whole numbers from 0 are classes;
+                so are floating-point numbers that are all whole and below 20. Other numbers are
+                regression targets.
+            features: The columns to predict it from; None for all others.
+            test: The column that says "train", "test" or "validation"; or the share of each
+                client's rows, above 0 and below 1, to test on. They are drawn by the seed and the
+                client's name, and a client retains a row to train on. None for no test rows.
+            kinds: What columns are, where their values do not say it: a `Column`, a table of its
+                fields without the name, or its kind alone. A vocabulary that is not stated is that
+                of all rows, sorted, at most 1,000 values. Whole numbers are "number", and a label
+                of whole numbers that is no class is made so. A column of dates is refused unless
+                its kind is "date".
+            missing: What stands for missing values, by column, see `Column`; "column" for all
+                columns that have some. A missing value is an error otherwise.
+            standardize: Whose mean and standard deviation the numbers are standardized by:
+                "federation" for those of all clients' training rows, "client" for those of each
+                client's own; or given ones, a table of [mean, scale] by column; None for none.
+            seed: Seed of the rows to test on.
+
+        Returns:
+            The federation, with clients sorted by name and each client's rows in the table's order.
+
+        Raises:
+            InputError: If a column is missing, a value cannot be used, or a client has no training
+                row. The message names the column, the row, counted from 1, and the value.
+
+        Example:
+            >>> patients = {
+            ...     "hospital": ["a", "a", "b"],
+            ...     "age": [40, 60, 50],
+            ...     "sex": ["f", "m", "f"],
+            ...     "ill": [False, True, True],
+            ... }
+            >>> federation = Federation.from_table(patients, client="hospital", label="ill")
+            >>> print(federation.train.x.round(2))
+            [[-1.22  1.    0.  ]
+             [ 1.22  0.    1.  ]
+             [ 0.    1.    0.  ]]
+            >>> federation.columns.names, federation.columns.mean
+            (('age', 'sex=f', 'sex=m'), (50.0,))
+        """
+        layout = lay_out(
+            table,
+            client=client,
+            client_name=client_name,
+            label=label,
+            features=features,
+            test=test,
+            kinds=kinds,
+            missing=missing,
+            standardize=standardize,
+            seed=seed,
+        )
+        columns, parts = filled(layout)
+        train, held_out, validation = (Rows(*part) for part in parts)
+        return cls(
+            train,
+            held_out,
+            columns.classes,
+            tuple(layout.names),
+            validation=validation if len(validation) else None,
+            columns=columns,
+        )
 
 
 def with_rows(
@@ -820,9 +900,3 @@ def _check_labels(y: Array, classes: int | None, owner: Callable[[int], str]) ->
             f"{owner(row)}: label {y[bad][0]}; labels are 0 to {top - 1}"
             f"{', and -1 where a row has no label' * (y.ndim > 1)}{hint}"
         )
-
-
-def require_share(name: str, share: object) -> None:
-    """Raise `InputError` unless a share is above 0 and below 1."""
-    require_number(name, share, positive=True)
-    require(share < 1, f"{name} = {share}; it must be above 0 and below 1")  # type: ignore[operator]

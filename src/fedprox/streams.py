@@ -7,7 +7,7 @@ the same cohorts, stragglers and mini-batches.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -136,3 +136,19 @@ class Streams:
             keys[first:last].sort()
         keys &= low
         return keys.astype(np.int32)
+
+
+def chosen_rows(
+    sizes: NDArray[np.integer], share: float, streams: Iterable[np.random.Generator]
+) -> NDArray[np.bool_]:
+    """Choose a share of each client's rows by its stream, and leave it one row, bool (rows,).
+
+    Their number is share * size, rounded up or down at random so that it is right on average.
+    """
+    chosen, first = np.zeros(int(sizes.sum()), bool), 0
+    for size, stream in zip(sizes.tolist(), streams, strict=True):
+        count = min(int(share * size + stream.random()), size - 1)
+        if count:
+            chosen[first + stream.choice(size, count, replace=False)] = True
+        first += size
+    return chosen

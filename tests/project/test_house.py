@@ -19,6 +19,7 @@ FLOORS = [
     {"measures"},
     {"files"},
     {"columns", "features", "streams"},
+    {"tables"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedprox.columns import MOST_CLASSES
 from fedprox.datasets import partition as partitions
 from fedprox.datasets.images import unit
 from fedprox.datasets.labelled import (
@@ -20,7 +21,7 @@ from fedprox.datasets.labelled import (
 from fedprox.datasets.sources import path_candidates
 from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared, rows_at
-from fedprox.federation import MOST_CLASSES, Examples, Federation
+from fedprox.federation import Examples, Federation
 from fedprox.files.packed import refusing
 from fedprox.terminal import Bar
 

@@ -26,6 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
+from fedprox.columns import MOST_CLASSES
 from fedprox.datasets.sources import locate
 from fedprox.errors import InputError, require, require_whole
 from fedprox.features import (
@@ -37,7 +38,6 @@ from fedprox.features import (
     tree_from,
 )
 from fedprox.federation import (
-    MOST_CLASSES,
     Array,
     Client,
     Examples,

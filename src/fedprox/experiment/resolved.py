@@ -13,7 +13,7 @@ from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
 from fedprox.datasets.skewed import STRENGTHS, skewed_features
 from fedprox.datasets.sources import data_folder, path_candidates
-from fedprox.errors import InputError, require, require_whole, shown
+from fedprox.errors import InputError, require, require_share, require_whole, shown
 from fedprox.experiment.schema import (
     SCALES,
     SCHEDULES,
@@ -34,7 +34,7 @@ from fedprox.experiment.sections import (
     SolverSection,
     TopLevelKeys,
 )
-from fedprox.federation import Federation, require_share
+from fedprox.federation import Federation
 from fedprox.loop.following import Callback
 from fedprox.loop.simulate import simulate
 from fedprox.losses import LOSSES
