@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.columns import Columns, Moments, scaled
+from fedprox.columns import Columns, Moments, standardized
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.fixed_point import MEASURES_BOUND
@@ -148,7 +148,7 @@ class _Asking:
             return part
 
         parts = self._asked(read, prefixed("moments", like))
-        return scaled(self.columns, Moments(*map(np.concatenate, zip(*parts, strict=True))))
+        return standardized(self.columns, Moments(*map(np.concatenate, zip(*parts, strict=True))))
 
     def in_secret(self) -> Columns:
         """Columns with numbers by secure sums, in which no node's are seen."""
