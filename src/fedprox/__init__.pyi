@@ -62,6 +62,7 @@ from fedprox.parts.population import DayNight, Intervals, LogNormal, Population,
 from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
+from fedprox.predictions import predict
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.protocol import Evaluation
 from fedprox.report.compare import Difference
@@ -176,6 +177,7 @@ __all__ = [
     "newcomers",
     "personal_parts",
     "pfedme",
+    "predict",
     "qffl",
     "read_population",
     "records",

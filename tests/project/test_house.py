@@ -36,7 +36,7 @@ FLOORS = [
     {"logs"},
     {"experiment"},
     {"deployment"},
-    {"runner"},
+    {"runner", "predictions"},
     {"commands"},
     {"cli"},
     {"__main__"},

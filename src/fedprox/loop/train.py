@@ -160,6 +160,7 @@ def new_runs(method: Method, seed: int) -> list[Run]:
             sweep_points=len(method.points),
             evaluated="server" if algorithm.pooled else method.protocol.evaluation.model,
             noise_multiplier=noise if noise is None else float(noise),
+            columns=method.protocol.federation.columns,
         )
         for point, label in zip(method.points, method.labels, strict=True)
     ]

@@ -238,7 +238,8 @@ class RunDirectory:
         for lines in self._clients:
             lines.finish()
         for run in runs:
-            write_whole(self.path / model_file(run.label, run.seed), encode_params(run.params))
+            content = encode_params(run.params, run.columns)
+            write_whole(self.path / model_file(run.label, run.seed), content)
         if draw:
             write_figure(self.path, figure(runs))
         _write_json(self.path / "summary.json", [summarise(run, target) for run in runs], indent=2)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from fedprox.columns import Columns
 from fedprox.errors import InputError, reason, require
 from fedprox.files.packed import refusing
 from fedprox.files.whole import write_whole
@@ -27,8 +29,8 @@ from fedprox.user_code import listed
 
 Array = NDArray[Any]
 
-STRUCTURE = "structure"
-"""The key of the structure in the metadata."""
+STRUCTURE, COLUMNS = "structure", "columns"
+"""The keys of the structure in the metadata, and of a table's columns."""
 
 TYPES = {
     "F64": np.dtype(np.float64),
@@ -74,17 +76,18 @@ def named_arrays(params: Params) -> dict[str, Array]:
     return arrays
 
 
-def encode_params(params: Params) -> bytes:
+def encode_params(params: Params, columns: Columns | None = None) -> bytes:
     """The content of a file with a model's parameters, or its variables.
 
     A pytree with nodes other than dicts, lists and tuples is saved without its structure.
     """
-    arrays = named_arrays(params)
-    try:
-        outline = json.dumps(_outline(jax.tree.unflatten(jax.tree.structure(params), arrays)))
-    except TypeError:
-        return safetensors.numpy.save(arrays)
-    return safetensors.numpy.save(arrays, metadata={STRUCTURE: outline})
+    arrays, metadata = named_arrays(params), dict[str, str]()
+    with suppress(TypeError):
+        tree = jax.tree.unflatten(jax.tree.structure(params), arrays)
+        metadata[STRUCTURE] = json.dumps(_outline(tree))
+    if columns is not None:
+        metadata[COLUMNS] = json.dumps(columns.as_json())
+    return safetensors.numpy.save(arrays, metadata=metadata or None)
 
 
 def _outline(node: Any) -> Any:
@@ -111,8 +114,7 @@ def decode(content: bytes) -> tuple[dict[str, Array], Params]:
         if kind not in kinds:
             raise TypeError(f"array {name!r} is of type {kind}; it must be {', '.join(kinds)}")
         arrays[name] = np.frombuffer(tensor["data"], kinds[kind]).reshape(tensor["shape"])
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    outline = (header.get("__metadata__") or {}).get(STRUCTURE)
+    outline = _metadata(content).get(STRUCTURE)
     if not outline:
         return arrays, None
     remaining = dict(arrays)
@@ -123,6 +125,12 @@ def decode(content: bytes) -> tuple[dict[str, Array], Params]:
     if remaining:
         raise ValueError(f"its structure has no place for {next(iter(remaining))!r}")
     return arrays, params
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The words in a file of parameters."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__") or {}
 
 
 def _restore(node: Any, remaining: dict[str, Array]) -> Params:
@@ -167,13 +175,15 @@ def file_name(label: str, seed: int) -> str:
     return f"{name}-{seed}"
 
 
-def save_model(path: str | Path, params: Params) -> None:
+def save_model(path: str | Path, params: Params, *, columns: Columns | None = None) -> None:
     """Write a model's parameters to a file, in the format of run directories.
 
     Args:
         path: The file, such as "model.safetensors". It is written whole or not at all.
         params: A pytree of floating-point arrays, such as `Run.params`; `fedprox.Variables` of a
             model with state.
+        columns: How rows of a table become what the model reads, such as `Run.columns`, which
+            `fedprox.predict` needs.
 
     Raises:
         InputError: There is no such folder, or a parameter is not a floating-point array.
@@ -188,7 +198,7 @@ def save_model(path: str | Path, params: Params) -> None:
     """
     path = Path(path)
     require(path.parent.is_dir(), f"{path.parent}: no such folder")
-    write_whole(path, encode_params(params))
+    write_whole(path, encode_params(params, columns))
 
 
 def load_model(
@@ -225,16 +235,7 @@ def load_model(
         ...     load_model(f"{folder}/a.safetensors")
         {'layers': [array([1., 1.]), array([0.])]}
     """
-    path = Path(path)
-    if path.is_dir():
-        run = _chosen(path, label, seed)
-        path = path / model_file(run.label, run.seed)
-    else:
-        require(
-            (label, seed) == (None, None),
-            f"{path}: not a run directory, and only those have runs to choose by label and seed",
-        )
-    require(path.is_file(), f"{path}: no such file")
+    path = model_path(path, label, seed)
     try:
         arrays, params = decode(path.read_bytes())
     except ValueError as error:
@@ -254,6 +255,32 @@ def load_model(
         f"{path}: the file does not say the structure of its parameters; give model=; {_OTHERS}",
     )
     return params
+
+
+def model_path(path: str | Path, label: str | None, seed: int | None) -> Path:
+    """The file of a model: itself, or that of the only run of a directory with a label and seed."""
+    path = Path(path)
+    if path.is_dir():
+        run = _chosen(path, label, seed)
+        path = path / model_file(run.label, run.seed)
+    else:
+        require(
+            (label, seed) == (None, None),
+            f"{path}: not a run directory, and only those have runs to choose by label and seed",
+        )
+    require(path.is_file(), f"{path}: no such file")
+    return path
+
+
+def load_columns(path: Path) -> Columns:
+    """How rows of a table become what the model in a file reads."""
+    try:
+        words = _metadata(path.read_bytes()).get(COLUMNS)
+        columns = None if words is None else json.loads(words)
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path}: not a file of parameters, or damaged: {error}") from None
+    require(columns is not None, f"{path}: this model was not trained on a table")
+    return Columns.of_json(columns, str(path))
 
 
 _OTHERS = "fp.load_weights loads what PyTorch or Hugging Face's libraries wrote"

@@ -1,0 +1,109 @@
+"""Predictions for the rows of a table."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedprox as fp
+from fedprox import predictions
+from fedprox.columns import Column, Columns
+from fedprox.errors import InputError
+
+AGE, SEX = Column("age", "number"), Column("sex", "category", values=("m", "f"))
+BY_MEAN = {"mean": (50.0,), "scale": (20.0,)}
+ROWS = {"sex": ["f", "m", "f"], "shoe": [1, 2, 3], "age": [30, 90, 70]}
+FEATURES = np.array([[-1.0, 0, 1], [2, 1, 0], [1, 0, 1]])
+"""What the model reads of these rows: standardized age, m, f."""
+
+WEIGHT = np.array([[1.0, -1], [0, 3], [2, 0]], np.float32)
+
+
+def linear(shape: tuple[int, ...] = WEIGHT.shape) -> fp.Model:
+    """A matrix and nothing else."""
+    return fp.Model(lambda _: {"w": jnp.zeros(shape)}, lambda params, x: x @ params["w"])
+
+
+def saved(folder: Path, label: Column, weight: Any = WEIGHT, **numbers: Any) -> Path:
+    """A file with a model and its columns."""
+    given = {"standardize": "given", **BY_MEAN} | numbers
+    path, columns = folder / "model.safetensors", Columns((AGE, SEX), label, **given)
+    fp.save_model(path, {"w": np.asarray(weight, np.float32)}, columns=columns)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("label", "known"),
+    [
+        (Column("ill", "category", values=("yes", "no")), np.array(["yes", "no"])),
+        (Column("ill", "category", values=(0, 1)), np.array([0, 1])),
+        (Column("ill", "boolean"), np.array([False, True])),
+    ],
+)
+def test_classes_are_the_values_of_the_label(tmp_path: Path, label: Column, known: Any) -> None:
+    expected = known[np.argmax(FEATURES @ WEIGHT, axis=1)]
+    got = fp.predict(saved(tmp_path, label), ROWS, model=linear())
+    assert got.tolist() == expected.tolist()
+    one = saved(tmp_path, label, WEIGHT[:, :1])
+    expected = known[(FEATURES @ WEIGHT[:, 0] > 0).astype(int)]
+    assert fp.predict(one, ROWS, model=linear((3, 1))).tolist() == expected.tolist()
+
+
+def test_numbers_are_the_outputs(tmp_path: Path) -> None:
+    path = saved(tmp_path, Column("dose", "number"), WEIGHT[:, 0])
+    np.testing.assert_allclose(fp.predict(path, ROWS, model=linear((3,))), FEATURES @ WEIGHT[:, 0])
+
+
+def test_a_table_of_several_blocks_and_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path, Column("dose", "number"), WEIGHT[:, 0])
+    whole = fp.predict(path, ROWS, model=linear((3,)))
+    monkeypatch.setattr(predictions, "ROWS_AT_A_TIME", 2)
+    assert fp.predict(path, ROWS, model=linear((3,))).tolist() == whole.tolist()
+    empty: dict[str, list[Any]] = {name: [] for name in ROWS}
+    assert fp.predict(path, empty, model=linear((3,))).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ({"sex": ["f"], "years": [3]}, "table: no column 'age'"),
+        ({"sex": ["f", "x"], "age": [3, 4]}, "column 'sex', row 2: 'x': not in its vocabulary"),
+        ({"sex": ["f"], "age": [None]}, "column 'age', row 1: a missing value"),
+    ],
+)
+def test_rows_that_cannot_be_read(tmp_path: Path, rows: Any, line: str) -> None:
+    path = saved(tmp_path, Column("ill", "boolean"))
+    with pytest.raises(InputError, match=line):
+        fp.predict(path, rows, model=linear())
+
+
+def test_models_that_cannot_predict(tmp_path: Path) -> None:
+    path = tmp_path / "plain.safetensors"
+    fp.save_model(path, {"w": WEIGHT})
+    with pytest.raises(InputError, match=r"plain\.safetensors: this model was not trained on a"):
+        fp.predict(path, ROWS, model=linear())
+    by_client = saved(
+        tmp_path, Column("ill", "boolean"), standardize="client", mean=None, scale=None
+    )
+    with pytest.raises(InputError, match="each client's own mean and deviation"):
+        fp.predict(by_client, ROWS, model=linear())
+    three = saved(tmp_path, Column("ill", "category", values=("a", "b", "c")))
+    with pytest.raises(InputError, match="outputs of shape \\(2,\\) for 3 values of column 'ill'"):
+        fp.predict(three, ROWS, model=linear())
+    with pytest.raises(InputError, match="not a run directory; give model"):
+        fp.predict(saved(tmp_path, Column("ill", "boolean")), ROWS)
+
+
+def test_a_file_with_columns_is_read_as_one_without(tmp_path: Path) -> None:
+    path = saved(tmp_path, Column("ill", "boolean"))
+    assert fp.load_model(path)["w"].tolist() == WEIGHT.tolist()
+    other = replace(Column("ill", "boolean"), unit="x")
+    fp.save_model(path, {"w": WEIGHT}, columns=Columns((AGE,), other))
+    leaf = jax.tree.leaves(fp.load_model(path, model=linear()))
+    assert leaf[0].shape == WEIGHT.shape
