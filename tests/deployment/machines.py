@@ -21,7 +21,7 @@ from fedprox.deployment.certificates import (
 )
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.trial import VALID, local_superlink
-from fedprox.files.whole import write_private
+from fedprox.files.whole import replace_private
 
 
 class Machines:
@@ -125,7 +125,6 @@ def interrupt(process: "subprocess.Popen[bytes]") -> None:
 def written_authority(folder: Path, valid: datetime.timedelta = VALID) -> Path:
     """Write the files of a SuperLink of this machine; return the authority's certificate."""
     folder.mkdir(exist_ok=True)
-    names = host_names("localhost")
-    for name, content in superlink_files(new_authority(VALID), names, valid).items():
-        write_private(folder / name, content)
+    files = superlink_files(new_authority(VALID), host_names("localhost"), valid)
+    replace_private(folder, files)
     return folder / "ca.pem"

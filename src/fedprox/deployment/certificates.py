@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fedprox.deployment.crypto import load_public_key
 from fedprox.deployment.node_file import read_superlink_file
 from fedprox.errors import InputError, distinct, require
-from fedprox.files.whole import write_private
+from fedprox.files.whole import replace_private
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography import x509
@@ -187,7 +187,7 @@ def make_node_key(folder: Path) -> tuple[Path, Path]:
     """Write a node's new key, and return its private and its public file."""
     folder.mkdir(parents=True, exist_ok=True)
     private, public = (folder / name for name in ("node.key", "node.key.pub"))
-    _replace(folder, node_key_files())
+    replace_private(folder, node_key_files())
     return private, public
 
 
@@ -291,7 +291,7 @@ def renew_server(out: Path, ca_key: Path, valid: datetime.timedelta) -> list[str
     (old,) = read_certificates(folder / "server.pem")[:1]
     authority = read_authority(folder / "ca.pem", ca_key)
     names = certificate_names(old)
-    _replace(folder, server_files(authority, names, valid))
+    replace_private(folder, server_files(authority, names, valid))
     return names
 
 
@@ -303,14 +303,9 @@ def renew_node(out: Path, name: str, own: Path | None) -> None:
     public = files["node.key.pub"]
     for folder in (out / name, out / "superlink" / "nodes"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _replace(out / name, files)
-    _replace(out / "operator", {Path(known[name]).name: public})
-    _replace(out / "superlink" / "nodes", {f"{name}.pub": public})
-
-
-def _replace(folder: Path, files: Files) -> None:
-    for file, content in files.items():
-        write_private(folder / file, content)
+    of_node = {f"{name}/{file}": content for file, content in files.items()}
+    at_others = [f"operator/{Path(known[name]).name}", f"superlink/nodes/{name}.pub"]
+    replace_private(out, of_node | dict.fromkeys(at_others, public))
 
 
 def read_certificates(file: Path) -> "list[x509.Certificate]":

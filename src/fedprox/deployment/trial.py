@@ -27,7 +27,7 @@ from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.resolved import BASED, existing
 from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.toml import parse_toml
-from fedprox.files.whole import write_private, write_whole
+from fedprox.files.whole import replace_private, write_whole
 from fedprox.models import MODELS
 
 VALID = datetime.timedelta(days=30)
@@ -62,8 +62,7 @@ def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
     flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
     files = superlink_files(new_authority(VALID), host_names("localhost"), VALID)
-    for name, content in files.items():
-        write_private(folder / name, content)
+    replace_private(folder, files)
     port = free_port()
     running = running_superlink(folder, "127.0.0.1", port, database=False, level="INFO")
     with running as superlink:

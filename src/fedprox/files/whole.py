@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +29,20 @@ def write_private(path: Path, content: bytes) -> None:
     """Write a file atomically that only its owner may read; see `writing_whole`."""
     with writing_whole(path, 0o600) as file:
         file.write(content)
+
+
+def replace_private(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of a folder that only its owner may read, all of them or none.
+
+    Files are by their paths in it. They get their names once all are complete and on the disk.
+    """
+    with ExitStack() as complete:
+        for name, content in files.items():
+            file = complete.enter_context(writing_whole(folder / name, 0o600))
+            with naming(folder / name):
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def write_private_folder(folder: Path, files: Mapping[str, bytes]) -> None:
