@@ -1,6 +1,7 @@
 """The commands that set up a federation: `fedprox certificates` and `fedprox superlink`."""
 
 import datetime
+import logging
 import signal
 import threading
 from collections.abc import Sequence
@@ -179,6 +180,7 @@ def superlink(
     require_whole("--port", port, most=65_535)
     require(folder.is_dir(), f"{folder}: no such folder; `fedprox certificates` makes it")
     folder = folder.absolute()
+    logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     stop = threading.Event()
 
     def end(number: signal.Signals) -> str | None:
