@@ -281,9 +281,20 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         assert finish(process, 60) == 0
 
 
+def measured(directory: Path) -> list[dict[str, Any]]:
+    """The records of a run."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+DATA = {"name": "synthetic", "clients": 3}
+
+
 @pytest.mark.slow
 def test_the_commands_make_a_federation(tmp_path: Path) -> None:
-    """Certificates, a SuperLink, three nodes and an operator, as the files start them."""
+    """Certificates, a SuperLink, three nodes and an operator, as the files start them.
+
+    The numbers are those of the simulation.
+    """
     runs = {name: as_process(each, tmp_path) for name, each in services(COMPOSE).items()}
 
     def call(name: str, *more: str) -> "subprocess.Popen[bytes]":
@@ -301,7 +312,7 @@ def test_the_commands_make_a_federation(tmp_path: Path) -> None:
     for part, name in enumerate(HOSPITALS):
         file = tmp_path / "federation" / name / "node.toml"
         table: dict[str, Any] = parse_toml(file.read_text())
-        table["data"] = {"name": "synthetic", "clients": 3}
+        table["data"] = DATA
         file.write_text(tomli_w.dumps({**table, "deal": {"part": part, "parts": 3}}))
 
     with ExitStack() as stack:
@@ -316,4 +327,14 @@ def test_the_commands_make_a_federation(tmp_path: Path) -> None:
     said = (tmp_path / "operator.log").read_text()
     assert f"3 of 3 nodes have joined: {', '.join(HOSPITALS)}" in said
     assert "fedavg, seed 0, round 20: " in said
+
+    data = [f"data.{key}={value}" for key, value in DATA.items()]
+    options = [part for each in data for part in ("--set", each)]
+    alone = ["run", str(FOLDER / "federation.toml"), *options, "--out", str(tmp_path / "alone")]
+    subprocess.run([sys.executable, "-m", "fedprox", *alone], check=True, capture_output=True)
+    ours = runs["operator"].folder / "runs" / "federation"
+    for ours_at, at in zip(measured(ours), measured(tmp_path / "alone"), strict=True):
+        assert ours_at["round"] == at["round"]
+        assert ours_at["train_loss"] == pytest.approx(at["train_loss"], rel=1e-5)
+        assert ours_at["test_accuracy"] == pytest.approx(at["test_accuracy"], abs=1e-3)
     assert left_over(tmp_path) == []

@@ -386,7 +386,7 @@ def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
         wrong.write_text("wrong")
         forged = written_authority(tmp_path / "other")
         cases: list[tuple[type[Exception], str, tuple[str, Path, Path]]] = [
-            (InputError, f"is {wrong} its --superexec-auth", (address, ca_certificate, wrong)),
+            (InputError, f"is {wrong} its secret?", (address, ca_certificate, wrong)),
             (InputError, f"is {forged} the certificate", (address, forged, secret)),
             (InputError, f"{wrong}: no certificates in PEM", (address, wrong, secret)),
             (InputError, "missing: no such file", (address, ca_certificate, tmp_path / "missing")),
