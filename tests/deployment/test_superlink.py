@@ -1,9 +1,11 @@
 """`fedprox superlink`: the nodes whose public keys lie in its folder may join, and no others."""
 
+import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,26 +15,32 @@ pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 from fedprox.deployment import flower
 from fedprox.deployment.certificates import (
     der,
+    host_names,
     make_node_key,
     new_authority,
     read_certificates,
     superlink_files,
 )
 from fedprox.deployment.crypto import read_public_key
+from fedprox.deployment.flower_operator import operator_network
+from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.trial import VALID, free_port
 from fedprox.files.whole import replace_private
 from tests.deployment.machines import left_over
 
+ECHO = f"{Path(__file__).with_name('echo_node.py')}:main"
+
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def superlink(folder: Path, port: int) -> Iterator[str]:
+def superlink(folder: Path, port: int, *options: str) -> Iterator[str]:
     """Run the command until SIGTERM, and yield what it says when it listens."""
     log = folder.with_name("log")
     log.write_bytes(b"")
-    program = Child("fedprox.cli:main", ["superlink", str(folder), "--port", str(port)], log)
+    arguments = ["superlink", str(folder), "--port", str(port), *options]
+    program = Child("fedprox.cli:main", arguments, log)
     with running([program]) as [process]:
         deadline = time.monotonic() + 120
         while "listening" not in log.read_text() and process.poll() is None:
@@ -92,3 +100,34 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with superlink(folders[0], port), superlink(folders[1], port) as said:
         assert "fedprox: the SuperLink did not start; end of " in said
         assert "address already in use" in said
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="listens at an address of IPv6")
+def test_a_run_goes_on_when_the_superlink_is_started_again(tmp_path: Path) -> None:
+    folder, port = tmp_path / "superlink", free_port()
+    (folder / "nodes").mkdir(parents=True)
+    replace_private(folder, superlink_files(new_authority(VALID), host_names("::1"), VALID))
+    key, public = make_node_key(tmp_path / "node")
+    public.rename(folder / "nodes" / "a.pub")
+    shutil.copy(folder / "ca.pem", key.parent)  # the folder tells the SuperLink's processes
+    reached = f"[::1]:{port}", key.with_name("ca.pem")
+    echo = Child(ECHO, [*map(str, (*reached, key, key.parent))], tmp_path / "node.log")
+
+    def answered(network: Network, head: bytes) -> Parcel | None:
+        while not (nodes := network.nodes()):
+            time.sleep(0.1)
+        sent = network.send(dict.fromkeys(nodes, Parcel(head)))
+        while not (received := network.receive(1.0)):
+            pass
+        assert [each.request for each in received] == [*sent.values()], received
+        return received[0].parcel
+
+    with ExitStack() as stack:
+        first = ExitStack()
+        first.enter_context(superlink(folder, port, "--host", "::1"))
+        stack.enter_context(running([echo]))
+        network = stack.enter_context(operator_network(*reached, folder / "secret"))
+        assert answered(network, b"1") == Parcel(b"answer to 1")
+        first.close()
+        stack.enter_context(superlink(folder, port, "--host", "::1"))
+        assert answered(network, b"2") == Parcel(b"answer to 2")
