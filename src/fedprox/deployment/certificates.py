@@ -278,6 +278,7 @@ folder = "state"             # the node's own: client state, logs, what it has a
 [data]                       # fill in; `fedprox node` runs in this folder
 table = "patients.csv"       # a row of names, and a row for each patient
 label = "outcome"            # the column that is to be predicted
+test = 0.2                   # the share of rows that only measure the model
 # client = "ward"            # the column that names the clients; without it the node is one client
 """
 
