@@ -184,7 +184,7 @@ def test_each_host_has_what_it_needs_and_no_more(made: dict[str, Path]) -> None:
         assert known.address == shown
         assert [*known.keys] == NODES
         assert [*keys_in(out / "superlink")] == NODES
-        assert check_folder(out / "superlink")[0].startswith(f"certificate for {host}, localhost, ")
+        assert check_folder(out / "superlink").startswith(f"certificate for {host}, localhost, ")
         for name in NODES:
             node = read_node_file(out / name / "node.toml")
             assert (node.name, node.superlink) == (name, shown)
@@ -359,6 +359,8 @@ def test_what_cannot_be_renewed_is_refused_and_nothing_written(federation: Path)
 
     other = written_authority(federation.with_name("other")).with_name("server.key")
     assert refused("localhost", "a").startswith(f"--out {federation}: it exists already; name a")
+    line = "--ca-key: only with --renew superlink"
+    assert refused("--renew", "hospital-a", "--ca-key", str(other)) == line
     assert refused("--renew", "d") == "--renew d: the nodes are hospital-a, hospital-b"
     assert refused("--renew", "superlink", "--ca-key", str(other)) == (
         f"{other}: it is not the private key of superlink/ca.pem"

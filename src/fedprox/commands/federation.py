@@ -2,6 +2,7 @@
 
 import datetime
 import logging
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def certificates(
     if renew is not None:
         require(host is None, "--renew keeps the host and all nodes; leave out HOST and NODE")
         require(out.is_dir(), f"--out {out}: no such folder")
-        _renew(out, renew, ca_key or out / "ca" / "ca.key", valid)
+        _renew(out, renew, ca_key, valid)
         return
     require(ca_key is None, "--ca-key: only with --renew superlink")
     if host is None:
@@ -120,11 +121,11 @@ def _of_node(own: Path | None) -> str:
     return f"{key}; fill in [data] of node.toml"
 
 
-def _renew(out: Path, name: str, ca_key: Path, valid: datetime.timedelta) -> None:
+def _renew(out: Path, name: str, ca_key: Path | None, valid: datetime.timedelta) -> None:
     """Replace one key of a federation."""
     where = printable(out)
     if name == "superlink":
-        names = renew_server(out, ca_key, valid)
+        names = renew_server(out, ca_key or out / "ca" / "ca.key", valid)
         _print(
             [
                 (
@@ -135,6 +136,7 @@ def _renew(out: Path, name: str, ca_key: Path, valid: datetime.timedelta) -> Non
             ]
         )
         return
+    require(ca_key is None, "--ca-key: only with --renew superlink")
     ((node, own),) = named_nodes([name]).items()
     renew_node(out, node, own)
     _print(
@@ -181,7 +183,7 @@ def superlink(
     require(folder.is_dir(), f"{folder}: no such folder; `fedprox certificates` makes it")
     folder = folder.absolute()
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
-    stop = threading.Event()
+    level, stop = os.environ.get("FLWR_LOG_LEVEL", "WARNING"), threading.Event()
 
     def end(number: signal.Signals) -> str | None:
         if stop.is_set():
@@ -190,12 +192,12 @@ def superlink(
         return f"{number.name}: the SuperLink ends"
 
     with locked(folder, mode=0o700):
-        lines, keys = check_folder(folder), keys_in(folder)
+        shown, keys = check_folder(folder), keys_in(folder)
         with (
             answering(end),
-            running_superlink(folder, host, port, database=True, level="WARNING") as running,
+            running_superlink(folder, host, port, database=True, level=level) as running,
         ):
-            lines += hold_to(running.control, keys)
+            lines = [shown, *hold_to(running.control, keys)]
             for line in [*lines, f"listening at {address_of(host, port)} for {', '.join(keys)}"]:
                 say(f"SuperLink: {line}")
             while not stop.wait(0.5):

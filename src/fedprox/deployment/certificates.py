@@ -208,15 +208,7 @@ def federation_files(
     valid: datetime.timedelta,
     ca_valid: datetime.timedelta,
 ) -> Files:
-    """The folders of a federation's hosts.
-
-    Args:
-        host: The SuperLink's DNS name or IP address.
-        nodes: The nodes by their names, with the public key of one that has made its own.
-        port: The SuperLink's port.
-        valid: How long its certificate is valid.
-        ca_valid: How long its authority is.
-    """
+    """The folders of a federation's hosts; nodes that have made their own key give its file."""
     names, authority = host_names(host), new_authority(ca_valid)
     superlink, address = superlink_files(authority, names, valid), address_of(names[0], port)
     keys = {

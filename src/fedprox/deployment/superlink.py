@@ -19,7 +19,7 @@ from fedprox.deployment.certificates import (
 from fedprox.deployment.crypto import read_public_key
 from fedprox.deployment.flower import Link
 from fedprox.deployment.processes import Child, running, tail
-from fedprox.errors import printable, require
+from fedprox.errors import require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     import httpx
@@ -51,14 +51,9 @@ class SuperLink(NamedTuple):
 def running_superlink(
     folder: Path, host: str, port: int, *, database: bool, level: str
 ) -> Iterator[SuperLink]:
-    """Run a SuperLink by the files of a folder: server.pem, server.key, ca.pem and secret.
+    """Run a SuperLink by the files of a folder, which gets its log and settings too.
 
-    Args:
-        folder: The folder, in which it also keeps its log and settings.
-        host: The address at which it listens.
-        port: The port.
-        database: Whether it keeps nodes and runs in superlink.db, for when it is started again.
-        level: The least level of what it logs.
+    With a database it knows nodes and runs when it is started again. It logs from a level on.
     """
     files = {name: folder / name for name in ("server.pem", "server.key", "ca.pem", "secret")}
     options = {
@@ -97,11 +92,8 @@ def running_superlink(
         yield SuperLink(process, control, program.log)
 
 
-def check_folder(folder: Path) -> list[str]:
-    """Raise `InputError` unless a SuperLink can start with a folder; say what it will show.
-
-    It has the names in its certificate and the last day of it, in words.
-    """
+def check_folder(folder: Path) -> str:
+    """What a SuperLink's certificate is for; `InputError` unless it can start with a folder."""
     certificate = require_pair(folder / "server.pem", folder / "server.key")
     flower.require_certificates(folder / "ca.pem")
     require((folder / "secret").is_file(), f"{folder / 'secret'}: no such file")
@@ -111,8 +103,7 @@ def check_folder(folder: Path) -> list[str]:
         f"{folder / 'server.pem'}: it ended on {end:%Y-%m-%d}; renew it with "
         "`fedprox certificates --renew superlink`",
     )
-    names = printable(", ".join(certificate_names(certificate)))
-    return [f"certificate for {names}, until {end:%Y-%m-%d}"]
+    return f"certificate for {', '.join(certificate_names(certificate))}, until {end:%Y-%m-%d}"
 
 
 def keys_in(folder: Path) -> dict[str, bytes]:
@@ -140,7 +131,7 @@ def hold_to(control: Link, keys: dict[str, bytes]) -> list[str]:
     for name, key in keys.items():
         if key not in known:
             flower.register_key(control, key)
-            lines.append(f"node {printable(name)} may join")
+            lines.append(f"node {name} may join")
     for key, node in known.items():
         if key not in keys.values() and not node.removed:
             flower.unregister_node(control, node.number)
