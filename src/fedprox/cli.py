@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from fedprox import __version__
 from fedprox.commands.deployment import deploy, node
+from fedprox.commands.federation import certificates, superlink
 from fedprox.commands.runs import (
     Changes,
     DataDir,
@@ -230,6 +231,8 @@ def _run_study(file: StudyFile, place: Place, data_dir: Path | None, devices: in
 
 app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(node)
+app.command(cls=_Command)(certificates)
+app.command(cls=_Command)(superlink)
 
 
 Directory = Annotated[

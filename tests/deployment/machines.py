@@ -1,5 +1,6 @@
 """A federation of real processes: a SuperLink, `fedprox node` and `fedprox deploy`."""
 
+import datetime
 import os
 import signal
 import subprocess
@@ -12,8 +13,15 @@ from typing import Any
 
 import tomli_w
 
+from fedprox.deployment.certificates import (
+    host_names,
+    make_node_key,
+    new_authority,
+    superlink_files,
+)
 from fedprox.deployment.processes import Child, running
-from fedprox.deployment.trial import local_superlink, make_node_key
+from fedprox.deployment.trial import VALID, local_superlink
+from fedprox.files.whole import replace_private
 
 
 class Machines:
@@ -112,3 +120,11 @@ def left_over(folder: Path) -> list[int]:
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Send Ctrl-C."""
     process.send_signal(signal.SIGINT)
+
+
+def written_authority(folder: Path, valid: datetime.timedelta = VALID) -> Path:
+    """Write the files of a SuperLink of this machine; return the authority's certificate."""
+    folder.mkdir(exist_ok=True)
+    files = superlink_files(new_authority(VALID), host_names("localhost"), valid)
+    replace_private(folder, files)
+    return folder / "ca.pem"

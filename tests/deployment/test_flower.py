@@ -28,12 +28,14 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedprox import InputError
 from fedprox.deployment import flower, trial
+from fedprox.deployment.certificates import make_node_key
 from fedprox.deployment.crypto import decoded, has_signed, read_identity
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.network import Network, Parcel, Received
 from fedprox.deployment.processes import Child, running
-from fedprox.deployment.trial import LocalSuperLink, local_superlink, make_node_key
+from fedprox.deployment.trial import LocalSuperLink, local_superlink
+from tests.deployment.machines import written_authority
 
 pytestmark = pytest.mark.slow
 
@@ -208,9 +210,7 @@ def test_strangers_are_refused(federation: Federation, tmp_path: Path) -> None:
     unknown, _ = make_node_key(tmp_path / "unknown")
     deceived, public = make_node_key(tmp_path / "deceived")
     superlink.register(public)
-    other = tmp_path / "other"
-    other.mkdir()
-    forged = other_authority(other)
+    forged = written_authority(tmp_path / "other")
     nodes = [
         echo_node(superlink, unknown),
         echo_node(superlink._replace(ca_certificate=forged), deceived),
@@ -233,11 +233,6 @@ def test_strangers_are_refused(federation: Federation, tmp_path: Path) -> None:
         assert federation.network.nodes() == sorted(federation.programs)
     for program in nodes:
         assert "Traceback" not in program.log.read_text()
-
-
-def other_authority(folder: Path) -> Path:
-    """The certificate of another authority."""
-    return trial.make_certificate(folder)
 
 
 def bare_supernode(superlink: LocalSuperLink, folder: Path, *options: object) -> Child:
@@ -325,7 +320,8 @@ from pathlib import Path
 from fedprox.deployment.crypto import decoded
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
-from fedprox.deployment.trial import local_superlink, make_node_key
+from fedprox.deployment.certificates import make_node_key
+from fedprox.deployment.trial import local_superlink
 folder = Path(sys.argv[1])
 with local_superlink(folder / "superlink") as superlink:
     key, public = make_node_key(folder / "node")
@@ -388,10 +384,9 @@ def test_what_keeps_the_operator_out(tmp_path: Path) -> None:
         address, ca_certificate, secret = superlink[:3]
         wrong = tmp_path / "wrong"
         wrong.write_text("wrong")
-        (tmp_path / "other").mkdir()
-        forged = other_authority(tmp_path / "other")
+        forged = written_authority(tmp_path / "other")
         cases: list[tuple[type[Exception], str, tuple[str, Path, Path]]] = [
-            (InputError, f"is {wrong} its --superexec-auth", (address, ca_certificate, wrong)),
+            (InputError, f"is {wrong} its secret?", (address, ca_certificate, wrong)),
             (InputError, f"is {forged} the certificate", (address, forged, secret)),
             (InputError, f"{wrong}: no certificates in PEM", (address, wrong, secret)),
             (InputError, "missing: no such file", (address, ca_certificate, tmp_path / "missing")),
@@ -430,7 +425,7 @@ def tls_server(folder: Path) -> Iterator[int]:
     [
         ("127.0.0.1", -1, "certificate has expired"),
         ("127.0.0.2", 1, "certificate is not valid for '127.0.0.2'"),
-        ("127.0.0.1", 1, "server.pem the certificate of its authority?"),
+        ("127.0.0.1", 1, "ca.pem the certificate of its authority?"),
     ],
 )
 def test_both_ends_say_what_is_wrong_with_a_certificate(
@@ -438,15 +433,12 @@ def test_both_ends_say_what_is_wrong_with_a_certificate(
     valid: int,
     line: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     key, _ = make_node_key(tmp_path / "node")
-    monkeypatch.setattr(trial, "VALID", datetime.timedelta(minutes=valid))
-    ca_certificate = trial.make_certificate(tmp_path)
+    ca_certificate = written_authority(tmp_path, datetime.timedelta(minutes=valid))
     if "authority" in line:
-        (tmp_path / "other").mkdir()
-        ca_certificate = other_authority(tmp_path / "other")
+        ca_certificate = written_authority(tmp_path / "other")
     with tls_server(tmp_path) as port:
         address, stop = f"{host}:{port}", threading.Event()
         connection = NodeConnection(address, ca_certificate, key, tmp_path)
@@ -467,7 +459,7 @@ def test_what_is_wrong_with_a_key(tmp_path: Path) -> None:
     key, public = make_node_key(tmp_path)
     assert key.stat().st_mode & 0o777 == 0o600
     assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
-    ca_certificate = other_authority(tmp_path)
+    ca_certificate = written_authority(tmp_path)
     stop = threading.Event()
     stop.set()
 

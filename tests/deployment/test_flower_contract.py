@@ -26,8 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 
 import fedprox
-from fedprox.deployment import flower, trial
+from fedprox.deployment import flower, superlink
 from fedprox.deployment.network import Parcel
+from tests.deployment.machines import written_authority
 
 VERSION = importlib.metadata.version("flwr")
 FILE = Path(flower.__file__)
@@ -36,10 +37,11 @@ PACKAGE = Path(fedprox.__file__).parent
 
 ANSWERS = {
     "ControlHttpClient": {
-        "ListNodes": [],
+        "ListNodes": ["nodes_info.node_id", "nodes_info.public_key", "nodes_info.unregistered_at"],
         "RegisterNode": ["node_id"],
         "StartRun": ["run_id"],
         "StopRun": [],
+        "UnregisterNode": [],
     },
     "RuntimeHttpClient": {
         "AcquireTask": ["token", "task.run_id"],
@@ -338,7 +340,7 @@ class SuperLink:
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The address of a SuperLink, and the certificate of its authority."""
-    return "fl.example.org:9092", trial.make_certificate(tmp_path_factory.mktemp("authority"))
+    return "fl.example.org:9092", written_authority(tmp_path_factory.mktemp("authority"))
 
 
 class Ends(NamedTuple):
@@ -468,7 +470,7 @@ def test_calls_carry_what_the_superlink_asks_for(ends: Ends) -> None:
 
 @pytest.mark.slow
 def test_the_superlink_has_the_options(tmp_path: Path) -> None:
-    source = ast.parse(inspect.getsource(trial.local_superlink))
+    source = ast.parse(inspect.getsource(superlink.running_superlink))
     texts = {node.value for node in ast.walk(source) if isinstance(node, ast.Constant)}
     options = sorted(text for text in texts if isinstance(text, str) and text.startswith("--"))
     assert len(options) > 5
@@ -484,4 +486,4 @@ def test_the_superlink_has_the_options(tmp_path: Path) -> None:
         check=True,
     ).stdout
     missing = [option for option in options if option not in shown]
-    assert not missing, f"flwr {VERSION}: flower-superlink has no {missing}; adapt trial.py"
+    assert not missing, f"flwr {VERSION}: flower-superlink has no {missing}; adapt superlink.py"

@@ -1,13 +1,19 @@
-"""The files that the page on deployments prints work as printed."""
+"""The files and commands that the pages on deployments print work as printed."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
-from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
+from fedprox import cli
+from fedprox.deployment.certificates import node_file
+from fedprox.deployment.node_file import load_node, read_node_file
+from fedprox.deployment.policy import Policy
 from fedprox.experiment import DEPLOYED, parse, read_experiment
 from fedprox.files.toml import parse_toml
 
@@ -35,22 +41,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
-    page = blocks("deploy.md", "toml")
-    node, superlink, experiment, private, policy, rows, of_rows, exact, *of_sums = page
+def test_the_files_of_the_pages_work_as_printed(folder: Path) -> None:
+    (function,) = (each for each in blocks("node-data.md", "toml") if "hospital:load" in each)
+    data, experiment = blocks("deploy.md", "toml")
+    policy, private, of_private, rows, of_rows, exact, *of_sums = blocks("security.md", "toml")
     secure, peers, hidden = of_sums
-    names = ["hospital-a", "hospital-b"]
-    file = folder / "file.toml"
+    names = ["hospital-a", "hospital-b", "hospital-c"]
+    file = folder / "node.toml"
 
-    file.write_text(node)
+    written = node_file(names[0], "fl.example.org:9092")
+    assert parse_toml(written)["data"] == parse_toml(data)["data"]
+    node = written.partition("[data]")[0]
+    file.write_text(node + function + policy)
     held = load_node(read_node_file(file))
     assert held.name == names[0]
     assert str(held.federation).startswith("Federation: 1 client, 320 training rows")
     assert list(held.federation.names) == names[:1]
-
-    file.write_text(superlink)
-    known = read_superlink_file(file)
-    assert known.keys == {name: str(folder / f"{name}.pub") for name in names}
 
     file.write_text(experiment)
     read = read_experiment(file, (), {"data": {"name": DEPLOYED}})
@@ -59,31 +65,58 @@ def test_the_files_of_the_page_work_as_printed(folder: Path) -> None:
     assert method["name"] in held.policy.methods
     assert read.model["name"] in held.policy.models
 
-    data = {"data": {"name": DEPLOYED}}
-    without_policy = node.replace("[policy]", "[rest]").split("[rest]")[0]
-    for of_run, of_node, unit in ((private, policy, "client"), (rows, of_rows, "example")):
-        read = parse("page", {**parse_toml(experiment), **data, **parse_toml(of_run)})
-        assert dict(read.privacy).get("unit", "client") == unit
-        file.write_text(without_policy + of_node)
-        policy_read = read_node_file(file).policy
-        assert policy_read.privacy is not None
-        assert policy_read.privacy.unit == unit
+    def policy_of(given: str) -> Policy:
+        file.write_text(node + function + given)
+        return read_node_file(file).policy
 
-    file.write_text(without_policy + exact)
-    privacy = read_node_file(file).policy.privacy
+    deployed = {"data": {"name": DEPLOYED}}
+    for of_run, of_node, unit in ((private, of_private, "client"), (rows, of_rows, "example")):
+        read = parse("page", {**parse_toml(experiment), **deployed, **parse_toml(of_run)})
+        assert dict(read.privacy).get("unit", "client") == unit
+        privacy = policy_of(of_node).privacy
+        assert privacy is not None
+        assert privacy.unit == unit
+
+    privacy = policy_of(exact).privacy
     assert privacy is not None
     assert privacy.exact_measures
 
-    securing = parse("page", {**parse_toml(experiment), **data, **parse_toml(secure)}).deployment
-    both = parse("page", {**parse_toml(experiment), **data, **parse_toml(hidden)})
+    securing = parse(
+        "page", {**parse_toml(experiment), **deployed, **parse_toml(secure)}
+    ).deployment
+    both = parse("page", {**parse_toml(experiment), **deployed, **parse_toml(hidden)})
     assert both.privacy is not None
     assert both.deployment.secure is not None
     assert both.deployment.secure.honest == 2
 
-    file.write_text(without_policy + peers)
-    known_to = read_node_file(file).policy.secure
+    known_to = policy_of(peers).secure
     assert known_to is not None
     assert securing.secure is not None
     assert known_to.threshold == securing.secure.threshold
     others = securing.names[1:]
     assert known_to.peers == {name: str(folder / f"{name}.pub") for name in others}
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page, without comments."""
+    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    return [line.partition(" #")[0].strip() for line in lines]
+
+
+def test_the_first_federation_takes_ten_commands() -> None:
+    text = (PAGES / "deploy.md").read_text(encoding="utf-8")
+    steps, alone = commands("deploy.md")[:-1], commands("deploy.md")[-1]
+    assert len(steps) == 10
+    assert "--local" in alone
+    assert len(text.split()) <= 1200
+
+
+@pytest.mark.parametrize("page", ["deploy.md", "security.md", "operation.md"])
+def test_the_commands_of_the_pages_have_their_options(page: str) -> None:
+    program: Any = typer.main.get_command(cli.app)
+    found = [each.partition("fedprox ")[2] for each in commands(page) if "fedprox " in each]
+    called = [shlex.split(each) for each in found if each.split()[0] in program.commands]
+    assert len(called) > (0 if page == "security.md" else 3)
+    for name, *arguments in called:
+        context = program.commands[name].make_context(name, arguments)
+        assert context.params

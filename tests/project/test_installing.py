@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-FOLDERS = ("docs", "src", "examples", "tests", "benchmarks")
+FOLDERS = ("deploy", "docs", "src", "examples", "tests", "benchmarks")
+NAMES = ("Dockerfile",)
 FILES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "pyproject.toml")
 
 BY_NAME = re.compile(
@@ -39,7 +40,8 @@ def test_nothing_says_to_install_the_name_from_an_index() -> None:
     paths = [ROOT / name for name in FILES]
     for folder in FOLDERS:
         kinds = (".py", ".md", ".toml", ".sh", ".txt", ".ipynb", ".cfg", ".yml", ".yaml", ".jinja")
-        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+        found_there = (ROOT / folder).rglob("*")
+        paths += [each for each in found_there if each.suffix in kinds or each.name in NAMES]
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in paths

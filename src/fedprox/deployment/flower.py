@@ -33,9 +33,9 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from fedprox.deployment.crypto import encoded, read_public_key
+from fedprox.deployment.crypto import encoded
 from fedprox.deployment.network import Parcel
 from fedprox.errors import InputError, installing, reason, require
 
@@ -243,13 +243,11 @@ class Link:
         self,
         kind: Any,
         address: str,
-        ca_certificate: Path,
+        verify: ssl.SSLContext,
         retry: Retry,
         signers: Sequence[Any] = (),
     ) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        verify.load_verify_locations(cafile=ca_certificate)
         self.token, self.most, self.retry = "", math.inf, retry
         self.version = dict(RuntimeVersionMetadata.from_local_component("fedprox").as_metadata())
         self.http = httpx.Client(verify=verify, trust_env=not is_loopback(address))
@@ -293,15 +291,34 @@ class Link:
         self.http.close()
 
 
+def trusting(ca_certificate: Path) -> ssl.SSLContext:
+    """Connections to the names in certificates that an authority has signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=ca_certificate)
+    return context
+
+
 def control_link(address: str, ca_certificate: Path, retry: Retry | None = None) -> Link:
     """A connection to register nodes, and to start and stop runs."""
-    return Link(ControlHttpClient, address, ca_certificate, retry or Retry(0.0))
+    return Link(ControlHttpClient, address, trusting(ca_certificate), retry or Retry(0.0))
+
+
+def own_control_link(address: str, certificate: bytes) -> Link:
+    """The same to a SuperLink of this machine, which is known by its certificate (DER) alone.
+
+    That need not be for the address at which a machine reaches itself.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate)
+    return Link(ControlHttpClient, address, context, Retry(0.0))
 
 
 def runtime_link(address: str, ca_certificate: Path, secret: bytes, retry: Retry) -> Link:
     """The operator's connection."""
     signer = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE])
-    return Link(RuntimeHttpClient, address, ca_certificate, retry, [signer])
+    return Link(RuntimeHttpClient, address, trusting(ca_certificate), retry, [signer])
 
 
 def fleet_link(
@@ -309,7 +326,7 @@ def fleet_link(
 ) -> Link:
     """A node's connection."""
     signer = NodeAuthHttpInterceptor(key, key.public_key())
-    return Link(FleetHttpClient, address, ca_certificate, retry, [signer])
+    return Link(FleetHttpClient, address, trusting(ca_certificate), retry, [signer])
 
 
 def _call(link: Link, name: str, **fields: Any) -> Any:
@@ -326,10 +343,31 @@ def require_answer(control: Link) -> None:
     _call(control, "ListNodes")
 
 
-def register_node(control: Link, public_key: Path) -> int:
-    """Register a node's key, and return the node's identifier."""
-    node: int = _call(control, "RegisterNode", public_key=read_public_key(public_key)).node_id
+class RegisteredNode(NamedTuple):
+    """A node whose key was registered, and whether it was removed since."""
+
+    number: int
+    key: bytes
+    removed: bool
+
+
+def registered_nodes(control: Link) -> list[RegisteredNode]:
+    """The nodes whose keys were ever registered."""
+    return [
+        RegisteredNode(node.node_id, node.public_key, bool(node.unregistered_at))
+        for node in _call(control, "ListNodes").nodes_info
+    ]
+
+
+def register_key(control: Link, key: bytes) -> int:
+    """Register a node's public key, and return the node's identifier."""
+    node: int = _call(control, "RegisterNode", public_key=key).node_id
     return node
+
+
+def unregister_node(control: Link, number: int) -> None:
+    """Remove a node, whose key the SuperLink refuses from then on."""
+    _call(control, "UnregisterNode", node_id=number)
 
 
 def start_run(control: Link) -> int:

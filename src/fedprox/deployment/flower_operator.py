@@ -82,7 +82,7 @@ def _one_line(address: str, ca_certificate: Path, secret: Path) -> Iterator[None
     except httpx.HTTPStatusError as error:
         text = flower.problem_of(error)
         if error.request.url.path.endswith("acquire-task"):
-            text = f"{text}; is {secret} its --superexec-auth-secret-file?"
+            text = f"{text}; is {secret} its secret?"
             raise InputError(f"{here}: {text}") from error
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             text = "it has ended the run, on request or after a minute without a heartbeat"

@@ -88,8 +88,8 @@ class SuperLinkFile(Section):
         examples=["ca.pem"],
     )
     secret: str = Field(
-        description="File with the secret that the SuperLink has as "
-        "`--superexec-auth-secret-file`; whoever has it can run experiments.",
+        description="File with the secret that the SuperLink has too; whoever has it can run "
+        "experiments.",
         examples=["secret"],
     )
     keys: dict[str, str] = Field(

@@ -2,11 +2,7 @@
 
 import contextlib
 import datetime
-import functools
-import ipaddress
-import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,24 +11,24 @@ import tomli_w
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.deployment import flower
+from fedprox.deployment.certificates import (
+    host_names,
+    make_node_key,
+    new_authority,
+    superlink_files,
+)
+from fedprox.deployment.crypto import read_public_key
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.network import Network
 from fedprox.deployment.policy import REPORTS, Policy
-from fedprox.deployment.processes import Child, running, tail
+from fedprox.deployment.processes import Child, running
+from fedprox.deployment.superlink import running_superlink
 from fedprox.errors import InputError, require, require_whole
 from fedprox.experiment.resolved import BASED, existing
 from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.toml import parse_toml
-from fedprox.files.whole import write_private, write_whole
+from fedprox.files.whole import replace_private, write_whole
 from fedprox.models import MODELS
-
-with contextlib.suppress(ImportError):  # `require_flower` reports it
-    import httpx
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
 
 VALID = datetime.timedelta(days=30)
 
@@ -62,88 +58,20 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def local_superlink(folder: Path) -> Iterator[LocalSuperLink]:
-    """Run a SuperLink on a free port of the loopback."""
+    """Run a SuperLink on a free port of the loopback, with new keys and certificates."""
     flower.require_flower()
     folder.mkdir(parents=True, exist_ok=True)
-    certificate = make_certificate(folder)
-    secret = folder / "secret"
-    write_private(secret, secrets.token_hex(32).encode())
+    files = superlink_files(new_authority(VALID), host_names("localhost"), VALID)
+    replace_private(folder, files)
     port = free_port()
-    address = f"127.0.0.1:{port}"
-    options = {
-        "--host": "127.0.0.1",
-        "--port": port,
-        "--isolation": "process",
-        "--superexec-auth-secret-file": secret,
-        "--ssl-certfile": certificate,
-        "--ssl-keyfile": folder / "server.key",
-        "--ssl-ca-certfile": certificate,
-    }
-    program = Child(
-        entry=flower.command("flower-superlink"),
-        arguments=[
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-            *(str(part) for option in options.items() for part in option),
-        ],
-        log=folder / "superlink.log",
-        environment=flower.environment(folder / "flwr"),
-    )
-    control = flower.control_link(address, certificate)
-    with running([program]) as [process], contextlib.closing(control):
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                flower.require_answer(control)
-                break
-            except httpx.TransportError as error:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    text = f"the SuperLink did not start; end of {program.log}:"
-                    raise ConnectionError(f"{text}\n{tail(program.log)}") from error
-            time.sleep(0.1)
+    running = running_superlink(folder, "127.0.0.1", port, database=False, level="INFO")
+    with running as superlink:
 
-        register = functools.partial(flower.register_node, control)
-        yield LocalSuperLink(address, certificate, secret, register)
+        def register(public_key: Path) -> int:
+            return flower.register_key(superlink.control, read_public_key(public_key))
 
-
-def make_node_key(folder: Path) -> tuple[Path, Path]:
-    """Make the key of a node as `ssh-keygen -t ecdsa -b 384` does, without a passphrase."""
-    flower.require_flower()
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP384R1())
-    private, public = folder / "node.key", folder / "node.key.pub"
-    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
-    write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
-    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    public.write_bytes(key.public_key().public_bytes(*openssh) + b"\n")
-    return private, public
-
-
-def make_certificate(folder: Path) -> Path:
-    """Write a server's certificate, which is its own authority, and its key; return the first."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + VALID)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("localhost"), loopback]), critical=False
-        )
-        .sign(key, hashes.SHA384())
-    )
-    certificate = folder / "server.pem"
-    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    write_private(folder / "server.key", private)
-    return certificate
+        address = f"127.0.0.1:{port}"
+        yield LocalSuperLink(address, folder / "ca.pem", folder / "secret", register)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ The lock of a folder is advisory and ends with its process, however that ends.
 
 import errno
 import os
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,18 +26,57 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner may read, in place of an earlier one."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    """Write a file atomically that only its owner may read; see `writing_whole`."""
+    with writing_whole(path, 0o600) as file:
         file.write(content)
 
 
+def replace_private(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of a folder that only its owner may read, all of them or none.
+
+    Files are by their paths in it. They get their names once all are complete and on the disk.
+    """
+    with ExitStack() as complete:
+        for name, content in files.items():
+            file = complete.enter_context(writing_whole(folder / name, 0o600))
+            with naming(folder / name):
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def write_private_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder, complete or not at all, that only its owner may read.
+
+    Files are by their paths in it. Until it is complete its name is `.NAME.partial`.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+
+    def remove() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove()  # of a process that was killed
+    with naming(folder), tidied(remove):
+        try:
+            partial.mkdir(mode=0o700)
+            for name, content in files.items():
+                for part in reversed(Path(name).parents[:-1]):
+                    (partial / part).mkdir(mode=0o700, exist_ok=True)
+                write_private(partial / name, content)
+            partial.rename(folder)
+        except BaseException:  # also an interrupt
+            remove()
+            raise
+    flush_folder(folder.parent)
+
+
 @contextmanager
-def writing_whole(path: Path) -> Iterator[BinaryIO]:
+def writing_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a new file that gets its name once it is complete and on the disk.
 
     Until then its name is `.NAME.partial` in the same folder. An existing file is replaced, and so
-    is a symbolic link itself.
+    is a symbolic link itself. It has the permissions `mode`, but for the umask.
 
     An `OSError` names `path`.
     """
@@ -44,7 +84,8 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
     with naming(path), tidied(partial.unlink):
         try:
             partial.unlink(missing_ok=True)  # from a process that was killed
-            with partial.open("xb") as file:  # fails if a link has appeared there
+            # fails if a link has appeared there
+            with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
