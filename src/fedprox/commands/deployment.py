@@ -37,6 +37,7 @@ from fedprox.deployment.coordinator import (
     read_ledger,
     require_same_clients,
 )
+from fedprox.deployment.describing import in_words, runs_asked
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import declared_in_words, join, labels_in_words
@@ -81,6 +82,10 @@ def deploy(
             "trial allow, as a node's policy does. Repeatable.",
         ),
     ] = None,
+    describe: Annotated[
+        bool,
+        typer.Option("--describe", help="Print what each run asks of a site, and its digest."),
+    ] = False,
     settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -103,9 +108,16 @@ def deploy(
     written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
     stopped or killed, also with more rounds.
 
+    With --describe it needs no nodes, starts nothing and writes nothing: it prints in plain words
+    what each run, a method with a seed, asks of a site, and the run's digest. A site that lists
+    digests as `runs` in [policy] of its node's file answers these runs alone.
+
     Bad input is reported in one line, with exit status 2. If no update was used in any round of a
     run, a line says why, with exit status 1.
     """
+    if describe:
+        _describe(file, resume, settings or (), beside=(local, superlink, allow, out, log))
+        return
     require(
         (local is None) != (superlink is None),
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
@@ -178,6 +190,23 @@ def deploy(
         for line in lines:
             say(line)
         raise typer.Exit(1)
+
+
+def _describe(
+    file: Path | None, resume: Path | None, settings: Sequence[str], beside: Sequence[object]
+) -> None:
+    """Print what the runs of an experiment ask of a site."""
+    require(
+        file is not None and resume is None and not any(beside),
+        "--describe: give FILE, and of the options --set alone",
+    )
+    assert file is not None
+    experiment = read_experiment(file, settings, {"data": {"name": DEPLOYED}})
+    pages = [
+        "\n".join(printable(f"{about:<12} {line}") for about, line in in_words(run))
+        for run in runs_asked(experiment)
+    ]
+    print("\n\n".join(pages))
 
 
 def _network(

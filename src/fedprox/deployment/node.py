@@ -8,6 +8,7 @@ It counts what it answers with its data, on disk, before an answer leaves it (`k
 import hashlib
 import json
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable, Collection
@@ -105,6 +106,12 @@ class Node:
         )
         if len(enough) < len(federation):
             federation = federation.of_clients(enough)
+        for digest in policy.runs or ():
+            require(
+                re.fullmatch("[0-9a-f]{64}", digest),
+                f"policy.runs: {digest!r}; a digest, as `fedprox deploy FILE --describe` prints "
+                "it, has 64 of the characters 0 to 9 and a to f",
+            )
         if policy.measured_rows is not None:
             require_whole("policy.measured_rows", policy.measured_rows, least=policy.fewest_rows)
         if policy.privacy is not None:
@@ -285,6 +292,8 @@ class Node:
         self.policy.check_steps({name: after.steps[name] for name in steps}, after.steps_before)
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(setup), setup.privacy
+        taken = method.releases({name: own.steps[name] for name in steps})
+        self.policy.check_declared_steps(setup.private_steps, taken)
         require(
             hiding is None or own.releases <= hiding.rounds,
             f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",

@@ -36,7 +36,7 @@ from fedprox.parts.privacy import AdaptiveClip, Privacy
 from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 11
+VERSION = 12
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -46,6 +46,7 @@ NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
+Epsilon = Annotated[float, Field(gt=0, le=LARGEST)]
 RoundNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 """A round; -1 for none."""
 
@@ -226,12 +227,15 @@ class PrivateRounds(Head):
 
     Attributes:
         clip: Largest norm of what a client sends; with `adaptive_clip` the first one.
+        epsilon: Epsilon of all rounds to which the noise is calibrated; None if the experiment
+            gives the noise.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
         mechanism: What a round releases.
         rounds: Rounds that are released in all, those repeated after an interruption included.
     """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    epsilon: Epsilon | None
     adaptive_clip: AdaptiveClip | None
     mechanism: Annotated[Mechanism, AfterValidator(check_mechanism)]
     rounds: Positive
@@ -243,9 +247,13 @@ class PrivateRounds(Head):
 
 
 class PrivateSteps(Head):
-    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example"."""
+    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example".
+
+    `epsilon` is that to which the noise is calibrated; None if the experiment gives the noise.
+    """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    epsilon: Epsilon | None
     noise_multiplier: Annotated[float, Field(ge=0, le=NOISES[1])]
     delta: Annotated[float, Field(gt=0, lt=1)]
     accountant: Accountant
@@ -253,7 +261,7 @@ class PrivateSteps(Head):
     @property
     def setting(self) -> Privacy:
         """The same as a setting."""
-        return Privacy(**self.model_dump(), unit="example")
+        return Privacy(**self.model_dump(exclude={"epsilon"}), unit="example")
 
 
 class Securing(Head):
