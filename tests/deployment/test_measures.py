@@ -317,7 +317,8 @@ ALONE: dict[str, tuple[Any, str]] = {
     "setup__deadline": (1e-3, SAME),
     "setup__privacy": ({}, REFUSED),
     "setup__private_steps": (
-        {"clip": 1.0, "noise_multiplier": 0.0, "delta": 0.1, "accountant": "pld"},
+        {"clip": 1.0, "epsilon": None}
+        | {"noise_multiplier": 0.0, "delta": 0.1, "accountant": "pld"},
         SAME,
     ),
     "setup__secure": (

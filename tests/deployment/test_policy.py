@@ -96,6 +96,7 @@ def refused_by(
 
 HIDING = {
     "clip": 1.0,
+    "epsilon": None,
     "adaptive_clip": None,
     "mechanism": [2, 2, "bernoulli", None, 1.0, 1, 0.1, "rdp"],
     "rounds": 1,
@@ -109,6 +110,7 @@ Changes = dict[str, Any]
 REFUSED_BEFOREHAND: dict[str, tuple[Changes, Changes, str]] = {
     "methods": ({"methods": ["fedavg"]}, {}, "method 'scaffold'; allowed: fedavg"),
     "models": ({"models": ["cnn"]}, {}, "model 'logistic'; allowed: cnn"),
+    "runs": ({"runs": ["0" * 64]}, {}, "run "),
     "base": ({}, {"model": {"name": "logistic", "frozen": ["dense"]}}, "model: the run freezes va"),
     "most_rounds": ({"most_rounds": 4}, {"rounds": 5}, "5 more rounds; the node has answered 0"),
     "most_epochs": ({"most_epochs": 1.5}, {}, "2 epochs; at most 1.5 are allowed"),

@@ -354,8 +354,8 @@ def test_requests_with_strange_values_get_an_answer(
 def test_requests_with_other_bytes_get_an_answer(
     data: st.DataObject, requests: dict[str, Parcel], guarded: tuple[Node, Path]
 ) -> None:
-    head, body, _ = requests[data.draw(st.sampled_from(["train", "evaluate"]))]
-    parts = [head, body]
+    parcel = requests[data.draw(st.sampled_from(["train", "evaluate"]))]
+    parts = [parcel.head, parcel.body]
     which = data.draw(st.integers(0, 1))
     changed = bytearray(parts[which])
     at = data.draw(st.integers(0, len(changed) - 1))

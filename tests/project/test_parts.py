@@ -61,7 +61,7 @@ def test_the_loop_names_no_part() -> None:
 NAMED_BY = {
     "attack": 0,
     "faults": 2,  # nodes screen always
-    "compression": 4,  # nodes code what they send, and say how
+    "compression": 5,  # nodes code what they send, and say how; sites are told
     "aggregation": 2,  # nodes send factors or products
     "asynchronous": 1,  # a deployment's clock is real
 }

@@ -29,6 +29,8 @@ from fedprox.commands.runs import (
     train_into,
 )
 from fedprox.datasets.sources import cache_folder
+from fedprox.deployment.audit import checked_lines
+from fedprox.deployment.audit import in_words as line_in_words
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import (
     Coordinator,
@@ -37,6 +39,7 @@ from fedprox.deployment.coordinator import (
     read_ledger,
     require_same_clients,
 )
+from fedprox.deployment.describing import in_words, runs_asked
 from fedprox.deployment.flower_node import NodeConnection, serve
 from fedprox.deployment.flower_operator import operator_network
 from fedprox.deployment.joining import declared_in_words, join, labels_in_words
@@ -45,7 +48,7 @@ from fedprox.deployment.node_file import load_node, read_node_file, read_superli
 from fedprox.deployment.remote import run_deployment, without_updates
 from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.errors import printable, require
+from fedprox.errors import InputError, printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.whole import locked
 from fedprox.jax_internals import require_backend
@@ -81,6 +84,10 @@ def deploy(
             "trial allow, as a node's policy does. Repeatable.",
         ),
     ] = None,
+    describe: Annotated[
+        bool,
+        typer.Option("--describe", help="Print what each run asks of a site, and its digest."),
+    ] = False,
     settings: Changes = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -103,9 +110,16 @@ def deploy(
     written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
     stopped or killed, also with more rounds.
 
+    With --describe it needs no nodes, starts nothing and writes nothing: it prints in plain words
+    what each run, a method with a seed, asks of a site, and the run's digest. A site that lists
+    digests as `runs` in [policy] of its node's file answers these runs alone.
+
     Bad input is reported in one line, with exit status 2. If no update was used in any round of a
     run, a line says why, with exit status 1.
     """
+    if describe:
+        _describe(file, resume, settings or (), beside=(local, superlink, allow, out, log))
+        return
     require(
         (local is None) != (superlink is None),
         "give one of --local N, for a trial on this machine, and --superlink FILE.toml",
@@ -180,6 +194,23 @@ def deploy(
         raise typer.Exit(1)
 
 
+def _describe(
+    file: Path | None, resume: Path | None, settings: Sequence[str], beside: Sequence[object]
+) -> None:
+    """Print what the runs of an experiment ask of a site."""
+    require(
+        file is not None and resume is None and not any(beside),
+        "--describe: give FILE, and of the options --set alone",
+    )
+    assert file is not None
+    experiment = read_experiment(file, settings, {"data": {"name": DEPLOYED}})
+    pages = [
+        "\n".join(printable(f"{about:<12} {line}") for about, line in in_words(run))
+        for run in runs_asked(experiment)
+    ]
+    print("\n\n".join(pages))
+
+
 def _network(
     experiment: Experiment,
     local: int | None,
@@ -236,6 +267,9 @@ def node(
     file: Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's file.")],
     data_dir: DataDir = None,
     devices: DeviceCount = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Check the node's audit and print it, and do no more.")
+    ] = False,
 ) -> None:
     """Hold clients for deployments: answer the requests of `fedprox deploy`.
 
@@ -243,9 +277,16 @@ def node(
     and how to reach the SuperLink. The node runs the methods, models and solvers of its own
     library: no code travels to it.
 
+    Each request has a line in the file `audit.jsonl` of the node's folder, which has the digest of
+    the line before. With --audit the command checks these lines, also while the node runs, prints
+    them and the last digest, and ends with status 1 if one does not continue the one before.
+
     Bad input is reported in one line, with exit status 2.
     """
     known = read_node_file(file)
+    if audit:
+        _print_audit(Path(known.folder))
+        return
     set_up_jax(MOST_CLIENTS, devices)
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     logging.getLogger("fedprox").setLevel(logging.INFO)
@@ -271,3 +312,21 @@ def node(
             say(labels)
         with answering(end):
             serve(held.answer, connection, stop)
+
+
+def _print_audit(folder: Path) -> None:
+    """Print the lines of a node's audit up to the first that does not continue the one before."""
+    first = last = None
+    try:
+        for last in checked_lines(folder):
+            first = first or last
+            print(printable(line_in_words(last.line)))
+    except InputError as error:
+        say(str(error))
+        raise typer.Exit(1) from None
+    if first is None or last is None:
+        print(f"{printable(folder)}: no audit yet")
+        return
+    if first.line["line"] > 1:
+        print(f"lines before {first.line['line']} are not kept any more")
+    print(f"line {last.line['line']} is the last; its digest is {last.digest}")

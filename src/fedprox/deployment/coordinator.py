@@ -4,13 +4,12 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +44,8 @@ from fedprox.engine.compiled.lanes import choose
 from fedprox.engine.planning.round_work import LocalSteps
 from fedprox.epsilon import noise_of
 from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
-from fedprox.experiment.resolved import (
-    Resolved,
-    method_of,
-    resolve_with,
-    solver_of,
-)
+from fedprox.experiment.resolved import Described, Resolved, describe, resolve_with
+from fedprox.experiment.schema import Table
 from fedprox.experiment.sections import DEPLOYED, Experiment
 from fedprox.files.whole import write_whole
 from fedprox.measures import ACCURACIES, LOSSES
@@ -162,27 +157,50 @@ FINITE = Faults("drop", math.inf)
 """Screening of updates if the experiment does not say: those that are not finite are left out."""
 
 
-class _SectionsChecked(Exception):  # noqa: N818 (it is no error)
-    """All sections have been checked that need no data."""
-
-
-def check_deployable(experiment: Experiment) -> None:
-    """Raise `InputError` if an experiment cannot be deployed, whatever the nodes hold."""
-
-    def load() -> NoReturn:
-        raise _SectionsChecked
-
-    with suppress(_SectionsChecked):
-        resolve_with(experiment, load)
-    solver, _ = solver_of(experiment.solver)
-    for number, table in enumerate(experiment.method):
-        method, _ = method_of(table, experiment.solver, solver, f"method.{number}")
+def check_deployable(experiment: Experiment) -> Described:
+    """What an experiment describes; `InputError` if it cannot be deployed whatever nodes hold."""
+    described = describe(experiment)
+    for method in described.methods:
         check_case(Case(experiment, method, place="deployment"), of=compatible.ON_NODES)
+    return described
+
+
+def measures_gradients(experiment: Experiment, described: Described) -> bool:
+    """Whether a deployment measures gradients, which cost an upload of the model's size.
+
+    Unless the experiment says, they are measured only where gamma needs them.
+    """
+    if "gradients" in experiment.evaluation.model_fields_set:
+        return bool(experiment.evaluation.gradients)
+    solvers = (method.solver(described.solver) for method in described.methods)
+    return any(solver.gamma is not None for solver in solvers)
+
+
+def asked_by_file(settings: Any, table: Table, number: int, seed: int) -> Table:
+    """The fields of a method's `Setup` that the experiment file alone decides.
+
+    Those about privacy and secure sums are left out. `settings` has the objects of the sections as
+    attributes, and `table` is the experiment with every default.
+    """
+    compression, population = settings.compression, settings.population
+    return {
+        "seed": seed,
+        "rounds": table["rounds"],
+        "clients_per_round": settings.cohort.clients_per_round,
+        "model": table["model"],
+        "solver": table["solver"],
+        "method": table["method"][number],
+        "evaluated": settings.evaluation.model,
+        "gradients": table["evaluation"]["gradients"],
+        "deadline": settings.systems.deadline if population is None else None,
+        "compression": None if compression is None else asdict(compression),
+        "products": settings.aggregation.rule == "product",
+    }
 
 
 def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securing | None]:
     """The objects of an experiment with a stand-in for the data, and how messages are summed."""
-    check_deployable(experiment)
+    gradients = measures_gradients(experiment, check_deployable(experiment))
     federation = stand_in(joined.kind, joined.descriptions)
     rows = sum(sum(each.clients.train) for each in joined.descriptions)
     data = {"name": DEPLOYED, "nodes": len(joined.nodes), "training_rows": rows}
@@ -193,11 +211,8 @@ def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securin
         resolved.settings["faults"] = FINITE
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
     solvers = [method.solver(resolved.solver) for method in resolved.methods]
-    if "gradients" not in experiment.evaluation.model_fields_set:
-        # they cost an upload of the model's size: measured only if asked for, or needed for gamma
-        gradients = any(solver.gamma is not None for solver in solvers)
-        resolved.table["evaluation"]["gradients"] = gradients
-        resolved.settings["evaluation"] = replace(resolved.evaluation, gradients=gradients)
+    resolved.table["evaluation"]["gradients"] = gradients
+    resolved.settings["evaluation"] = replace(resolved.evaluation, gradients=gradients)
     for method, solver in zip(resolved.methods, solvers, strict=True):
         check_case(Case(resolved, method, solver, "deployment", secure is not None))
     if resolved.privacy is not None:
@@ -305,29 +320,18 @@ class Coordinator:
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""
         number, protocol = self.number(method), self.protocol
-        table, compression = self.resolved.table, protocol.compression
         return Setup(
             run=self.ledger.run,
             number=number,
-            seed=seed,
-            rounds=protocol.rounds,
             clients=len(protocol.federation),
-            clients_per_round=protocol.cohort.clients_per_round,
             data=self.kind,
             mean=list(self.ledger.mean),
             scale=list(self.ledger.scale),
             parameters=parameters_in_words(protocol.model.shapes),
-            model=table["model"],
             base=self.base,
-            solver=table["solver"],
-            method=table["method"][number],
-            evaluated=protocol.evaluation.model,
-            gradients=protocol.evaluation.gradients,
-            deadline=protocol.systems.deadline if protocol.population is None else None,
+            **asked_by_file(protocol, self.resolved.table, number, seed),
             **self._privacy(method),
             secure=self.secure,
-            compression=None if compression is None else asdict(compression),
-            products=protocol.aggregation.rule == "product",
         )
 
     def _privacy(self, method: Method) -> dict[str, Any]:
@@ -337,6 +341,7 @@ class Coordinator:
         if given is not None and mechanism is not None:
             rounds = PrivateRounds(
                 clip=given.clip,
+                epsilon=given.epsilon,
                 adaptive_clip=given.adaptive_clip,
                 mechanism=mechanism,
                 rounds=self.protocol.rounds + sum(map(len, self.repeated)),
@@ -344,6 +349,7 @@ class Coordinator:
         if given is not None and noise is not None and self.protocol.hides_examples:
             steps = PrivateSteps(
                 clip=given.clip,
+                epsilon=given.epsilon,
                 noise_multiplier=noise,
                 delta=given.delta,
                 accountant=given.accountant or "pld",

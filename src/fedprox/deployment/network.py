@@ -15,11 +15,13 @@ class Parcel(NamedTuple):
             nodes share the same body, so a network may transfer it once.
         most: Most bytes of the answer to a request; a network gives up on a longer one before it
             is in memory. It does not travel.
+        sender: Who sent a request, as far as the network knows. It does not travel.
     """
 
     head: bytes
     body: bytes = b""
     most: int = LARGEST
+    sender: str = ""
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ It counts what it answers with its data, on disk, before an answer leaves it (`k
 import hashlib
 import json
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable, Collection
@@ -22,6 +23,7 @@ import numpy as np
 from fedprox import __version__
 from fedprox.algorithms.base import ClientState
 from fedprox.columns import Columns, Moments, joined
+from fedprox.deployment.audit import Audit, Outcome, cost_of, line_of
 from fedprox.deployment.combine import OF_LOSS, NodeMeasures, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.joining import ALIKE, description_of, differences, one_client
@@ -128,6 +130,12 @@ class Node:
         if len(enough) < len(federation):
             federation = federation.of_clients(enough)
         self._clients, self.table = enough, table
+        for digest in policy.runs or ():
+            require(
+                re.fullmatch("[0-9a-f]{64}", digest),
+                f"policy.runs: {digest!r}; a digest, as `fedprox deploy FILE --describe` prints "
+                "it, has 64 of the characters 0 to 9 and a to f",
+            )
         if policy.measured_rows is not None:
             require_whole("policy.measured_rows", policy.measured_rows, least=policy.fewest_rows)
         if policy.privacy is not None:
@@ -139,7 +147,7 @@ class Node:
                 warnings.warn(line, stacklevel=users_level())
         self.name, self.federation, self.policy = name, federation, policy
         self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
-        self.spent = read_kept(NodeSpent, folder)
+        self.spent, self.audit = read_kept(NodeSpent, folder), Audit(folder)
         self.identity = identity
         self.sums = None if identity is None else Sums(identity, folder)
         self.arrays: dict[str, Array] = {}
@@ -162,22 +170,37 @@ class Node:
     def answer(self, parcel: Parcel) -> Parcel:
         """Answer a request, also a faulty one: the answer then says in one line what is wrong.
 
-        Each request is logged in one line.
+        Each request is logged in one line, and has a line of the node's audit.
         """
+        before = self.spent
+        request, packed, outcome, why = self._answered(parcel)
+
+        def line() -> dict[str, Any]:
+            cost = {}
+            if request is not None:
+                cost = cost_of(request, before, self.spent, self.policy.privacy)
+            return line_of(parcel, request, packed, outcome, why) | cost
+
+        self.audit.add(line)
+        return packed
+
+    def _answered(self, parcel: Parcel) -> tuple[Request | None, Parcel, Outcome, str]:
+        """A request, its answer, what became of it, and why it is refused."""
         log, began, lost = logging.getLogger(__name__), time.perf_counter(), False
         try:
             request = unpack_request(parcel)
         except InputError as error:
             log.warning("refused: %s", error)
-            return parcel_of(Answer(id=_id_of(parcel), refused=str(error)))
+            refusal = parcel_of(Answer(id=_id_of(parcel), refused=str(error)))
+            return None, refusal, "refused", str(error)
         asked = _in_words(request)
         if request.id in self.last:
             log.info("%s: the same answer again", asked)
-            return self.last[request.id]
+            return request, self.last[request.id], "repeated", ""
         try:
             if not self._receive(request, parcel.body):
                 log.info("%s: asked for the arrays that are missing", asked)
-                return parcel_of(Answer(id=request.id, lacks=True))
+                return request, parcel_of(Answer(id=request.id, lacks=True)), "lacks arrays", ""
             answer, arrays = self._computed(request, parcel.head)
             seconds = time.perf_counter() - began
             packed = parcel_of(Answer(id=request.id, seconds=seconds, **answer), arrays)
@@ -197,9 +220,10 @@ class Node:
                 "%s: %.3f s, %s bytes in, %s bytes out",
                 *(asked, seconds, f"{parcel.size:,}", f"{packed.size:,}"),
             )
-            return packed
+            return request, packed, "answered", ""
         log.warning("%s: refused: %s", asked, refused)
-        return parcel_of(Answer(id=request.id, refused=refused, lost=lost))
+        refusal = parcel_of(Answer(id=request.id, refused=refused, lost=lost))
+        return request, refusal, "refused", refused
 
     def _receive(self, request: Request, body: bytes) -> bool:
         """Add the arrays of a request to those known; whether all that it needs are known."""
@@ -311,6 +335,8 @@ class Node:
         self.policy.check_steps({name: after.steps[name] for name in steps}, after.steps_before)
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(setup), setup.privacy
+        taken = method.releases({name: own.steps[name] for name in steps})
+        self.policy.check_declared_steps(setup.private_steps, taken)
         require(
             hiding is None or own.releases <= hiding.rounds,
             f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",

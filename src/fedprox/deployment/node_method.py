@@ -376,7 +376,7 @@ def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
     if any(key in setup.model for key in BASED):
         if base is None:
             raise InputError("model: the run freezes values; the node's policy names no base")
-        model, _ = based(setup.model, model, load_model(base, model=model))
+        model = based(setup.model, model, load_model(base, model=model))
         here = digest(model.base)
         require(
             here == setup.base,

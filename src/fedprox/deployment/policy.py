@@ -17,7 +17,8 @@ from pydantic import Field
 
 from fedprox.algorithms import ALGORITHMS
 from fedprox.algorithms.base import Algorithm
-from fedprox.deployment.wire import PrivateRounds, Securing, Setup, required
+from fedprox.deployment.approval import asked_of, digest_of_run
+from fedprox.deployment.wire import PrivateRounds, PrivateSteps, Securing, Setup, required
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.errors import require
 from fedprox.experiment.schema import Section, Table
@@ -26,6 +27,7 @@ from fedprox.parts.privacy.accounting import (
     Composed,
     Hidden,
     Mechanism,
+    epsilon_of,
     epsilon_together,
     quick_epsilon,
     rounded_up,
@@ -128,6 +130,14 @@ class Policy(Section):
         description="Models that the node trains, named likewise.",
         examples=[["logistic"]],
     )
+    runs: list[str] | None = Field(
+        default=None,
+        description="Runs that the node answers, each by the digest that `fedprox deploy FILE "
+        "--describe` prints; any that the rest of the policy allows if left out. A run is one "
+        "method with one seed. How often an approved run comes is bounded by `most_rounds` and "
+        "`[policy.privacy]`.",
+        examples=[["6dba51...", "0c77f2..."]],
+    )
     base: str | None = Field(
         default=None,
         description="File of a model's parameters, as `fedprox.save_model` writes it, with the "
@@ -203,6 +213,10 @@ class Policy(Section):
 
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
+        if self.runs is not None:
+            digest = digest_of_run(asked_of(setup))
+            require(digest in self.runs, f"run {digest}; it is not in policy.runs")
+            _require_calibrated(setup)
         self.check_names(setup.method, setup.model, setup.solver)
         require(
             setup.compression is None or self.fewest_clients == 1,
@@ -290,6 +304,24 @@ class Policy(Section):
                 whose = f"for each row of client {name!r}, of this run"
                 _require_left(most, steps, before.get(name), whose)
 
+    def check_declared_steps(
+        self, declared: PrivateSteps | None, clients: Mapping[str, tuple[Mechanism, int]]
+    ) -> None:
+        """Raise `InputError` if steps of an approved run cost more epsilon than was approved.
+
+        Given are the private steps of each client in this run.
+        """
+        if self.runs is None or declared is None or declared.epsilon is None:
+            return
+        for name, steps in clients.items():
+            if quick_epsilon([steps], declared.delta) > declared.epsilon:
+                epsilon = epsilon_of(*steps)
+                require(
+                    epsilon <= declared.epsilon,
+                    f"epsilon = {rounded_up(epsilon)} for each row of client {name!r}; epsilon = "
+                    f"{declared.epsilon:g} was approved for the run",
+                )
+
     def check_measures(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method's clients send measures that the node does not report."""
         for measure, sent in (
@@ -354,6 +386,19 @@ class Policy(Section):
             epochs <= self.most_epochs,
             f"{epochs:g} epochs; at most {self.most_epochs:g} are allowed",
         )
+
+
+def _require_calibrated(setup: Setup) -> None:
+    """Raise `InputError` if the noise of clients is not enough for the epsilon of a run."""
+    hiding = setup.privacy
+    if hiding is None or hiding.epsilon is None:
+        return
+    epsilon = epsilon_of(hiding.mechanism, setup.rounds)
+    require(
+        epsilon <= hiding.epsilon,
+        f"privacy: {setup.rounds} rounds cost epsilon = {rounded_up(epsilon)}; the run declares "
+        f"{hiding.epsilon:g}",
+    )
 
 
 def _require_left(

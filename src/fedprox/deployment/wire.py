@@ -49,6 +49,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, le=LARGEST)]
 AnyNumber = Annotated[float, Field(allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Epsilon = Annotated[float, Field(gt=0, le=LARGEST)]
 RoundNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 """A round; -1 for none."""
 
@@ -248,12 +249,15 @@ class PrivateRounds(Head):
 
     Attributes:
         clip: Largest norm of what a client sends; with `adaptive_clip` the first one.
+        epsilon: Epsilon of all rounds to which the noise is calibrated; None if the experiment
+            gives the noise.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
         mechanism: What a round releases.
         rounds: Rounds that are released in all, those repeated after an interruption included.
     """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    epsilon: Epsilon | None
     adaptive_clip: AdaptiveClip | None
     mechanism: Annotated[Mechanism, AfterValidator(check_mechanism)]
     rounds: Positive
@@ -265,9 +269,13 @@ class PrivateRounds(Head):
 
 
 class PrivateSteps(Head):
-    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example"."""
+    """How the local steps of a run hide rows: see `fedprox.Privacy` with the unit "example".
+
+    `epsilon` is that to which the noise is calibrated; None if the experiment gives the noise.
+    """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    epsilon: Epsilon | None
     noise_multiplier: Annotated[float, Field(ge=0, le=NOISES[1])]
     delta: Annotated[float, Field(gt=0, lt=1)]
     accountant: Accountant
@@ -275,7 +283,7 @@ class PrivateSteps(Head):
     @property
     def setting(self) -> Privacy:
         """The same as a setting."""
-        return Privacy(**self.model_dump(), unit="example")
+        return Privacy(**self.model_dump(exclude={"epsilon"}), unit="example")
 
 
 class Securing(Head):

@@ -112,17 +112,26 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
     return resolved
 
 
-def resolve_with(
-    experiment: Experiment,
-    load: Callable[[], tuple[Federation, Table]],
-    *,
-    data_dir: Path | None = None,
-) -> Resolved:
-    """Build the objects that an experiment names, on data from elsewhere.
+class Described(NamedTuple):
+    """What an experiment says before its data are known.
 
-    `load` is called after all other sections but the model's have been checked, and returns the
-    federation and its `[data]` section. Initial parameters may be in the data folder.
+    Attributes:
+        solver: The local solver.
+        methods: Its methods.
+        parts: The objects of the sections in `ARGUMENTS`, by name.
+        make_model: (a federation) -> the model, of which all parameters are trained.
+        table: The experiment as TOML would hold it, with every default but those of its data.
     """
+
+    solver: Solver
+    methods: list[Algorithm]
+    parts: dict[str, Any]
+    make_model: Callable[[Federation], Model]
+    table: Table
+
+
+def describe(experiment: Experiment, data_dir: Path | None = None) -> Described:
+    """Build the objects that an experiment names and that need no data."""
     solver, solver_table = solver_of(experiment.solver)
     parts = {name: _part(name, getattr(experiment, name), data_dir) for name in ARGUMENTS}
     methods = [
@@ -135,18 +144,34 @@ def resolve_with(
             f"model.{key}: it needs initial, from which the frozen values come",
         )
     make_model, model_table = _model(experiment.model)
-    federation, data_table = load()
     table = experiment.model_dump(exclude_none=True)
+    table |= {
+        "model": model_table | _based_table(experiment.model),
+        "method": [each for _, each in methods],
+    }
+    table["solver"] |= solver_table
+    return Described(solver, [method for method, _ in methods], parts, make_model, table)
+
+
+def resolve_with(
+    experiment: Experiment,
+    load: Callable[[], tuple[Federation, Table]],
+    *,
+    data_dir: Path | None = None,
+) -> Resolved:
+    """Build the objects that an experiment names, on data from elsewhere.
+
+    `load` is called after all other sections but the model's have been checked, and returns the
+    federation and its `[data]` section. Initial parameters may be in the data folder.
+    """
+    solver, methods, parts, make_model, table = describe(experiment, data_dir)
+    federation, table["data"] = load()
     if parts["evaluation"].of(federation).clients is None:
         table["evaluation"].pop("clients", None)
-    table |= {"data": data_table, "model": model_table, "method": [t for _, t in methods]}
-    table["solver"] |= solver_table
     model = make_model(federation)
     initial = _initial(experiment.initial, model, data_dir)
     if initial is not None and any(key in experiment.model for key in BASED):
-        model, based_table = based(experiment.model, model, initial)
-        initial, model_table = None, model_table | based_table
-        table["model"] = model_table
+        model, initial = based(experiment.model, model, initial), None
     known = measures_of(model, federation)
     selection = parts["selection"] = parts["selection"].among(known)
     if selection.measure is not None:
@@ -160,7 +185,7 @@ def resolve_with(
     plain = {name: getattr(experiment, name) for name in PLAIN}
     settings = {"federation": federation, "model": model, "solver": solver, "initial": initial}
     settings |= {**plain, **parts, "target": target}
-    return Resolved([algorithm for algorithm, _ in methods], table, settings)
+    return Resolved(methods, table, settings)
 
 
 PLAIN = TopLevelKeys.model_fields.keys() & {each.name for each in fields(Protocol)} - {"initial"}
@@ -296,17 +321,27 @@ BASED = ("frozen", "lora")
 """The keys of `[model]` that freeze values of given parameters."""
 
 
-def based(section: Table, model: Model, params: Params) -> tuple[Model, Table]:
-    """A model of which a `[model]` section trains a part, and its keys with every default."""
+def based(section: Table, model: Model, params: Params) -> Model:
+    """The model of which a `[model]` section trains a part, with the other values frozen."""
+    table = _based_table(section)
+    if "frozen" in table:
+        return freeze(model, params, table["frozen"])
+    return lora(model, params, **dict(checked(LoraSection, table["lora"], "model.lora")))
+
+
+def _based_table(section: Table) -> Table:
+    """The keys in `BASED` of a `[model]` section, with every default."""
     frozen, adapters = (section.get(key) for key in BASED)
     require(frozen is None or adapters is None, "model: lora freezes all else; leave frozen out")
     if frozen is not None:
-        return freeze(model, params, frozen), {"frozen": frozen}
-    if not isinstance(adapters, dict):
-        raise InputError(f"model.lora = {shown(adapters)}; it must be a table")
-    settings = dict(checked(LoraSection, adapters, "model.lora"))
-    table = {key: list(each) if isinstance(each, tuple) else each for key, each in settings.items()}
-    return lora(model, params, **settings), {"lora": table}
+        return {"frozen": frozen}
+    if adapters is None:
+        return {}
+    require(isinstance(adapters, dict), f"model.lora = {shown(adapters)}; it must be a table")
+    settings = checked(LoraSection, adapters, "model.lora")
+    return {
+        "lora": {key: list(each) if isinstance(each, tuple) else each for key, each in settings}
+    }
 
 
 def solver_of(section: Section) -> tuple[Solver, Table]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from fedprox.deployment.audit import checked_lines
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
@@ -29,9 +30,11 @@ from fedprox.deployment.wire import (
     Request,
     RequestKind,
     Setup,
+    SumStage,
     parcel_of,
     unpack_answer,
     unpack_arrays,
+    unpack_request,
 )
 from fedprox.errors import InputError
 from fedprox.parts.part import mean_of
@@ -98,6 +101,19 @@ def test_it_is_the_run_without_it_but_for_rounding(name: str, fresh: Fresh, tmp_
     assert 0 < difference.max() < 1e-5
     assert secure.final.train_loss == pytest.approx(plain.final.train_loss, rel=1e-4)
     assert secure.final.total_steps == plain.final.total_steps
+
+
+def test_each_stage_of_a_sum_is_a_line_of_the_audit(sites: list[Site]) -> None:
+    seen = list[Request]()
+    first = overheard(sites[0].answer, lambda parcel, _: seen.append(unpack_request(parcel)))
+    deployed(ONE_ROUND, [first, *answers(sites[1:])])
+    lines = [each.line for each in checked_lines(sites[0].node.folder)]
+    assert [line["kind"] for line in lines] == [request.kind for request in seen]
+    assert {*get_args(SumStage)} < {line["kind"] for line in lines}
+    sums = [request.secret.of for request in seen if request.secret is not None]
+    assert [line["sum_of"] for line in lines if "sum_of" in line] == sums
+    rounds = [line["round"] for line in lines if line.get("sum_of") == "train"]
+    assert set(rounds) == {1}
 
 
 @pytest.mark.slow

@@ -160,6 +160,7 @@ def test_a_policy_refuses_a_run_of_so_many_clients_that_its_delta_is_too_large()
     policy = Policy(privacy=PrivacyPolicy(epsilon=1e6, delta=0.01))
     hiding = PrivateRounds(
         clip=1.0,
+        epsilon=None,
         adaptive_clip=None,
         mechanism=Mechanism(100, 10, "bernoulli", None, 4.0, 1, 1e-5, "rdp"),
         rounds=1,

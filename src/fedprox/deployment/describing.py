@@ -1,0 +1,172 @@
+"""What the runs of an experiment ask of a site, in plain words, from the experiment file alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fedprox.algorithms import capabilities as needs
+from fedprox.algorithms.base import Algorithm
+from fedprox.deployment.approval import digest_of_run
+from fedprox.deployment.coordinator import asked_by_file, check_deployable, measures_gradients
+from fedprox.experiment.resolved import Described
+from fedprox.experiment.schema import Table
+from fedprox.experiment.sections import Experiment
+from fedprox.parts.privacy import Privacy
+from fedprox.protocol.method import sweep_points
+
+
+class RunAsked(NamedTuple):
+    """A run that an experiment file describes: a method with a seed.
+
+    Attributes:
+        method: The method.
+        points: Its sweep points, all of which are computed in the same rounds.
+        asked: What it asks of a node, as the file alone decides it.
+    """
+
+    method: Algorithm
+    points: int
+    asked: Table
+
+    @property
+    def digest(self) -> str:
+        """The digest by which a site approves the run."""
+        return digest_of_run(self.asked)
+
+
+def runs_asked(experiment: Experiment) -> list[RunAsked]:
+    """The runs of an experiment that can be deployed, method by method and seed by seed."""
+    described = check_deployable(experiment)
+    table = described.table
+    table["evaluation"]["gradients"] = measures_gradients(experiment, described)
+    settings, given = SimpleNamespace(**described.parts), experiment.deployment.secure
+    secure = None if given is None else given.model_dump()
+    more = _privacy(described.parts["privacy"], described) | {"secure": secure}
+    return [
+        RunAsked(
+            method,
+            len(sweep_points(method, method.solver(described.solver))),
+            asked_by_file(settings, table, number, seed) | more,
+        )
+        for number, method in enumerate(described.methods)
+        for seed in experiment.seeds
+    ]
+
+
+def _privacy(given: Privacy | None, described: Described) -> Table:
+    """What a run declares of privacy, with the fields of `Setup` that a digest has."""
+    if given is None:
+        return {"privacy": None, "private_steps": None}
+    declared: Table = {"clip": given.clip, "epsilon": given.epsilon}
+    noise = {} if given.epsilon is not None else {"noise_multiplier": given.noise_multiplier}
+    if given.unit == "example":
+        return {"privacy": None, "private_steps": declared | noise | {"delta": given.delta}}
+    adaptive = None if given.adaptive_clip is None else asdict(given.adaptive_clip)
+    sampling = described.parts["cohort"].sampling
+    mechanism = {"sampling": sampling, "delta": given.delta} | noise
+    return {
+        "privacy": declared | {"adaptive_clip": adaptive, "mechanism": mechanism},
+        "private_steps": None,
+    }
+
+
+def in_words(run: RunAsked) -> list[tuple[str, str]]:
+    """What a run asks of a node: lines of text, each with what it is about."""
+    asked = run.asked
+    secure = "none: the operator sees each node's sum"
+    if asked["secure"] is not None:
+        secure = f"the operator sees the sum over nodes: {_keys(asked['secure'])}"
+    points = f"; {run.points} sweep points, each computed in every round" * (run.points > 1)
+    deadline = asked["deadline"]
+    limit = "" if deadline is None else f"; a node works on a round for at most {deadline:g} s"
+    return [
+        ("run", f"{asked['method']['name']}, seed {asked['seed']}"),
+        ("digest", run.digest),
+        ("data read", "all training rows of clients that are drawn; in evaluations, those of all"),
+        ("", "clients, and test and validation rows"),
+        ("rounds", f"{asked['rounds']}, with {asked['clients_per_round']} clients each{limit}"),
+        ("method", _keys(asked["method"]) + points),
+        ("model", _keys(asked["model"])),
+        ("solver", _keys(asked["solver"])),
+        *_under("sent", _sent(run)),
+        *_under("measures", _measured(run)),
+        *_under("privacy", _privacy_in_words(asked)),
+        ("secure sums", secure),
+    ]
+
+
+def _under(key: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Lines about one thing."""
+    return [(key if i == 0 else "", line) for i, line in enumerate(lines)]
+
+
+def _sent(run: RunAsked) -> list[str]:
+    """What a node sends of its data in a round, beside measures."""
+    asked, method = run.asked, run.method
+    lines = ["the weighted sum of the updates of the node's clients in a round; that of one client"]
+    lines.append("if one is drawn, and always in asynchronous rounds")
+    if asked["compression"] is not None:
+        lines = [f"each client's update by itself, coded: {_keys(asked['compression'])}"]
+    elif asked["products"]:
+        lines.append("the mean of adapters is that of their products")
+    if needs.EXCHANGES.of(method):
+        lines.append("the weighted sum of the gradients of a first cohort's clients")
+    if needs.LOSS.of(method):
+        lines.append("what follows from each client's loss over all of its rows")
+    if needs.GRADIENT.of(method) and not needs.EXCHANGES.of(method):
+        lines.append("what follows from each client's gradient over all of its rows")
+    lines.append("steps of each client, and whether its update was faulty")
+    if needs.KEEPS_STATE.of(method) or needs.OWN_MODELS.of(method):
+        lines.append("not sent: what clients keep, which stays in the node's folder")
+    return lines
+
+
+def _measured(run: RunAsked) -> list[str]:
+    """What a node measures for the operator."""
+    model = {
+        "server": "the server's model",
+        "cohort": "the mean model of the last round's clients",
+        "clients": "the mean of the clients' last models",
+    }[run.asked["evaluated"]]
+    lines = [f"losses, accuracies and metrics of {model}, as far as policy.report allows"]
+    if run.asked["gradients"]:
+        lines.append("the mean gradient, of the model's size, if policy.report names gradients")
+    return lines
+
+
+def _privacy_in_words(asked: Table) -> list[str]:
+    """The privacy that a run declares."""
+    hidden = [each for each in ("privacy", "private_steps") if asked[each] is not None]
+    if not hidden:
+        return ["none: what is sent has no noise"]
+    (key,) = hidden
+    unit, given = {"privacy": "client", "private_steps": "example"}[key], asked[key]
+    flat = given | given.get("mechanism", {})
+    lines = [f"unit {unit}: clip {flat['clip']:g}, delta {flat['delta']:g}"]
+    if flat["epsilon"] is not None:
+        lines[0] += f", epsilon {flat['epsilon']:g} of the whole run, which the node checks"
+    else:
+        lines[0] += f", noise multiplier {flat['noise_multiplier']:g}"
+        lines.append("epsilon follows from the clients' number; policy.privacy bounds it")
+    if flat.get("adaptive_clip") is not None:
+        lines.append(f"the clip follows the clients' norms: {_keys(flat['adaptive_clip'])}")
+    lines.append("measures have no noise")
+    return lines
+
+
+def _keys(table: Table) -> str:
+    """A section in one line.
+
+    >>> _keys({"name": "fedprox", "mu": [0.0, 1.0], "solver": {"epochs": 2}, "server": None})
+    'fedprox, mu = [0.0, 1.0], solver = {epochs = 2}'
+    """
+    return ", ".join(
+        str(value) if key == "name" else f"{key} = {_value(value)}"
+        for key, value in table.items()
+        if value is not None
+    )
+
+
+def _value(value: Any) -> str:
+    return f"{{{_keys(value)}}}" if isinstance(value, dict) else str(value)
