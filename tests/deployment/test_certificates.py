@@ -164,6 +164,14 @@ def test_a_certificate_is_for_any_address(
 AUTHORITY = new_authority(DAY)
 
 
+def test_a_certificate_may_be_valid_as_long_as_its_authority(tmp_path: Path) -> None:
+    make(tmp_path / "made", "localhost", "--days", "7", "--ca-days", "7")
+    shake_hands(tmp_path / "made" / "superlink", tmp_path / "made" / "ca" / "ca.pem", "localhost")
+    assert sorted(each.name for each in (tmp_path / "made").iterdir()) == [
+        *("ca", "operator", "superlink")
+    ]
+
+
 def test_each_host_has_what_it_needs_and_no_more(made: dict[str, Path]) -> None:
     for host, out in made.items():
         shown = f"[{host}]:9092" if ":" in host else f"{host}:9092"

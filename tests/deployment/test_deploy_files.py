@@ -103,7 +103,7 @@ def test_the_images_run_the_command_as_nobody_of_importance() -> None:
         ("--from=wheel", "--from=wheels"),
         ('["fedprox"]', "['fedprox']"),
         ("ENV HOME=/tmp", "ENV HOME /tmp"),
-        (".whl)[flower]", ".whl[flower]"),
+        (".whl)[flower", ".whl[flower"),
     ],
 )
 def test_a_broken_dockerfile_is_found(whole: str, broken: str) -> None:

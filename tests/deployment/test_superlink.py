@@ -85,6 +85,11 @@ def test_the_folder_says_who_may_join(tmp_path: Path) -> None:
         assert ", whose key is not in nodes/, was removed" in said
         assert known() == {keys["a"]: True, keys["b"]: False, keys["c"]: False}
 
+    with superlink(folder, port) as said:  # nothing is to be done
+        assert "may join" not in said
+        assert "removed" not in said
+        assert known() == {keys["a"]: True, keys["b"]: False, keys["c"]: False}
+
     removed.rename(nodes / "a.pub")
     with superlink(folder, port) as said:
         assert "fedprox: nodes/a.pub: this key was removed before and cannot come back; the" in said
