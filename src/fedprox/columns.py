@@ -237,8 +237,8 @@ class Columns:
             )
             try:
                 return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
-            except TypeError:
-                raise InputError(f"{what}: a key is missing, or a value of a wrong type") from None
+            except (TypeError, InputError) as error:
+                raise InputError(f"{what}: {error}") from None
 
         try:
             require(isinstance(given, Mapping), "it must be a table")
@@ -246,9 +246,10 @@ class Columns:
             require(isinstance(listed, list), "features: it must be a list of tables")
             features = [made(Column, each, f"features.{i}") for i, each in enumerate(listed)]
             label = made(Column, given.get("label"), "label")
-            return made(cls, {**given, "features": features, "label": label}, "columns")
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        columns: Columns = made(cls, {**given, "features": features, "label": label}, where)
+        return columns
 
 
 class Words(NamedTuple):
@@ -358,12 +359,11 @@ def _values(column: Column, given: Array | Words, first: int) -> tuple[Array, Ar
             )
         values = (given - np.datetime64(0, "D")) / np.timedelta64(1, "D")
     else:
-        require(
-            kind != "date",
-            f"column {column.name!r}: values of type {given.dtype}; a date is a date or a text "
-            "such as 2026-01-31",
-        )
         values = given.astype(np.float64, copy=False)
+        known = ~np.isnan(values) if kind == "date" else np.False_
+        if known.any():
+            why = "a number; a date is a date, or a text such as 2026-01-31"
+            raise wrong_value(column.name, given, int(np.argmax(known)), first, why)
     bad = ~np.isfinite(values) if values.dtype.kind == "f" else None
     missing = None
     if bad is not None and bad.any():

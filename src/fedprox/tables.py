@@ -176,10 +176,13 @@ def _of_frame(table: Any) -> Table:
         ) from None
     except nw.exceptions.NarwhalsError as error:  # such as two columns of one name
         raise InputError(f"table: {foreign(reason(error))}") from None
-    list(distinct("table: column", frame.columns))
 
     def column(name: str) -> Stored:
         series = frame[name]
+        if series.dtype == nw.Categorical and series.implementation.is_pyarrow():
+            native = series.to_native()
+            if native.type.value_type not in ("string", "large_string"):
+                series = nw.from_native(native.cast(native.type.value_type), series_only=True)
         kind, missing = series.dtype, series.null_count()
         if missing == len(series):
             return Stored("number", np.full(len(series), np.nan))
