@@ -57,7 +57,7 @@ def snippets() -> list[Any]:
 
 def unknown_keys(kind: str, section: Mapping[str, Any]) -> list[str]:
     """Keys that the function that a section names does not have."""
-    name = section["name"]
+    name = section.get("name", "table")  # which a section with a table needs not
     if ":" in name or name == DEPLOYED:  # a function of the reader's own, or data on nodes
         return []
     return sorted(section.keys() - BESIDES - keys_of(CATALOGUES[kind][name]).keys())
