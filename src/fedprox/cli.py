@@ -395,7 +395,7 @@ def fetch_data(
     require(name in CATALOGUE, f"{name!r} is not a data set; {choices(name, CATALOGUE)}")
     entry = CATALOGUE[name]
     if not entry.files:
-        how = "read from data.path" if entry.brought else "generated"
+        how = f"read from data.{entry.brought}" if entry.brought else "generated"
         print(f"{name}: nothing to fetch; it is {how}")
     shown = set()
     for file in entry.files:

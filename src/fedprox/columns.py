@@ -237,8 +237,8 @@ class Columns:
             )
             try:
                 return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
-            except TypeError:
-                raise InputError(f"{what}: a key is missing, or a value of a wrong type") from None
+            except (TypeError, InputError) as error:
+                raise InputError(f"{what}: {error}") from None
 
         try:
             require(isinstance(given, Mapping), "it must be a table")
@@ -246,9 +246,10 @@ class Columns:
             require(isinstance(listed, list), "features: it must be a list of tables")
             features = [made(Column, each, f"features.{i}") for i, each in enumerate(listed)]
             label = made(Column, given.get("label"), "label")
-            return made(cls, {**given, "features": features, "label": label}, "columns")
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        columns: Columns = made(cls, {**given, "features": features, "label": label}, where)
+        return columns
 
 
 class Words(NamedTuple):
@@ -358,12 +359,11 @@ def _values(column: Column, given: Array | Words, first: int) -> tuple[Array, Ar
             )
         values = (given - np.datetime64(0, "D")) / np.timedelta64(1, "D")
     else:
-        require(
-            kind != "date",
-            f"column {column.name!r}: values of type {given.dtype}; a date is a date or a text "
-            "such as 2026-01-31",
-        )
         values = given.astype(np.float64, copy=False)
+        known = ~np.isnan(values) if kind == "date" else np.False_
+        if known.any():
+            why = "a number; a date is a date, or a text such as 2026-01-31"
+            raise wrong_value(column.name, given, int(np.argmax(known)), first, why)
     bad = ~np.isfinite(values) if values.dtype.kind == "f" else None
     missing = None
     if bad is not None and bad.any():
@@ -479,23 +479,13 @@ def moments_of(
 ) -> Moments:
     """The moments of each client's rows.
 
-    A missing value with a column of its own is not counted; one that a value stands for is.
+    A missing value with a column of its own is not counted; one that a value stands for is. Errors
+    count rows from `first`. Only `chosen` rows count, bool (rows,), and `owners` are the clients of
+    rows; None for all, and for one client.
 
-    Args:
-        columns: The columns.
-        table: Their values.
-        first: Number of rows before these, for errors.
-        chosen: Which rows count, bool (rows,); None for all.
-        owners: The client of each row; None for one client.
-        clients: Number of clients.
-
-    Returns:
-        Counts, means and squared deviations.
-
-    Example:
-        >>> columns = Columns((Column("age", "number"),), Column("y", "number"))
-        >>> [each.item() for each in moments_of(columns, {"age": np.array([40.0, 44.0])})]
-        [2.0, 42.0, 8.0]
+    >>> columns = Columns((Column("age", "number"),), Column("y", "number"))
+    >>> [each.item() for each in moments_of(columns, {"age": np.array([40.0, 44.0])})]
+    [2.0, 42.0, 8.0]
     """
     parts = [np.empty((3, clients, 0))]
     for column in columns.numeric:
@@ -511,22 +501,27 @@ def moments_of(
 
 
 def _column_moments(values: Array, owners: Array | None, clients: int) -> Moments:
-    """The moments of one column's values, shape (clients,).
+    """The moments of one column's values, shape (clients,), in one pass.
 
-    Values are taken relative to a client's last one, so that a constant column's deviations are
-    exactly 0.
+    Values are taken relative to one of the client's own: a constant column's deviations are exactly
+    0, and no more than a share of n times the rounding of a number is lost of the others', since
+    the squares are at least (mean - this value)^2.
     """
     if not len(values):
         return Moments(*np.zeros((3, clients)))
     if owners is None:
         counts, base = np.array([float(len(values))]), values[-1:]
-        means = base + (values - base).sum(keepdims=True) / counts
-        return Moments(counts, means, np.square(values - means).sum(keepdims=True))
-    counts, base = np.bincount(owners, minlength=clients).astype(np.float64), np.zeros(clients)
-    base[owners] = values
-    means = base + np.bincount(owners, values - base[owners], clients) / np.maximum(counts, 1)
-    squares = np.bincount(owners, np.square(values - means[owners]), clients)
-    return Moments(counts, means, squares.astype(np.float64))
+        apart = values - base
+        sums = apart.sum(keepdims=True)
+        squares = np.square(apart, out=apart).sum(keepdims=True)
+    else:
+        counts, base = np.bincount(owners, minlength=clients).astype(np.float64), np.zeros(clients)
+        base[owners] = values
+        apart = values - base[owners]
+        sums = np.bincount(owners, apart, clients)
+        squares = np.bincount(owners, np.square(apart, out=apart), clients)
+    means = sums / np.maximum(counts, 1)
+    return Moments(counts, base + means, np.maximum(squares - sums * means, 0))
 
 
 def joined(moments: Moments) -> Moments:

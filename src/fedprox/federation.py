@@ -6,7 +6,6 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -646,8 +645,8 @@ class Federation:
         label: str,
         features: Sequence[str] | None = None,
         test: str | float | None = None,
-        kinds: Mapping[str, Any] = MappingProxyType({}),
-        missing: Mapping[str, Value] | Literal["column"] = MappingProxyType({}),
+        kinds: Mapping[str, Any] | None = None,
+        missing: Mapping[str, Value] | Literal["column"] | None = None,
         standardize: Literal["federation", "client"] | Mapping[str, Any] | None = "federation",
         seed: int = 0,
     ) -> "Federation":
@@ -670,11 +669,10 @@ class Federation:
                 client's name, and a client retains a row to train on. None for no test rows.
             kinds: What columns are, where their values do not say it: a `Column`, a table of its
                 fields without the name, or its kind alone. A vocabulary that is not stated is that
-                of all rows, sorted, at most 1,000 values. Whole numbers are "number", and a label
-                of whole numbers that is no class is made so. A column of dates is refused unless
-                its kind is "date".
+                of all rows, sorted, at most 1,000 values. Whole numbers are "number", also as a
+                label where that is said. A column of dates is refused unless its kind is "date".
             missing: What stands for missing values, by column, see `Column`; "column" for all
-                columns that have some. A missing value is an error otherwise.
+                columns that have some; None if a missing value is an error.
             standardize: Whose mean and standard deviation the numbers are standardized by:
                 "federation" for those of all clients' training rows, "client" for those of each
                 client's own; or given ones, a table of [mean, scale] by column; None for none.

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedprox.columns import (
     FEW_CLASSES,
+    INDICATOR,
     KINDS,
     MOST_CLASSES,
     NUMBERS,
@@ -58,7 +59,7 @@ from fedprox.streams import Purpose, Streams, chosen_rows
 
 T = TypeVar("T")
 
-ROWS_AT_A_TIME = 2**15
+ROWS_AT_A_TIME = 2**16
 """Rows of a block: a column of it and its features fit into a processor's cache."""
 
 MOST_WORDS = 1_000
@@ -176,10 +177,13 @@ def _of_frame(table: Any) -> Table:
         ) from None
     except nw.exceptions.NarwhalsError as error:  # such as two columns of one name
         raise InputError(f"table: {foreign(reason(error))}") from None
-    list(distinct("table: column", frame.columns))
 
     def column(name: str) -> Stored:
         series = frame[name]
+        if series.dtype == nw.Categorical and series.implementation.is_pyarrow():
+            native = series.to_native()
+            if native.type.value_type not in ("string", "large_string"):
+                series = nw.from_native(native.cast(native.type.value_type), series_only=True)
         kind, missing = series.dtype, series.null_count()
         if missing == len(series):
             return Stored("number", np.full(len(series), np.nan))
@@ -348,8 +352,8 @@ def lay_out(
     label: str,
     features: Sequence[str] | None,
     test: str | float | None,
-    kinds: Mapping[str, Any],
-    missing: Mapping[str, Value] | str,
+    kinds: Mapping[str, Any] | None,
+    missing: Mapping[str, Value] | str | None,
     standardize: Any,
     seed: int,
 ) -> Layout:
@@ -363,6 +367,12 @@ def lay_out(
     own = [name for name in (client, split) if name is not None]
     if isinstance(features, str):
         features = [features]
+    kinds = {} if kinds is None else kinds
+    require(isinstance(kinds, Mapping), f"kinds = {shown(kinds)}; it must be a table by column")
+    require(
+        missing in (None, INDICATOR) or isinstance(missing, Mapping),
+        f'missing = {shown(missing)}; it must be a table by column, or "column"',
+    )
     given = {name: _stated(name, kind) for name, kind in kinds.items()}
     read = read_table(
         table,
@@ -426,7 +436,7 @@ def _column(
     stored: Stored,
     rows: int,
     given: Mapping[str, Any],
-    missing: Mapping[str, Value] | str,
+    missing: Mapping[str, Value] | str | None,
 ) -> Column:
     """A column of features: what is stated of it, else what its values are."""
     fields = dict(given)
@@ -443,7 +453,7 @@ def _column(
         both = name in missing and "missing" in given
         require(not both, f"column {name!r}: missing is stated twice, also in kinds")
         fields |= {"missing": missing[name]} if name in missing else {}
-    elif "missing" not in given and _has_missing(stored, rows):
+    elif missing == INDICATOR and "missing" not in given and _has_missing(stored, rows):
         fields["missing"] = missing
     return Column(name, **fields)
 
@@ -451,7 +461,7 @@ def _column(
 def _label(name: str, stored: Stored, rows: int, given: Mapping[str, Any]) -> Column:
     """The column of labels; whole numbers from 0 are classes, as in `Federation.from_arrays`."""
     if "kind" in given or stored.kind != "number":
-        return _column(name, stored, rows, given, {})
+        return _column(name, stored, rows, given, None)
     ends = by_blocks(rows, lambda *rows: _range(stored.rows(*rows)))
     least, most = min(each[0] for each in ends), max(each[1] for each in ends)
     floats = any(each[2] for each in ends)
@@ -611,6 +621,13 @@ def training_moments(layout: Layout, *, by_client: bool = False) -> Moments:
     return joined(Moments(*map(np.concatenate, zip(*by_blocks(rows, of), strict=True))))
 
 
+def _whole_rows(array: Array) -> Array:
+    """The rows of an array as one value each, which NumPy moves faster than rows of numbers."""
+    if array.ndim == 1 or not array.shape[1]:
+        return array
+    return array.view(np.dtype((np.void, array.itemsize * array.shape[1])))[:, 0]
+
+
 def _places(keys: Array, most: int) -> Array:
     """Where each row lies when rows are sorted by keys below a number, otherwise in their order."""
     places = np.empty(len(keys), np.int64)
@@ -648,9 +665,8 @@ def filled(layout: Layout) -> tuple[Columns, list[Part]]:
         own = None if numbers is None else (numbers[0][of], numbers[1][of])
         features = features_of(columns, block, first=start, numbers=own)
         inputs = features if indices else {NUMBERS: features}
-        x[at] = inputs[NUMBERS]
-        for name, index in indices.items():
-            index[at] = inputs[name]
+        for name, array in {NUMBERS: x, **indices}.items():
+            _whole_rows(array)[at] = _whole_rows(inputs[name])
 
     by_blocks(rows, write)
     sizes = np.bincount(key, minlength=clients * len(SPLITS)).reshape(len(SPLITS), clients)

@@ -57,8 +57,8 @@ def snippets() -> list[Any]:
 
 def unknown_keys(kind: str, section: Mapping[str, Any]) -> list[str]:
     """Keys that the function that a section names does not have."""
-    name = section.get("name", DEPLOYED)
-    if ":" in name or name == DEPLOYED:  # a function of the reader's own, a table, or data on nodes
+    name = section.get("name", "table")  # which a section with a table needs not
+    if ":" in name or name == DEPLOYED:  # a function of the reader's own, or data on nodes
         return []
     return sorted(section.keys() - BESIDES - keys_of(CATALOGUES[kind][name]).keys())
 

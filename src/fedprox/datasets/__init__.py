@@ -24,6 +24,7 @@ from fedprox.datasets.shakespeare import shakespeare
 from fedprox.datasets.skewed import skewed_features
 from fedprox.datasets.sources import Source
 from fedprox.datasets.synthetic import synthetic, synthetic_feddyn
+from fedprox.datasets.table import table
 from fedprox.datasets.text import tokenizer
 from fedprox.federation import Federation
 
@@ -45,6 +46,7 @@ __all__ = [
     "skewed_features",
     "synthetic",
     "synthetic_feddyn",
+    "table",
     "tokenizer",
     "write_mapped",
 ]
@@ -79,9 +81,10 @@ class DataSet(NamedTuple):
         return literals(parameter.annotation) if parameter else ()
 
     @property
-    def brought(self) -> bool:
-        """Whether the user gives the data set's path, by the option `path`."""
-        return "path" in inspect.signature(self.load).parameters
+    def brought(self) -> str:
+        """The option with which the user gives the data set's files, "" if there is none."""
+        parameters = inspect.signature(self.load).parameters
+        return next((option for option in ("path", "table") if option in parameters), "")
 
 
 def literals(annotation: Any) -> tuple[str, ...]:
@@ -111,6 +114,7 @@ CATALOGUE: dict[str, DataSet] = {
     ),
     "sent140": DataSet(sent140, ("FedProx", "FedProx draft"), (sources.SENT140, sources.GLOVE)),
     "posts": DataSet(posts, ("FedAvg",)),
+    "table": DataSet(table),
     "leaf": DataSet(leaf, ("FedProx", "FedProx draft")),
     "mapped": DataSet(mapped),
     "hugging-face": DataSet(hugging_face),

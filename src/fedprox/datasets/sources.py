@@ -103,13 +103,18 @@ def path_candidates(path: str, data_dir: str | Path | None) -> list[Path]:
 
 
 def locate(
-    path: str, data_dir: str | Path | None, fits: Callable[[Path], bool], wanted: str
+    path: str,
+    data_dir: str | Path | None,
+    fits: Callable[[Path], bool],
+    wanted: str,
+    *,
+    key: str = "data.path",
 ) -> Path:
     """The first of the `path_candidates` that fits; the error says what is `wanted` there."""
     candidates = path_candidates(path, data_dir)
     found = next(filter(fits, candidates), None)
     if not found:
-        raise InputError(f"data.path: no {wanted} {' or '.join(map(str, candidates))}")
+        raise InputError(f"{key}: no {wanted} {' or '.join(map(str, candidates))}")
     return found
 
 

@@ -254,13 +254,18 @@ def existing(key: str, name: str, data_dir: Path | None) -> Path:
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
-    """The federation that a `[data]` section names, and the section with every default."""
+    """The federation that a `[data]` section names, and the section with every default.
+
+    A section with a `table` needs no name.
+    """
     require(
         data.get("name") != DEPLOYED,
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
         "trains on them",
     )
     own = {key: value for key, value in data.items() if key != "skew"}
+    if "table" in own:
+        own = {"name": "table"} | own
     load, table = named(own, DATASETS, "data", Federation)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs

@@ -42,7 +42,7 @@ class DataKeys(Section):
 
     name: str
     """Data set by its name, or a function of your own, "package.module:function"; the other keys
-    are its parameters."""
+    are its parameters. "table" if left out beside a key `table`, a file of yours."""
     skew: SkewSection | None = None
     """Feature skew by client: a table with the keys of :func:`fedprox.datasets.skewed_features`,
     `kind`, "noise", "rotation" or "contrast", and `strength`. Its seed is that of the data, or

@@ -54,7 +54,7 @@ def where(entry: DataSet, data_dir: str | Path | None = None) -> str:
     ('generated', 'yours: data.path')
     """
     if entry.brought:
-        return "yours: data.path"
+        return f"yours: data.{entry.brought}"
     places: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, list[int]] = defaultdict(list)
     for source in entry.files:

@@ -1,0 +1,77 @@
+"""A table of the user's in a file, for experiment files and nodes."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from fedprox.datasets.sources import locate
+from fedprox.federation import Federation
+
+
+def table(
+    table: str,
+    *,
+    client: str | None = None,
+    client_name: str | None = None,
+    label: str,
+    features: list[str] | None = None,
+    test: str | float | None = None,
+    kinds: dict[str, Any] | None = None,
+    missing: Literal["column"] | dict[str, Any] | None = None,
+    standardize: Literal["federation", "client", "none"] | dict[str, list[float]] = "federation",
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """A table with a row for each example, in a CSV, Parquet or Feather file of your own.
+
+    It is `Federation.from_table` for a file, where more is said of the arguments.
+
+    Args:
+        table: The file, .csv, .parquet, .feather or .arrow, relative to the current folder or the
+            data folder.
+        client: The column that names each row's client.
+        client_name: In place of `client`, the name of the one client whose rows these are.
+        label: The column to predict.
+        features: The columns to predict it from; None for all others.
+        test: The column that says "train", "test" or "validation", or the share of each client's
+            rows to test on; None for no test rows.
+        kinds: What columns are, where their values do not say it: a table from a column's name to
+            its kind, "number", "boolean", "category", "index" or "date", or to a table with some
+            of `kind`, `values`, `missing` and `unit`.
+        missing: What stands for missing values: a table from a column's name to a value, or to
+            "column" for a further column that says where; "column" for all columns that have some.
+        standardize: Whose mean and standard deviation the numbers are standardized by, those of all
+            clients' training rows, "federation", or of each client's own, "client"; given ones, a
+            table from a column's name to [mean, scale]; or "none".
+        seed: Seed of the rows to test on.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation of the table's rows.
+
+    Raises:
+        InputError: If the file is missing or damaged, pyarrow is not installed, a column is
+            missing, a value cannot be used, or a client has no training row.
+
+    Example:
+        >>> import fedprox as fp
+        >>> federation = fp.datasets.table(  # doctest: +SKIP
+        ...     "patients.csv", client="hospital", label="ill", test=0.2
+        ... )
+
+    References:
+        Wickham, `Tidy Data <https://doi.org/10.18637/jss.v059.i10>`_, Journal of Statistical
+        Software 2014, section 2: a row for each observation, a column for each variable.
+    """
+    path = locate(table, data_dir, Path.is_file, "file", key="data.table")
+    return Federation.from_table(
+        path,
+        client=client,
+        client_name=client_name,
+        label=label,
+        features=features,
+        test=test,
+        kinds=kinds,
+        missing=missing,
+        standardize=None if standardize == "none" else standardize,
+        seed=seed,
+    )
