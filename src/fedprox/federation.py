@@ -30,7 +30,7 @@ from fedprox.features import (
 )
 from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, chosen_rows, generator
-from fedprox.tables import SPLITS, filled, lay_out
+from fedprox.tables import SPLITS, Layout, filled, lay_out
 from fedprox.user_code import describe
 
 Array = NDArray[Any]
@@ -712,16 +712,16 @@ class Federation:
             standardize=standardize,
             seed=seed,
         )
-        columns, parts = filled(layout)
-        train, held_out, validation = (Rows(*part) for part in parts)
-        return cls(
-            train,
-            held_out,
-            columns.classes,
-            tuple(layout.names),
-            validation=validation if len(validation) else None,
-            columns=columns,
-        )
+        return of_layout(layout)
+
+
+def of_layout(layout: Layout) -> Federation:
+    """The federation of a table whose rows are laid out by client."""
+    columns, parts = filled(layout)
+    train, test, validation = (Rows(*part) for part in parts)
+    held_out = validation if len(validation) else None
+    names = tuple(layout.names)
+    return Federation(train, test, columns.classes, names, validation=held_out, columns=columns)
 
 
 def with_rows(

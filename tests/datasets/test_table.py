@@ -75,7 +75,7 @@ def test_numbers_are_standardized_as_the_section_says(tmp_path: Path) -> None:
 
 
 ERRORS = {
-    "data.table: no file patients.csv or .*nowhere.csv|no file nowhere.csv": 'table = "nowhere.csv"\nlabel = "ill"',
+    "data.table: no file .*nowhere.csv": 'table = "nowhere.csv"\nlabel = "ill"',
     "data: the key 'label' is missing": 'table = "patients.csv"',
     "data.name = 'tables'; did you mean 'table'": 'name = "tables"',
     "data.standardize = 'all'; it must be one of": 'table = "a"\nlabel = "b"\nstandardize = "all"',

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import tomli_w
 
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
@@ -286,7 +285,7 @@ def measured(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-DATA = {"name": "synthetic", "clients": 3}
+DATA = {"client": "hospital", "label": "outcome", "test": 0.2}
 
 
 @pytest.mark.slow
@@ -309,11 +308,8 @@ def test_the_commands_make_a_federation(tmp_path: Path) -> None:
     port = free_port()
     for file in (operator, *(tmp_path.glob("federation/*/node.toml"))):
         file.write_text(file.read_text().replace("superlink:9092", f"localhost:{port}"))
-    for part, name in enumerate(HOSPITALS):
-        file = tmp_path / "federation" / name / "node.toml"
-        table: dict[str, Any] = parse_toml(file.read_text())
-        table["data"] = DATA
-        file.write_text(tomli_w.dumps({**table, "deal": {"part": part, "parts": 3}}))
+    patients = [sys.executable, str(FOLDER / "patients.py"), str(tmp_path / "federation")]
+    subprocess.run(patients, check=True)
 
     with ExitStack() as stack:
         for name in ("superlink", *HOSPITALS):
@@ -328,7 +324,8 @@ def test_the_commands_make_a_federation(tmp_path: Path) -> None:
     assert f"3 of 3 nodes have joined: {', '.join(HOSPITALS)}" in said
     assert "fedavg, seed 0, round 20: " in said
 
-    data = [f"data.{key}={value}" for key, value in DATA.items()]
+    table = {"table": tmp_path / "federation" / "patients.csv", **DATA}
+    data = [f"data.{key}={value}" for key, value in table.items()]
     options = [part for each in data for part in ("--set", each)]
     alone = ["run", str(FOLDER / "federation.toml"), *options, "--out", str(tmp_path / "alone")]
     subprocess.run([sys.executable, "-m", "fedprox", *alone], check=True, capture_output=True)

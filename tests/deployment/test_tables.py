@@ -20,11 +20,13 @@ from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.joining import description_of, differences
 from fedprox.deployment.moments import mean_and_size, scaled_by_sum, summed_part
 from fedprox.deployment.node import FromTable, Node
+from fedprox.deployment.node_file import Deal, NodeFile, load_node
 from fedprox.deployment.policy import Policy, PrivacyPolicy, SecurePolicy
 from fedprox.deployment.wire import DataKind
 from fedprox.errors import InputError
 from fedprox.federation import Federation
 from tests.deployment.federations import deployed, in_memory, overheard, table_of
+from tests.deployment.federations import simulated as simulated_by_file
 
 AGE, DOSE = Column("age", "number", unit="years"), Column("dose", "number")
 SEX = Column("sex", "category", values=("f", "m"))
@@ -316,3 +318,47 @@ def test_a_node_refuses_no_scale_that_an_operator_chooses() -> None:
     fixed = FixedPoint(MEASURES_BOUND, 64, 3)
     vector = fixed.quantized(summed_part(own, about, 9.0), np.ones(1, np.float32))
     assert vector[-1] == 2  # both numbers are cut off and counted, in a word that is masked
+
+
+def test_nodes_that_read_their_own_tables_are_the_simulation_of_one(tmp_path: Path) -> None:
+    rng, lines = np.random.default_rng(3), {"a": list[str](), "b": list[str]()}
+    for name, mean in (("a", 40.0), ("b", 60.0)):
+        for _ in range(30):
+            age, weight = rng.normal(mean, 9), rng.normal(70000, 9000)
+            ill, sex = age + rng.normal(0, 9) > 50, rng.choice(["f", "m"])
+            lines[name].append(f"{age:.1f},{weight:.0f},{sex},{'yes' if ill else 'no'}")
+    head = "age,weight,sex,ill"
+    for name, own in lines.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]))
+    both = [f"{name},{line}" for name, own in lines.items() for line in own]
+    (tmp_path / "all.csv").write_text("\n".join([f"hospital,{head}", *both]))
+    data = {"label": "ill", "test": 0.2, "kinds": {"weight": {"kind": "number", "unit": "g"}}}
+    shared: dict[str, Any] = {"superlink": "", "ca_certificate": "", "key": ""}
+    nodes = [
+        load_node(
+            NodeFile(
+                name=name,
+                folder=str(tmp_path / name),
+                data=data | {"table": str(tmp_path / f"{name}.csv")},
+                **shared,
+            )
+        )
+        for name in lines
+    ]
+    whole = data | {"client": "hospital", "table": str(tmp_path / "all.csv")}
+    table = ALL | {"data": whole, "cohort": {"clients_per_round": 2}}
+    (alone,) = simulated_by_file(table)
+    (run,) = deployed(table, [node.answer for node in nodes])
+    assert run.final.test_accuracy == alone.final.test_accuracy
+    assert run.final.train_loss == pytest.approx(alone.final.train_loss, rel=1e-6)
+    assert run.columns is not None
+    assert alone.columns is not None
+    np.testing.assert_allclose(numbers_of(run.columns), numbers_of(alone.columns), rtol=1e-12)
+    part = NodeFile(
+        name="part", folder=str(tmp_path / "part"), data=whole, deal=Deal(part=1, parts=2), **shared
+    )
+    dealt = load_node(part)
+    assert (list(dealt.federation.names), dealt.table and len(dealt.table.moments.counts)) == (
+        ["b"],
+        1,
+    )

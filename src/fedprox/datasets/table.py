@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedprox.datasets.sources import locate
-from fedprox.federation import Federation
+from fedprox.federation import Federation, of_layout
+from fedprox.tables import Layout, lay_out
 
 
 def table(
@@ -62,16 +63,26 @@ def table(
         Wickham, `Tidy Data <https://doi.org/10.18637/jss.v059.i10>`_, Journal of Statistical
         Software 2014, section 2: a row for each observation, a column for each variable.
     """
-    path = locate(table, data_dir, Path.is_file, "file", key="data.table")
-    return Federation.from_table(
-        path,
-        client=client,
-        client_name=client_name,
-        label=label,
-        features=features,
-        test=test,
-        kinds=kinds,
-        missing=missing,
-        standardize=None if standardize == "none" else standardize,
-        seed=seed,
+    return of_layout(
+        laid_out(
+            table,
+            client=client,
+            client_name=client_name,
+            label=label,
+            features=features,
+            test=test,
+            kinds=kinds,
+            missing=missing,
+            standardize=standardize,
+            seed=seed,
+            data_dir=data_dir,
+        )
     )
+
+
+def laid_out(
+    table: str, *, standardize: Any, data_dir: str | Path | None = None, **others: Any
+) -> Layout:
+    """The rows of a table by client, before they are standardized; the arguments are `table`'s."""
+    path = locate(table, data_dir, Path.is_file, "file", key="data.table")
+    return lay_out(path, standardize=None if standardize == "none" else standardize, **others)

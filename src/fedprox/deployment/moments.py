@@ -118,7 +118,7 @@ def standardize(server: Coordinator) -> None:
     `InputError` if a node does not answer: its rows would count for nothing.
     """
     columns, ledger = server.columns, server.ledger
-    if columns is None or columns.standardize != "federation":
+    if columns is None or columns.standardize != "federation" or not columns.numeric:
         return
     if not ledger.scale:
         asking = _Asking(server, columns)

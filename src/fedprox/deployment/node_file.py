@@ -1,21 +1,26 @@
 """The files of a node and of an operator: addresses, keys, data and policy."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from fedprox.columns import Columns, Moments
 from fedprox.deployment.crypto import read_identity
 from fedprox.deployment.flower import require_flower
-from fedprox.deployment.node import Node
+from fedprox.deployment.node import FromTable, Node
 from fedprox.deployment.policy import Policy
 from fedprox.errors import InputError, require, require_whole
-from fedprox.experiment.resolved import limited, load_data
+from fedprox.experiment.resolved import limited, load_data, waiting_table
 from fedprox.experiment.schema import Section, Table, checked
-from fedprox.federation import Federation
+from fedprox.federation import Federation, of_layout
 from fedprox.files.toml import read_toml
+from fedprox.tables import Layout, training_moments
 
 NODE_HEADERS = {
     name: f"[{name}]"
@@ -138,21 +143,48 @@ def _read(path: Path, kind: type[S], paths: Sequence[str]) -> S:
 
 
 def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
-    """Load a node's data."""
-    federation, _ = load_data(file.data, data_dir)
-    federation = limited(federation, file.client_rows, file.validation_share)
-    if file.deal is not None:
-        federation = part_of_clients(federation, file.deal)
+    """Load a node's data.
+
+    A table without clients has one, with the node's name.
+    """
+    data, table = file.data, None
+    if "table" in data and not {"client", "client_name"} & data.keys():
+        data = data | {"client_name": file.name}
+    layout = waiting_table(data, data_dir)
+    if layout is None:
+        federation = _own_part(file, load_data(data, data_dir)[0])
+    else:
+        moments = training_moments(layout, by_client=True)
+        if file.deal is not None:
+            own = _dealt(len(layout.names), file.deal)
+            moments = Moments(*(each[own] for each in moments))
+        table = FromTable(moments, partial(_standardized, file, layout))
+        count = len(layout.columns.numeric)
+        plain = replace(layout.columns, mean=(0.0,) * count, scale=(1.0,) * count)
+        federation = replace(table.standardized(plain), columns=layout.columns)
     identity = None
     if file.policy.secure is not None:
         require_flower()
         peers = {name: Path(each) for name, each in file.policy.secure.peers.items()}
         identity = read_identity(file.name, Path(file.key), peers)
-    return Node(file.name, federation, Path(file.folder), file.policy, identity)
+    return Node(file.name, federation, Path(file.folder), file.policy, identity, table)
 
 
-def part_of_clients(federation: Federation, deal: Deal) -> Federation:
-    """The clients of one part, consecutive in the federation's order."""
-    require_whole("deal.parts", deal.parts, most=len(federation))
+def _standardized(file: NodeFile, layout: Layout, columns: Columns) -> Federation:
+    """A node's rows of a table, standardized."""
+    return _own_part(file, of_layout(replace(layout, columns=columns)))
+
+
+def _own_part(file: NodeFile, federation: Federation) -> Federation:
+    """The rows and clients of a federation that are the node's."""
+    federation = limited(federation, file.client_rows, file.validation_share)
+    if file.deal is None:
+        return federation
+    return federation.of_clients(_dealt(len(federation), file.deal))
+
+
+def _dealt(clients: int, deal: Deal) -> NDArray[np.int64]:
+    """Which of some clients are in a part."""
+    require_whole("deal.parts", deal.parts, most=clients)
     require_whole("deal.part", deal.part, least=0, most=deal.parts - 1)
-    return federation.of_clients(np.array_split(np.arange(len(federation)), deal.parts)[deal.part])
+    return np.array_split(np.arange(clients), deal.parts)[deal.part]

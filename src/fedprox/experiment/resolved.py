@@ -13,6 +13,7 @@ from fedprox.algorithms.server import RULES, Rule
 from fedprox.datasets import DATASETS
 from fedprox.datasets.skewed import STRENGTHS, skewed_features
 from fedprox.datasets.sources import data_folder, path_candidates
+from fedprox.datasets.table import laid_out
 from fedprox.errors import InputError, require, require_share, require_whole, shown
 from fedprox.experiment.schema import (
     SCALES,
@@ -47,6 +48,7 @@ from fedprox.report.saved import load_model
 from fedprox.results.run import Run
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
+from fedprox.tables import Layout
 from fedprox.user_code import call, import_function
 
 
@@ -284,6 +286,21 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
         with placed("data.skew"):
             federation = skewed_features(federation, **skew, seed=table.get("seed", 0))
     return federation, table
+
+
+def waiting_table(data: Table, data_dir: Path | None = None) -> Layout | None:
+    """The table of a `[data]` section if the rows of a whole federation standardize it.
+
+    None for other data, which `load_data` loads.
+    """
+    if data.get("name", "table" if "table" in data else "") != "table":
+        return None
+    load, shown = named({"name": "table"} | data, DATASETS, "data", Federation)
+    assert isinstance(load, functools.partial)
+    if shown["standardize"] != "federation":
+        return None
+    layout = laid_out(**load.keywords, data_dir=data_dir)
+    return layout if layout.columns.numeric else None
 
 
 def model_of(section: Table, federation: Federation) -> Model:
