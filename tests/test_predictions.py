@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tomli_w
 
 import fedprox as fp
 from fedprox import predictions
 from fedprox.columns import Column, Columns
 from fedprox.errors import InputError
+from fedprox.report.saved import load_columns, model_path
+from tests.test_cli import status
 
 AGE, SEX = Column("age", "number"), Column("sex", "category", values=("m", "f"))
 BY_MEAN = {"mean": (50.0,), "scale": (20.0,)}
@@ -107,3 +110,22 @@ def test_a_file_with_columns_is_read_as_one_without(tmp_path: Path) -> None:
     fp.save_model(path, {"w": WEIGHT}, columns=Columns((AGE,), other))
     leaf = jax.tree.leaves(fp.load_model(path, model=linear()))
     assert leaf[0].shape == WEIGHT.shape
+
+
+def test_a_run_directory_predicts_by_its_experiment(tmp_path: Path) -> None:
+    rows = {"ward": ["a", "b"] * 20, "dose": [*range(40)], "sex": ["m"] * 20 + ["f"] * 20}
+    ill = ["yes" if dose > 19 else "no" for dose in rows["dose"]]
+    lines = zip(*rows.values(), ill, strict=True)
+    csv = tmp_path / "patients.csv"
+    csv.write_text("\n".join(",".join(map(str, line)) for line in [[*rows, "ill"], *lines]))
+    table = {"table": str(csv), "client": "ward", "label": "ill"}
+    cohort, solver = {"clients_per_round": 2}, {"learning_rate": 0.5, "batch_size": 10, "epochs": 2}
+    experiment: dict[str, Any] = {"rounds": 3, "data": table, "cohort": cohort, "solver": solver}
+    file, out = tmp_path / "a.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(experiment | {"method": [{"name": "fedavg"}]}))
+    (run,) = fp.run(file, out=out, progress=False)
+    assert fp.predict(out, csv).tolist() == ill
+    assert fp.predict(out, {"sex": ["f", "m"], "dose": [39, 0]}).tolist() == ["yes", "no"]
+    # what a checkpoint has, and a run that goes on from it
+    assert status("run", "--resume", str(out), "--set", "rounds=4") == 0
+    assert load_columns(model_path(out, None, None)) == run.columns

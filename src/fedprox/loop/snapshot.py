@@ -234,11 +234,14 @@ def restored(
         clients=() if clients is None else ((np.arange(len(clients[0])), *clients),),
     )
     now = RunState(text.round, state, hparams, memory, since, text.capacity, best)
-    return Snapshot(text.runs, now, text.early)
+    columns = method.protocol.federation.columns
+    return Snapshot([replace(run, columns=columns) for run in text.runs], now, text.early)
 
 
 def _without_params(run: Run) -> dict[str, Any]:
-    table = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "params"}
+    """A run as JSON has it, without what comes from elsewhere."""
+    names = [f.name for f in fields(run) if f.name not in ("params", "columns")]
+    table = {name: getattr(run, name) for name in names}
     return table | {"history": [record.as_dict() for record in run.history]}
 
 
