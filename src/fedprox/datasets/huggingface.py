@@ -2,6 +2,7 @@
 
 import io
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedprox.datasets.labelled import (
 from fedprox.datasets.sources import path_candidates
 from fedprox.errors import InputError, installing, require
 from fedprox.features import Features, Prepared, rows_at
-from fedprox.federation import MOST_CLASSES, Examples, Federation
+from fedprox.federation import MOST_CLASSES, Examples, Federation, require_share
 from fedprox.files.packed import refusing
 from fedprox.terminal import Bar
 
@@ -104,17 +105,11 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         concentration=concentration,
         size_spread=size_spread,
     )
-    columns = [features] if isinstance(features, str) else features
-    require(columns, "data.features = []; at least one column is needed")
+    columns = _columns(features)
     loaded = _load(path, subset, data_dir)
     path = str(path) if isinstance(path, str | Path) else type(path).__name__
     splits = _splits(path, loaded)
-    for column in (*columns, label, *filter(None, [client])):
-        for split in splits:
-            require(
-                column in split.column_names,
-                f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
-            )
+    _require_columns(path, splits, (*columns, label, *filter(None, [client])))
     y, classes = _labels(path, splits, label)
     rows = Examples(_features(path, splits, columns), y)
     names, owned = ["all"], [np.arange(len(y))]
@@ -138,13 +133,133 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     return divide(train, test, partition, options, classes=classes, seed=seed)
 
 
-def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
+def from_partitioner(
+    partitioner: Any,
+    features: str | list[str],
+    label: str,
+    *,
+    test: Any = None,
+    seed: int = 0,
+) -> Federation:
+    """A federation from a partitioner of flwr-datasets, of which each partition is a client.
+
+    Columns are read as by :func:`hugging_face`.
+
+    Args:
+        partitioner: A partitioner with a data set (`partitioner.dataset = ...`, or
+            `federated.partitioners["train"]` of a `FederatedDataset` that has loaded a partition);
+            or any object with `num_partitions` and `load_partition(number)`, which returns a
+            `datasets.Dataset`.
+        features: A column of images, of numbers or of lists of numbers of one length; or several
+            columns of numbers.
+        label: The column of labels.
+        test: The share of each client's rows, above 0 and below 1, to test on; or another
+            partitioner, whose partitions are the same clients' test rows; None for no test rows.
+        seed: Seed of the rows to test on.
+
+    Returns:
+        The federation. Clients are named by their values of a column if the partitioner divides by
+        one, else "0", "1", ...
+
+    Raises:
+        InputError: If the partitioner has no data set, a partition is empty, test partitions are
+            not the same, or a column is missing or has values that cannot be used.
+
+    Example:
+        >>> import fedprox as fp
+        >>> from flwr_datasets.partitioner import IidPartitioner  # doctest: +SKIP
+        >>> partitioner = IidPartitioner(num_partitions=10)  # doctest: +SKIP
+        >>> partitioner.dataset = dataset  # doctest: +SKIP
+        >>> fp.datasets.from_partitioner(partitioner, "image", "label")  # doctest: +SKIP
+
+    References:
+        `Flower Datasets <https://flower.ai/docs/datasets>`_.
+    """
+    columns = _columns(features)
+    share = test if isinstance(test, int | float) else None
+    if share is not None:
+        require_share("test", share)
+    names, sizes, whole = _partitions("partitioner", partitioner)
+    splits, parts = [whole], [_blocks(sizes, 0)]
+    if test is not None and share is None:
+        named, of_test, held_out = _partitions("test", test)
+        require(named == names, "test: its partitions are not those of the partitioner")
+        splits.append(held_out)
+        parts.append(_blocks(of_test, len(whole)))
+    _require_columns("partitioner", splits, (*columns, label))
+    y, classes = _labels("partitioner", splits, label)
+    rows = Examples(_features("partitioner", splits, columns), y)
+    for name, size in zip(names, sizes, strict=True):
+        require(size, f"partitioner: partition {name!r} has no rows to train on")
+    if share is not None:
+        train, held = partitions.split(parts[0], train_share=1 - share, seed=seed)
+    elif len(parts) == 2:
+        train, held = parts
+    else:
+        train, held = parts[0], [np.zeros(0, np.int64) for _ in names]
+    return federation(rows, rows, (train, held), classes=classes, names=names)
+
+
+def _partitions(where: str, partitioner: Any) -> tuple[list[str], list[int], Any]:
+    """The names of a partitioner's partitions, their numbers of rows, and all rows, one by one."""
+    kind = type(partitioner).__name__
+    require(
+        hasattr(type(partitioner), "load_partition"),
+        f"{where}: an object of type {kind}; it must be a partitioner of flwr-datasets, or have "
+        "its num_partitions and load_partition(number)",
+    )
+    with refusing(f"{where}: {kind} has no partitions to load"):  # such as without a data set
+        count = partitioner.num_partitions
+        loaded = [partitioner.load_partition(number) for number in range(count)]
+        ids = dict(getattr(partitioner, "partition_id_to_natural_id", {}))
+    datasets = _library()
+    for each in loaded:
+        require(
+            isinstance(each, datasets.Dataset),
+            f"{where}: a partition is of type {type(each).__name__}; it must be a datasets.Dataset",
+        )
+        _require_plain(where, each)
+    require(loaded, f"{where}: no partitions")
+    whole = datasets.concatenate_datasets(loaded)
+    return [str(ids.get(k, k)) for k in range(count)], list(map(len, loaded)), whole
+
+
+def _blocks(sizes: list[int], begin: int) -> list[NDArray[np.int64]]:
+    """Consecutive row numbers for each of some sizes."""
+    ends = begin + np.cumsum(sizes)
+    return [np.arange(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
+
+
+def _columns(features: str | list[str]) -> list[str]:
+    """The columns of the features."""
+    columns = [features] if isinstance(features, str) else features
+    require(columns, "data.features = []; at least one column is needed")
+    return columns
+
+
+def _require_columns(path: str, splits: list[Any], columns: Iterable[str]) -> None:
+    """Raise `InputError` unless all splits have some columns."""
+    for column in columns:
+        for split in splits:
+            require(
+                column in split.column_names,
+                f"{path}: no column {column!r}; it has {', '.join(split.column_names)}",
+            )
+
+
+def _library() -> Any:
+    """The package datasets."""
     try:
         import datasets
     except ImportError:
         raise InputError(
             f"hugging-face: the package datasets is not installed: {installing('huggingface')}"
         ) from None
+    return datasets
+
+
+def _load(path: Any, subset: str | None, data_dir: str | Path | None) -> Any:
+    datasets = _library()
     if isinstance(path, datasets.Dataset | datasets.DatasetDict):
         require(subset is None, f"data.subset = {subset!r}; the data set is loaded already")
         return path
@@ -176,12 +291,17 @@ def _splits(path: str, loaded: Any) -> list[Any]:
         line = '%s: the split "%s" of %d rows is not used'
         logging.getLogger(__name__).warning(line, path, unused, len(split))
     for split in used:
-        require(
-            split.format["type"] != "custom",
-            f"{path}: it has a transform (with_transform or set_transform), which would not be "
-            "applied; apply it with map, or remove it with reset_format",
-        )
+        _require_plain(path, split)
     return used
+
+
+def _require_plain(path: str, split: Any) -> None:
+    """Raise `InputError` if a split has a transform."""
+    require(
+        split.format["type"] != "custom",
+        f"{path}: it has a transform (with_transform or set_transform), which would not be "
+        "applied; apply it with map, or remove it with reset_format",
+    )
 
 
 def _column(path: str, splits: list[Any], column: str) -> Column:
