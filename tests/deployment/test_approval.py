@@ -386,6 +386,17 @@ def test_the_command_describes_without_nodes(tmp_path: Path) -> None:
     assert "first cohort" not in pages[0]
 
 
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/approve-runs.md").read_text(encoding="utf-8")
+    file = tmp_path / "heart.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    result = CliRunner().invoke(cli.app, ["deploy", str(file), "--describe"])
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    digest = re.search(r"^digest +(\w+)\.\.\.$", shown, re.MULTILINE)
+    assert digest is not None
+    assert re.sub(r"(digest +).*", r"\1", result.output) == re.sub(r"(digest +).*", r"\1", shown)
+
+
 @pytest.mark.parametrize("option", [["--local", "2"], ["--out", "somewhere"], ["--allow", "a:b"]])
 def test_describing_goes_with_no_other_option(option: list[str], tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
