@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedprox import Federation, InputError
+from fedprox import InputError
+from fedprox.datasets import from_partitioner
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ ROWS = [[5, 0, 7], [1], [2, 11]]
 
 
 def test_a_partition_is_a_client(library: Any) -> None:
-    federation = Federation.from_partitioner(Blocks(data_of(library), ROWS), "x", "y")
+    federation = from_partitioner(Blocks(data_of(library), ROWS), "x", "y")
     assert federation.names == ("0", "1", "2")
     assert federation.classes == 2
     assert [first(federation.train, k) for k in range(3)] == ROWS
@@ -81,7 +82,7 @@ def test_a_partition_is_a_client(library: Any) -> None:
 
 
 def test_values_of_a_column_name_clients(library: Any) -> None:
-    federation = Federation.from_partitioner(Natural(data_of(library), "who"), ["a"], "y")
+    federation = from_partitioner(Natural(data_of(library), "who"), ["a"], "y")
     assert federation.names == ("ann", "bob", "cem")
     assert [first(federation.train, k) for k in range(3)] == [
         [k, k + 3, k + 6, k + 9] for k in range(3)
@@ -91,8 +92,7 @@ def test_values_of_a_column_name_clients(library: Any) -> None:
 def test_a_share_of_each_clients_rows_is_to_test_on(library: Any) -> None:
     partitioner = Natural(data_of(library), "who")
     federation, again, other = (
-        Federation.from_partitioner(partitioner, "x", "y", test=0.25, seed=seed)
-        for seed in (0, 0, 5)
+        from_partitioner(partitioner, "x", "y", test=0.25, seed=seed) for seed in (0, 0, 5)
     )
     for k in range(3):
         train, test = first(federation.train, k), first(federation.test, k)
@@ -107,7 +107,7 @@ def test_a_share_of_each_clients_rows_is_to_test_on(library: Any) -> None:
 def test_another_partitioner_has_the_test_rows(library: Any) -> None:
     data, more = data_of(library), data_of(library, 30).select(range(20, 30))
     test = Blocks(more, [[9], [], [0, 4]])
-    federation = Federation.from_partitioner(Blocks(data, ROWS), "x", "y", test=test)
+    federation = from_partitioner(Blocks(data, ROWS), "x", "y", test=test)
     assert [first(federation.train, k) for k in range(3)] == ROWS
     assert [first(federation.test, k) for k in range(3)] == [[29], [], [20, 24]]
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_used_is_said(library: Any) -> None:
     ):
         given: dict[str, Any] = {"features": "x", "label": "y"} | options
         with pytest.raises(InputError) as raised:
-            Federation.from_partitioner(partitioner, **given)
+            from_partitioner(partitioner, **given)
         assert str(raised.value).startswith(line)
 
 
@@ -153,7 +153,7 @@ def test_a_partitioner_of_something_else_is_refused(library: Any) -> None:
 
     del library
     with pytest.raises(InputError, match=r"^partitioner: a partition is of type list; it must be"):
-        Federation.from_partitioner(Lists(), "x", "y")
+        from_partitioner(Lists(), "x", "y")
 
 
 @pytest.mark.parametrize("kind", ["IidPartitioner", "NaturalIdPartitioner"])
@@ -166,7 +166,7 @@ def test_a_partitioner_of_flwr_datasets(kind: str, library: Any) -> None:
         else real.NaturalIdPartitioner(partition_by="who")
     )
     partitioner.dataset = data
-    federation = Federation.from_partitioner(partitioner, "x", "y")
+    federation = from_partitioner(partitioner, "x", "y")
     names = ("0", "1", "2") if kind == "IidPartitioner" else ("ann", "bob", "cem")
     assert federation.names == names
     expected = [partitioner.load_partition(k)["a"] for k in range(3)]

@@ -128,6 +128,16 @@ def test_a_node_answers_requests_in_turn(federation: Federation) -> None:
     assert heads == [Parcel(b"answer to %d" % number) for number in range(3)]
 
 
+def test_a_node_knows_the_run_that_asks(federation: Federation) -> None:
+    """Its number, which the SuperLink's host can say more about; the audit has it."""
+    network = federation.network
+    node = network.nodes()[0]
+    request = network.send({node: Parcel(b"who")})[node]
+    parcel = receive(network, 1)[request].parcel
+    assert parcel is not None
+    assert re.fullmatch(rb"run [1-9]\d* of the SuperLink", parcel.head)
+
+
 @pytest.mark.parametrize("size", [flower.SMALL, flower.SMALL + 1, 30_000_000])
 def test_bodies_survive(federation: Federation, size: int) -> None:
     body = os.urandom(size)

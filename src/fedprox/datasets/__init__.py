@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 from fedprox.datasets import sources
 from fedprox.datasets.cifar import cifar_10, cifar_100
 from fedprox.datasets.handwriting import emnist_l, femnist, mnist
-from fedprox.datasets.huggingface import hugging_face
+from fedprox.datasets.huggingface import from_partitioner, hugging_face
 from fedprox.datasets.images import rotated
-from fedprox.datasets.leaf import leaf
+from fedprox.datasets.leaf import leaf, leaf_newcomers
 from fedprox.datasets.mapped import mapped, write_mapped
 from fedprox.datasets.posts import posts
 from fedprox.datasets.sent140 import sent140
@@ -35,8 +35,10 @@ __all__ = [
     "cifar_100",
     "emnist_l",
     "femnist",
+    "from_partitioner",
     "hugging_face",
     "leaf",
+    "leaf_newcomers",
     "mapped",
     "mnist",
     "posts",

@@ -134,10 +134,48 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     return divide(train, test, partition, options, classes=classes, seed=seed)
 
 
-def of_partitions(
-    partitioner: Any, features: str | list[str], label: str, test: Any, seed: int
+def from_partitioner(
+    partitioner: Any,
+    features: str | list[str],
+    label: str,
+    *,
+    test: Any = None,
+    seed: int = 0,
 ) -> Federation:
-    """The federation of a partitioner of flwr-datasets; see `Federation.from_partitioner`."""
+    """A federation from a partitioner of flwr-datasets, of which each partition is a client.
+
+    Columns are read as by :func:`hugging_face`.
+
+    Args:
+        partitioner: A partitioner with a data set (`partitioner.dataset = ...`, or
+            `federated.partitioners["train"]` of a `FederatedDataset` that has loaded a partition);
+            or any object with `num_partitions` and `load_partition(number)`, which returns a
+            `datasets.Dataset`.
+        features: A column of images, of numbers or of lists of numbers of one length; or several
+            columns of numbers.
+        label: The column of labels.
+        test: The share of each client's rows, above 0 and below 1, to test on; or another
+            partitioner, whose partitions are the same clients' test rows; None for no test rows.
+        seed: Seed of the rows to test on.
+
+    Returns:
+        The federation. Clients are named by their values of a column if the partitioner divides by
+        one, else "0", "1", ...
+
+    Raises:
+        InputError: If the partitioner has no data set, a partition is empty, test partitions are
+            not the same, or a column is missing or has values that cannot be used.
+
+    Example:
+        >>> import fedprox as fp
+        >>> from flwr_datasets.partitioner import IidPartitioner  # doctest: +SKIP
+        >>> partitioner = IidPartitioner(num_partitions=10)  # doctest: +SKIP
+        >>> partitioner.dataset = dataset  # doctest: +SKIP
+        >>> fp.datasets.from_partitioner(partitioner, "image", "label")  # doctest: +SKIP
+
+    References:
+        `Flower Datasets <https://flower.ai/docs/datasets>`_.
+    """
     columns = _columns(features)
     share = test if isinstance(test, int | float) else None
     if share is not None:

@@ -3,15 +3,24 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.datasets.labelled import PARTITION_OPTIONS, AnyPartition, divide, options_of
+from fedprox.datasets.labelled import (
+    PARTITION_OPTIONS,
+    AnyPartition,
+    divide,
+    federation,
+    options_of,
+)
+from fedprox.datasets.partition import split
 from fedprox.datasets.sources import locate, without_hidden
-from fedprox.errors import InputError, distinct, reason, require, require_whole
+from fedprox.errors import InputError, distinct, reason, require, require_share, require_whole
 from fedprox.federation import Examples, Federation
 from fedprox.files.packed import reading
 
@@ -37,6 +46,10 @@ def leaf(  # the options of any partition are keys of an experiment file
     not name are left out, with a warning. A file may lack `num_samples`, or both lists. Other keys
     are not used. Users are sorted by name. Hidden files, such as macOS' `._NAME`, are not read.
 
+    If no user is in both folders, as LEAF's option `-t user` divides them, the clients are the
+    users of `train/` and have no test rows, which a warning says; those of `test/` are newcomers,
+    see :func:`leaf_newcomers`. With a partition their rows are test rows.
+
     Args:
         path: The folder, relative to the current folder or the data folder.
         classes: Number of classes; None for the largest label plus one.
@@ -56,8 +69,8 @@ def leaf(  # the options of any partition are keys of an experiment file
 
     Raises:
         InputError: If the folder or a file is missing, a file is not in this layout or contradicts
-            itself, training and test users differ, or an argument is out of range. The message
-            names the file and the user.
+            itself, some training users are not among the test users, or an argument is out of
+            range. The message names the file and the user.
 
     Example:
         >>> import json, tempfile
@@ -86,27 +99,123 @@ def leaf(  # the options of any partition are keys of an experiment file
     )
     require_whole("data.classes", classes, optional=True)
     folder = locate(path, data_dir, _fits, "folders train/ and test/ in")
-    users = _by_user(folder, classes)
-    if not partition:
-        return users
-    pooled, pooled_test = (Examples(part.x, part.y) for part in (users.train, users.test))
-    return divide(pooled, pooled_test, partition, options, classes=users.classes, seed=seed)
+    train, test = _read(folder)
+    if test and not train.keys() & test.keys():
+        learned, others = _by_user(folder, train, test, classes)
+        if not partition:
+            line = "%s: its %d test users are not among its %d training users, so there are no "
+            line += "test rows; fedprox.datasets.leaf_newcomers reads these users"
+            logging.getLogger(__name__).warning(line, folder, len(test), len(train))
+            return learned
+        parts, classes = (learned.train, others.train), learned.classes
+    else:
+        for name in sorted(train.keys() ^ test.keys()):
+            here, missing = ("train", "test") if name in train else ("test", "train")
+            raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
+        users = _federation(folder, train, test, classes)
+        if not partition:
+            return users
+        parts, classes = (users.train, users.test), users.classes
+    pooled, pooled_test = (Examples(part.x, part.y) for part in parts)
+    return divide(pooled, pooled_test, partition, options, classes=classes, seed=seed)
+
+
+def leaf_newcomers(
+    path: str | Path,
+    *,
+    train_share: float = 0.5,
+    classes: int | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Federation:
+    """The test users of a folder that LEAF has divided by user, as newcomers.
+
+    LEAF's `preprocess.sh -t user` puts other users in `test/` than in `train/`. Those of `train/`
+    are the federation that :func:`leaf` reads, and those of `test/` have never taken part. Each
+    newcomer's rows are divided at random, into those that it can begin with and those on which
+    :func:`fedprox.newcomers` measures it.
+
+    Args:
+        path: The folder, relative to the current folder or the data folder.
+        train_share: Share of each newcomer's rows that it can begin with, above 0 and below 1; it
+            has at least one.
+        classes: Number of classes; None for the largest label plus one, of all users.
+        seed: Seed of the division.
+        data_dir: The data folder; None for `FEDPROX_DATA`.
+
+    Returns:
+        A federation of the newcomers, with as many classes as that of the training users.
+
+    Raises:
+        InputError: If a user is in both folders, or as for :func:`leaf`.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> import fedprox as fp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part, user in (("train", "ann"), ("test", "bob")):
+        ...         table = {"user_data": {user: {"x": [[0.5], [1.5]], "y": [0, 1]}}}
+        ...         Path(folder, part).mkdir()
+        ...         _ = Path(folder, part, "all.json").write_text(json.dumps(table))
+        ...     later = fp.datasets.leaf_newcomers(folder)
+        >>> later.names, len(later.train), len(later.test)
+        (('bob',), 1, 1)
+
+    References:
+        Caldas et al., `LEAF: A Benchmark for Federated Settings
+        <https://arxiv.org/abs/1812.01097>`_, 2018.
+    """
+    require_whole("classes", classes, optional=True)
+    require_share("train_share", train_share)
+    folder = locate(str(path), data_dir, _fits, "folders train/ and test/ in")
+    train, test = _read(folder)
+    for name in sorted(train.keys() & test.keys())[:1]:
+        raise InputError(
+            f"{folder}: user {name!r} is in train/ and in test/; newcomers are users of test/ "
+            "alone, as LEAF's option `-t user` divides users"
+        )
+    _, later = _by_user(folder, train, test, classes)
+    offsets = later.train.offsets
+    owned = [np.arange(*ends) for ends in pairwise(offsets.tolist())]
+    parts = split(owned, train_share=train_share, seed=seed)
+    rows = Examples(later.train.x, later.train.y)
+    return federation(rows, rows, parts, classes=later.classes, names=later.names)
 
 
 def _fits(folder: Path) -> bool:
     return (folder / "train").is_dir() and (folder / "test").is_dir()
 
 
-def _by_user(folder: Path, classes: int | None) -> Federation:
+Users = Mapping[str, User]
+
+
+def _read(folder: Path) -> tuple[Users, Users]:
+    """The training rows and the test rows of users."""
+    return _read_part(folder / "train"), _read_part(folder / "test")
+
+
+def _by_user(
+    folder: Path, train: Users, test: Users, classes: int | None
+) -> tuple[Federation, Federation]:
+    """The federation of users that train and that of other users, with one number of classes."""
+    learned = _federation(folder / "train", train, None, classes)
+    others = _federation(folder / "test", test, None, classes)
+    most = max(learned.classes, others.classes)
+    for kind in ("x", "y"):
+        here, there = (getattr(each.train, kind).shape[1:] for each in (learned, others))
+        require(here == there, f"{folder}: {kind} of train/ is {here} a row, and of test/ {there}")
+    return replace(learned, classes=most), replace(others, classes=most)
+
+
+def _federation(folder: Path, train: Users, test: Users | None, classes: int | None) -> Federation:
     """A client for each user."""
-    train, test = _read_part(folder / "train"), _read_part(folder / "test")
-    for name in sorted(train.keys() ^ test.keys()):
-        here, missing = ("train", "test") if name in train else ("test", "train")
-        raise InputError(f"{folder}: user {name!r} is in {here}/ but not in {missing}/")
     names = sorted(train)
-    parts = ([part[name] for name in names] for part in (train, test))
+    held_out = None if test is None else [test[name] for name in names]
     try:
-        return Federation.from_arrays(*parts, classes=classes, names=names)
+        return Federation.from_arrays(
+            [train[name] for name in names], held_out, classes=classes, names=names
+        )
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
 

@@ -40,7 +40,7 @@ from fedprox.parts.privacy.accounting import (
 FILE = "audit.jsonl"
 
 MOST_BYTES = 10**7
-"""Bytes of a file, about 20,000 lines, after which another one is begun."""
+"""Bytes of a file, about 30,000 lines, after which another one is begun."""
 
 FILES_KEPT = 9
 """Files that are kept beside the last one; older ones are removed."""
@@ -291,11 +291,18 @@ def in_words(line: Mapping[str, Any]) -> str:
     if "sum_of" in line:
         about.append(f"sum of {line['sum_of']}")
     for key, words in (
-        ("run", "run {}"), ("method", "{}"), ("seed", "seed {}"), ("round", "round {}"),
-        ("clients", "{} clients"), ("steps", "{} steps"),
-    ):  # fmt: skip
+        ("run", "run {}"),
+        ("method", "{}"),
+        ("seed", "seed {}"),
+        ("round", "round {}"),
+    ):
         if key in line:
             about.append(words.format(line[key]))
+    about += [
+        f"{line[key]:,} {key if line[key] != 1 else key[:-1]}"
+        for key in ("clients", "steps")
+        if key in line
+    ]
     why = f": {line['why']}" if "why" in line else ""
     sizes = f"{line.get('bytes_in', 0):,} bytes in, {line.get('bytes_out', 0):,} bytes out"
     cost = [f"{key} {line[key]}" for key in ("rounds",) if key in line]

@@ -151,6 +151,12 @@ def _privacy_in_words(asked: Table) -> list[str]:
         lines.append("epsilon follows from the clients' number; policy.privacy bounds it")
     if flat.get("adaptive_clip") is not None:
         lines.append(f"the clip follows the clients' norms: {_keys(flat['adaptive_clip'])}")
+    if key == "privacy" and asked["secure"] is None:
+        lines.append("the operator adds the noise, and sees each node's sum without it")
+    elif key == "privacy":
+        lines.append("the nodes add the noise, so the operator sees no sum without it")
+    else:
+        lines.append("the node adds the noise to each local step")
     lines.append("measures have no noise")
     return lines
 
