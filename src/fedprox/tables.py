@@ -72,7 +72,7 @@ ALLOWED = "they must be numbers, truth values, words or dates"
 
 
 class Stored(NamedTuple):
-    """A column as its table holds it: an array, `Words`, or a series of narwhals."""
+    """A column as its table holds it: an array, `Words`, or an array of pyarrow in chunks."""
 
     kind: Literal["number", "boolean", "words", "date"]
     values: Any
@@ -81,8 +81,9 @@ class Stored(NamedTuple):
         """Some rows as a plain column, see `fedprox.columns.Plain`."""
         if isinstance(self.values, Words):
             return Words(self.values.codes[start:stop], self.values.values)
-        part = self.values[start:stop]
-        return part if isinstance(part, np.ndarray) else part.to_numpy()
+        if isinstance(self.values, np.ndarray):
+            return self.values[start:stop]
+        return self.values.slice(start, stop - start).to_numpy()
 
 
 class Table(NamedTuple):
@@ -190,17 +191,22 @@ def _of_frame(table: Any) -> Table:
         if kind.is_decimal():
             kind, series = nw.Float64(), series.cast(nw.Float64)
         if kind.is_numeric():
-            return Stored("number", series)
+            return Stored("number", _values(series))
         if kind == nw.Boolean:
-            return Stored("boolean", series.cast(nw.Int8) if missing else series)
+            return Stored("boolean", _values(series.cast(nw.Int8) if missing else series))
         if kind in (nw.Date, nw.Datetime):
-            return Stored("date", series)
+            return Stored("date", _values(series))
         if kind in (nw.String, nw.Categorical, nw.Enum):
             return Stored("words", _coded(series))
         require(kind == nw.Object, f"column {name!r}: values of type {kind}; {ALLOWED}")
         return _of_list(name, series.to_list())
 
     return Table(frame.columns, len(frame), column)
+
+
+def _values(series: Any) -> Any:
+    """A series as an array, without a copy where its library has one; chunks stay chunks."""
+    return series.to_native() if series.implementation.is_pyarrow() else series.to_numpy()
 
 
 def _coded(series: Any) -> Words:
