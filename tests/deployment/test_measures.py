@@ -307,6 +307,8 @@ ALONE: dict[str, tuple[Any, str]] = {
     "setup__clients": (400, SAME),
     "setup__clients_per_round": (1, SAME),
     "setup__data__classes": (11, REFUSED),
+    "setup__mean": ([1.0], REFUSED),
+    "setup__scale": ([1.0], REFUSED),
     "setup__parameters": ("", REFUSED),
     "setup__model": ({"name": "mlp"}, REFUSED),
     "setup__base": ("0" * 64, SAME),

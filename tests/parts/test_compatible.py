@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,13 @@ OF_METHODS: dict[str, fp.Algorithm] = {
 }
 """A method with each capability."""
 
+
+def standardized(by: Literal["federation", "client"]) -> fp.Federation:
+    """Clients whose rows are those of a table that is standardized."""
+    columns = fp.Columns((fp.Column("age", "number"),), fp.Column("ill", "boolean"), by)
+    return dataclasses.replace(FEDERATION, columns=columns)
+
+
 OF_SETTINGS: dict[str, dict[str, Any]] = {
     "solver.gamma": STEPS,
     "GAMMAS": {"solver": fp.Solver(0.1, 3, epochs=2, gamma=halves)},
@@ -84,6 +91,8 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "initial": {"initial": MODEL.init(jax.random.key(2))},
     "AUGMENTATION": {"federation": dataclasses.replace(FEDERATION, augment=augmented)},
+    "ALL_STANDARDIZE": {"federation": standardized("federation")},
+    "OWN_STANDARDIZE": {"federation": standardized("client")},
     "RANDOM_OUTPUTS": {"model": dataclasses.replace(MODEL, train=random)},
     "MOVING_STATE": {"model": batch_norm.MODEL},
     "NO_ADAPTERS": {"model": MODEL},

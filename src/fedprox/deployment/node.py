@@ -392,7 +392,7 @@ class Node:
         """The columns with a run's numbers; None if the data are as they are loaded."""
         columns = self.federation.columns
         if self.table is None or columns is None:
-            require(not setup.scale, "mean and scale: the node's data take none")
+            require(not setup.mean + setup.scale, "mean and scale: the node's data take none")
             return None
         columns = replace(columns, mean=tuple(setup.mean), scale=tuple(setup.scale))
         require(columns.numeric and setup.scale, "mean and scale: the node's data wait for them")
