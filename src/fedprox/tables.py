@@ -1,6 +1,7 @@
 """Tables: files, data frames, arrays by column and rows, laid out client by client.
 
-A table is read whole. Its rows are then converted in blocks by several threads, each block's
+A table is read whole, but for a Parquet file's numbers, of which two row groups at a time are in
+memory. Its rows are converted in blocks by several threads, each block's
 columns one after another while they are in the processor's cache, and written to where the client's
 rows lie. So no Python object is made for a row, and there is one copy beside the table: the
 features.
@@ -9,10 +10,12 @@ features.
 import datetime
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from itertools import pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -68,6 +71,9 @@ MOST_WORDS = 1_000
 SPLITS = ("train", "test", "validation")
 """The values of a column that says which part a row belongs to; a part's number is its position."""
 
+WITHOUT_VALUES = ("number", "boolean", "date")
+"""Kinds that need no vocabulary, so that a column need not be read before features are made."""
+
 ALLOWED = "they must be numbers, truth values, words or dates"
 
 
@@ -93,11 +99,18 @@ class Table(NamedTuple):
         names: The columns' names.
         rows: Number of rows.
         column: (a column's name) -> the column.
+        stretches: Where stretches of rows begin that can be read by themselves, and the last row's
+            end: the row groups of a Parquet file, which are not all in memory at once.
+        stretch: (a stretch, columns' names) -> its rows of these columns, by name.
+        kind: (a column's name) -> its kind if it can be read by stretches, else None.
     """
 
     names: Sequence[str]
     rows: int
     column: Callable[[str], Stored]
+    stretches: Sequence[int] = ()
+    stretch: Callable[[int, Sequence[str]], dict[str, Stored]] = lambda *_: {}
+    kind: Callable[[str], Any] = lambda _: None
 
 
 def read_table(
@@ -108,7 +121,7 @@ def read_table(
     Of a file, only some columns are read, and some are read as texts, also if they are numbers.
     """
     if isinstance(table, str | Path):
-        return _of_frame(_read_file(Path(table), columns, texts))
+        return _of_file(Path(table), columns, texts)
     if isinstance(table, Mapping):
         return _of_arrays(table)
     if isinstance(table, Sequence) and not isinstance(table, bytes):
@@ -116,7 +129,7 @@ def read_table(
     return _of_frame(table)
 
 
-def _read_file(path: Path, columns: Iterable[str] | None, texts: Iterable[str]) -> Any:
+def _of_file(path: Path, columns: Iterable[str] | None, texts: Iterable[str]) -> Table:
     """A file as pyarrow reads it."""
     kinds = {".csv": "csv", ".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}
     kind = kinds.get(Path(path.name.removesuffix(".gz")).suffix.lower())
@@ -124,39 +137,74 @@ def _read_file(path: Path, columns: Iterable[str] | None, texts: Iterable[str]) 
     require(path.is_file(), f"table: no file {path}")
     try:
         import pyarrow as pa
-        from pyarrow import csv, feather, parquet
+        from pyarrow import csv, feather
     except ImportError:
         raise InputError(
             f"table: {path}: the package pyarrow is not installed: {installing('table')}; or give "
             "a data frame"
         ) from None
-    try:
-        if kind == "csv":
-            schema = csv.open_csv(path).schema
-        elif kind == "feather":
-            schema = pa.ipc.open_file(path).schema
-        else:
-            schema = parquet.read_schema(path)
-        wanted = None
-        if columns is not None:
-            wanted = list(dict.fromkeys(columns))
-            require_columns(wanted, schema.names)
-        if kind == "csv":
-            text = pa.dictionary(pa.int32(), pa.string())
-            options = csv.ConvertOptions(
-                column_types=dict.fromkeys(texts, text),
-                include_columns=wanted,
-                strings_can_be_null=True,
-                auto_dict_encode=True,
-                auto_dict_max_cardinality=MOST_WORDS,
-            )
-            return csv.read_csv(path, convert_options=options)
+    wanted = None if columns is None else list(dict.fromkeys(columns))
+    with _naming(path):
+        if kind == "parquet":
+            return _of_parquet(path, wanted)
         if kind == "feather":
-            return feather.read_table(path, wanted)
-        words = [field.name for field in schema if pa.types.is_string(field.type)]
-        return parquet.read_table(path, columns=wanted, read_dictionary=words)
+            require_columns(wanted or (), pa.ipc.open_file(path).schema.names)
+            return _of_frame(feather.read_table(path, wanted))
+        require_columns(wanted or (), csv.open_csv(path).schema.names)
+        text = pa.dictionary(pa.int32(), pa.string())
+        options = csv.ConvertOptions(
+            column_types=dict.fromkeys(texts, text),
+            include_columns=wanted,
+            strings_can_be_null=True,
+            auto_dict_encode=True,
+            auto_dict_max_cardinality=MOST_WORDS,
+        )
+        return _of_frame(csv.read_csv(path, convert_options=options))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raise errors of pyarrow as `InputError` with the file's path."""
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"table: {path}: {foreign(reason(error))}") from None
+
+
+def _of_parquet(path: Path, wanted: Sequence[str] | None) -> Table:
+    """A Parquet file, of which a column or a stretch is read at a time."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    metadata, schema = parquet.read_metadata(path), parquet.read_schema(path)
+    require_columns(wanted or (), schema.names)
+    words = [field.name for field in schema if pa.types.is_string(field.type)]
+    sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+    def opened() -> Any:
+        return parquet.ParquetFile(path, metadata=metadata, read_dictionary=words)
+
+    def column(name: str) -> Stored:
+        with _naming(path), opened() as file:
+            return _of_frame(file.read([name])).column(name)
+
+    def stretch(i: int, names: Sequence[str]) -> dict[str, Stored]:
+        with _naming(path), opened() as file:
+            table = _of_frame(file.read_row_group(i, list(names)))
+        return {name: table.column(name) for name in names}
+
+    def kind(name: str) -> Any:
+        of, types = schema.field(name).type, pa.types
+        if types.is_integer(of) or types.is_floating(of):
+            return "number"
+        if types.is_boolean(of):
+            return "boolean"
+        return "date" if types.is_date(of) or types.is_timestamp(of) else None
+
+    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+    return Table(wanted or schema.names, begins[-1], column, begins, stretch, kind)
 
 
 def require_columns(wanted: Iterable[str], names: Sequence[str]) -> None:
@@ -332,22 +380,46 @@ class Layout:
     """The rows of a table by client, before they are features.
 
     Attributes:
-        table: The columns that are used.
+        source: The table.
+        held: Its columns that are used, in memory; without values if they are read by stretches.
         columns: How they become features and labels.
         names: The clients' names.
         owners: The client of each row.
         parts: The part of each row, a position in `SPLITS`.
     """
 
-    table: Mapping[str, Stored]
+    source: Table
+    held: Mapping[str, Stored]
     columns: Columns
     names: Sequence[str]
     owners: Array
     parts: Array
 
-    def block(self, start: int, stop: int) -> Plain:
-        """Some rows as plain columns."""
-        return {name: stored.rows(start, stop) for name, stored in self.table.items()}
+    def by_blocks(self, work: Callable[[int, Plain], T]) -> list[T]:
+        """What a function of (the first row, plain columns) returns for each block of rows.
+
+        Threads work at the blocks of a stretch while the next one is read.
+        """
+        held = {name: stored for name, stored in self.held.items() if stored.values is not None}
+        others = [name for name in self.held if name not in held]
+        ends = self.source.stretches if others else (0, len(self.owners))
+
+        def block(begin: int, read: dict[str, Stored], start: int, stop: int) -> T:
+            plain = {name: stored.rows(start, stop) for name, stored in held.items()}
+            plain |= {
+                name: stored.rows(start - begin, stop - begin) for name, stored in read.items()
+            }
+            return work(start, plain)
+
+        done: list[T] = []
+        with ThreadPoolExecutor(_cores()) as pool:
+            pending: list[Future[T]] = []
+            for i, (begin, end) in enumerate(pairwise(ends)):
+                read = self.source.stretch(i, others) if others else {}
+                now = [pool.submit(block, begin, read, *span) for span in _spans(begin, end)]
+                done += [each.result() for each in pending]
+                pending = now
+            return done + [each.result() for each in pending]
 
 
 def lay_out(
@@ -389,15 +461,19 @@ def lay_out(
         features = [name for name in read.names if name not in (label, *own)]
     require_columns([*features, label, *own], read.names)
     list(distinct("table: a column is used twice:", [*features, label, *own]))
-    for what, stated in (("kinds", kinds), ("missing", missing)):
-        for name in stated if isinstance(stated, Mapping) else ():
+    for what, entries in (("kinds", kinds), ("missing", missing)):
+        for name in entries if isinstance(entries, Mapping) else ():
             require(
                 name in features or (name == label and what == "kinds"),
                 f"{what}: {name!r} is none of the columns that are used; "
                 f"{choices(str(name), [*features, label])}",
             )
     require(read.rows, "table: no rows; at least one is needed")
-    used = {name: read.column(name) for name in (*features, label)}
+    used = {label: read.column(label)}
+    for name in features:
+        stated = given.get(name, {}).get("kind", "number")
+        kind = read.kind(name) if stated in WITHOUT_VALUES and missing != INDICATOR else None
+        used[name] = Stored(kind, None) if kind else read.column(name)
     names: Sequence[str]
     if client is not None:
         names, owners = _clients(client, read.column(client), read.rows)
@@ -414,7 +490,7 @@ def lay_out(
         parts = _drawn(owners, names, test, seed)
     made = [_column(name, used[name], read.rows, given.get(name, {}), missing) for name in features]
     columns = Columns(tuple(made), _label(label, used[label], read.rows, given.get(label, {})))
-    return Layout(used, _with_numbers(columns, standardize), names, owners, parts)
+    return Layout(read, used, _with_numbers(columns, standardize), names, owners, parts)
 
 
 def _stated(name: str, given: Any) -> dict[str, Any]:
@@ -597,34 +673,40 @@ def _drawn(owners: Array, names: Sequence[str], share: Any, seed: int) -> Array:
     return parts
 
 
+def _cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _spans(begin: int, end: int) -> list[tuple[int, int]]:
+    """The first row and the end of each block of rows."""
+    return [(at, min(at + ROWS_AT_A_TIME, end)) for at in range(begin, end, ROWS_AT_A_TIME)]
+
+
 def by_blocks(rows: int, work: Callable[[int, int], T]) -> list[T]:
-    """What a function of (first row, last row) returns for each block of rows, by threads."""
-    spans = [(at, min(at + ROWS_AT_A_TIME, rows)) for at in range(0, rows, ROWS_AT_A_TIME)]
-    if len(spans) <= 1:
-        return [work(*span) for span in spans]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(lambda span: work(*span), spans))
+    """What a function of (first row, end) returns for each block of rows, by threads."""
+    with ThreadPoolExecutor(_cores()) as pool:
+        return list(pool.map(lambda span: work(*span), _spans(0, rows)))
 
 
 def training_moments(layout: Layout, *, by_client: bool = False) -> Moments:
     """The moments of all training rows, or of each client's."""
-    training = layout.parts == SPLITS.index("train")
-
-    def of(start: int, stop: int, **of_clients: Any) -> Moments:
-        chosen = training[start:stop]
-        return moments_of(
-            layout.columns,
-            layout.block(start, stop),
-            first=start,
-            chosen=None if chosen.all() else chosen,
-            **of_clients,
-        )
-
-    rows = len(layout.owners)
+    columns, training = layout.columns, layout.parts == SPLITS.index("train")
     if by_client:
-        return of(0, rows, owners=layout.owners, clients=len(layout.names))
-    return joined(Moments(*map(np.concatenate, zip(*by_blocks(rows, of), strict=True))))
+        rows = len(training)
+        whole = {}
+        for name in (column.name for column in columns.numeric):
+            stored = layout.held[name]
+            held = stored if stored.values is not None else layout.source.column(name)
+            whole[name] = held.rows(0, rows)
+        clients = len(layout.names)
+        return moments_of(columns, whole, chosen=training, owners=layout.owners, clients=clients)
+
+    def of(start: int, block: Plain) -> Moments:
+        chosen = training[start : start + len(block[columns.label.name])]
+        return moments_of(columns, block, first=start, chosen=None if chosen.all() else chosen)
+
+    return joined(Moments(*map(np.concatenate, zip(*layout.by_blocks(of), strict=True))))
 
 
 def _whole_rows(array: Array) -> Array:
@@ -664,17 +746,18 @@ def filled(layout: Layout) -> tuple[Columns, list[Part]]:
     indices = {column.name: np.empty(rows, np.int32) for column in columns.indices}
     y = np.empty(rows, np.int32 if columns.classes else np.float32)
 
-    def write(start: int, stop: int) -> None:
-        block, at = layout.block(start, stop), place[start:stop]
-        y[at] = labels_of(columns, block, first=start)
-        of = layout.owners[start:stop]
+    def write(start: int, block: Plain) -> None:
+        labels = labels_of(columns, block, first=start)
+        rows = slice(start, start + len(labels))
+        at, of = place[rows], layout.owners[rows]
+        y[at] = labels
         own = None if numbers is None else (numbers[0][of], numbers[1][of])
         features = features_of(columns, block, first=start, numbers=own)
         inputs = features if indices else {NUMBERS: features}
         for name, array in {NUMBERS: x, **indices}.items():
             _whole_rows(array)[at] = _whole_rows(inputs[name])
 
-    by_blocks(rows, write)
+    layout.by_blocks(write)
     sizes = np.bincount(key, minlength=clients * len(SPLITS)).reshape(len(SPLITS), clients)
     ends = np.cumsum(sizes.sum(axis=1))
     parts = []
