@@ -56,8 +56,9 @@ class NodeFile(Section):
         examples=["node.key"],
     )
     folder: str = Field(
-        description="Folder for client state, logs, the count of what was answered "
-        "(`spent.json`) and of secure sums (`sums.json`), which should be backed up.",
+        description="Folder for client state, logs, the audit of requests (`audit.jsonl`), and the "
+        "counts of what was answered (`spent.json`) and of secure sums (`sums.json`), which should "
+        "be backed up.",
         examples=["state"],
     )
     client_rows: int | None = Field(
