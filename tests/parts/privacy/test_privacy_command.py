@@ -194,4 +194,5 @@ def test_the_section_becomes_the_setting(file: Path) -> None:
         "delta": 1e-3,
         "adaptive_clip": {"quantile": 0.5, "rate": 0.1, "count_noise": 6.0},
         "unit": "client",
+        "mechanism": "independent",
     }
