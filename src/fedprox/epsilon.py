@@ -38,7 +38,12 @@ class Spent:
         """Epsilon after some rounds and the repeated ones; None without privacy."""
         if self.steps is None:
             mechanism = self.method.mechanism
-            return None if mechanism is None else epsilon_of(mechanism, rounds + self.repeated)
+            if mechanism is None:
+                return None
+            strategy = mechanism.strategy
+            if strategy is not None and self.repeated and rounds:
+                rounds = strategy.rounds  # a bound, since these rounds may be any of the run
+            return epsilon_of(mechanism, rounds + self.repeated)
         return self.worst(rounds)[1]
 
     def worst(self, rounds: int) -> tuple[Releases | None, float]:

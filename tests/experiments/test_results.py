@@ -28,7 +28,10 @@ MADE = (
 )
 """The pages whose tables are all made from files."""
 
-STUDIES = {"time", "robust", "compression", "composition", "normalization", "adapters"}
+STUDIES = {
+    *("time", "robust", "compression", "composition"),
+    *("normalization", "correlated", "adapters"),
+}
 """The pages of studies that no paper makes."""
 
 SAID = {
@@ -36,6 +39,7 @@ SAID = {
     "adapters": "1,248 22.6 250 384",
     "composition": "0.001 0.01 0.1 0.3 0.9 100 200",
     "compression": "",
+    "correlated": "300 836",
     "differences": "0.1 100 256 5.1",
     "every-item": "2.1 200 3.2 300 5.3.3 600",
     "fedavg": "0.0464 0.1 0.215 1.2 100 240 60,000 600",

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ import fedprox as fp
 
 SLOW = ("flax", "jax", "matplotlib", "optax", "pydantic", "rich", "scipy")
 OPTIONAL = (
-    *("cryptography", "datasets", "dp_accounting", "flwr"),
+    *("cryptography", "datasets", "dp_accounting", "flwr", "jax_privacy"),
     *("mlflow", "tensorboardX", "tokenizers", "wandb"),
 )
 
@@ -36,6 +37,18 @@ def loaded(program: str) -> set[str]:
 )
 def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:
     assert loaded(program) == needed
+
+
+def test_the_folder_tests_of_another_package_does_not_hide_this_one() -> None:
+    """jax-privacy's wheel installs one, which has no `__init__.py` and so comes after packages."""
+    asked = (
+        "import jax_privacy, sys; sys.path.append(sys.argv[1]); import tests; print(tests.__file__)"
+    )
+    here = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", asked, here], capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == here / "tests" / "__init__.py"
 
 
 def test_unknown_and_missing_arguments_are_named() -> None:

@@ -1,6 +1,7 @@
 """Cohorts, weights, stragglers and deadlines."""
 
 import itertools
+import math
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprox import Cohort, Evaluation, InputError, Solver, Systems, fedavg, simulate
-from fedprox.protocol.cohort import Sampling, weights
+from fedprox.protocol.cohort import Sampling, group_of_round, weights
 from fedprox.protocol.protocol import initial_params
 from fedprox.streams import Purpose, Streams, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
@@ -39,7 +40,7 @@ def test_a_cohort_is_distinct_and_repeatable(seed: int, round_: int, k: int) -> 
     np.testing.assert_array_equal(drawn, Cohort(k).draw(seed, round_, offsets).clients)
 
 
-@pytest.mark.parametrize("sampling", get_args(Sampling))
+@pytest.mark.parametrize("sampling", get_args(Sampling)[:-1])  # but those dealt into groups
 def test_a_cohort_of_a_million_clients_takes_no_memory_for_the_others(sampling: Sampling) -> None:
     tracemalloc.start()
     drawn = [Cohort(100, sampling).draw(0, t, MANY) for t in range(3)]
@@ -127,7 +128,10 @@ def test_cohorts_of_different_purposes_are_independent() -> None:
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Cohort(2, sampling="round-robin"), "uniform, proportional, bernoulli"),  # type: ignore[arg-type]
+        (lambda: Cohort(2, sampling="round-robin"), "uniform, proportional, bernoulli, cyclic"),  # type: ignore[arg-type]
+        (lambda: Cohort(2, sampling="cyclic"), "min_separation = None; sampling = .cyclic. needs"),
+        (lambda: Cohort(2, min_separation=3), "min_separation = 3; sampling = .cyclic. needs it"),
+        (lambda: Cohort(2, "cyclic", min_separation=0), "min_separation = 0; it must be a whole"),
         *(
             (lambda clients=clients: Cohort(clients), f"_round = {clients}; it must be a whole")
             for clients in (0, 2.5, True)
@@ -145,6 +149,55 @@ def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     federation = quadratic_federation([np.eye(1)], [np.zeros(1)])
     with pytest.raises(InputError, match="clients_per_round = 2; the federation has 1 clients"):
         one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, cohort=Cohort(2))
+
+
+@settings(max_examples=50)
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    groups=st.integers(1, 9),
+    count=st.integers(1, 5),
+    more=st.integers(0, 20),
+    rounds=st.integers(1, 40),
+)
+def test_a_client_takes_part_in_few_cyclic_rounds_far_apart(
+    seed: int, groups: int, count: int, more: int, rounds: int
+) -> None:
+    clients = groups * count + more
+    cohort, offsets = Cohort(count, "cyclic", min_separation=groups), np.arange(clients + 1) * 2
+    cohort.check(clients)
+    with pytest.raises(InputError, match=r"cohort\.clients_per_round = "):
+        replace(cohort, clients_per_round=clients // groups + 1).check(clients)
+    of_client: dict[int, list[int]] = {}
+    for t in range(rounds):
+        drawn, mass = cohort.draw(seed, t, offsets)
+        again = cohort.draw(seed, t, offsets, poisson=True, candidates=np.arange(clients))
+        np.testing.assert_array_equal(drawn, again.clients)
+        assert len(set(drawn.tolist())) == count in cohort.sizes(clients)
+        assert (mass == 2).all()
+        for client in drawn.tolist():
+            of_client.setdefault(client, []).append(t)
+    for taken in of_client.values():
+        assert len(taken) <= -(-rounds // groups)
+        assert all((b - a) % groups == 0 for a, b in itertools.pairwise(taken))
+    dealt = [group_of_round(seed, t, clients, groups) for t in range(groups)]
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(clients))
+    assert {len(group) - clients // groups for group in dealt} <= {0, 1}
+
+
+def test_whoever_of_a_group_takes_part_is_uniform() -> None:
+    # 600 rounds of each of two groups of three, of which two are drawn
+    cohort, offsets = Cohort(2, "cyclic", min_separation=2), np.arange(7)
+    found = Counter(
+        (t % 2, *sorted(cohort.draw(1, t, offsets).clients.tolist())) for t in range(1200)
+    )
+    assert len(found) == 6
+    # chi-squared with 4 degrees of freedom: above 23.5 with probability 1e-4
+    assert sum((n - 200) ** 2 / 200 for n in found.values()) < 23.5
+
+
+def test_other_seeds_deal_other_groups() -> None:
+    first = {tuple(sorted(group_of_round(seed, 0, 6, 2).tolist())) for seed in range(200)}
+    assert len(first) == math.comb(6, 3)
 
 
 @settings(max_examples=25)
@@ -255,6 +308,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "REFERENCES": 25,
         "NEWCOMERS": 26,
         "SKEW": 27,
+        "GROUPS": 28,
     }
 
 

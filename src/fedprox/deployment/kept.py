@@ -16,8 +16,10 @@ much as other answers. A request that is repeated has the same answer and pays n
 
 The releases of a private run are counted likewise, from what is released alone: evaluations have no
 noise, and are outside the guarantee. Rounds after the last request of a run are not known to the
-node, and so are not counted. Private local steps are counted for each client. The same request has
-other rows and other noise once it is computed anew, and so is paid anew.
+node, and so are not counted. Of a run with cyclic cohorts all rounds are counted at its first, as
+one release, since the noise of each is correlated with that of others. Private local steps are
+counted for each client. The same request has other rows and other noise once it is computed anew,
+and so is paid anew.
 
 An answer must not cost more the more a node has answered. So releases are counted by what they
 release for the last `EXACTLY` different mechanisms alone; those before are composed to a bound.
@@ -195,6 +197,7 @@ class RunSpent(Head):
         released: The last round in which clients sent something.
         releases: Rounds of this mechanism that are counted.
         mechanism: What a round releases; None without privacy.
+        whole: What all rounds release together, if they are counted so.
         steps: Private local steps of each client.
         request: Digest of the last request.
     """
@@ -204,6 +207,7 @@ class RunSpent(Head):
     released: RoundNumber = NO_ROUND
     releases: NotNegative = 0
     mechanism: Mechanism | None = None
+    whole: Mechanism | None = None
     steps: dict[str, NotNegative] = Field(default_factory=dict)
     request: str = ""
 
@@ -243,10 +247,9 @@ class NodeSpent(NodeMemory):
     def others(self, setup: Setup) -> Taken:
         """The private rounds of all other runs, but for those in `before`."""
         own = self.of(setup)
+        counted = (own.mechanism, own.releases) if own.whole is None else (own.whole, 1)
         # never below 0, where rounds of this run are in `before`
-        return [
-            (each, max(0, n - own.releases * (each == own.mechanism))) for each, n in self.private
-        ]
+        return [(each, max(0, n - counted[1] * (each == counted[0]))) for each, n in self.private]
 
     def with_steps(self, steps: Mapping[str, tuple[Mechanism, int]]) -> dict[str, Taken]:
         """The private steps of each of some clients, with some more that they take."""
@@ -278,19 +281,24 @@ class NodeSpent(NodeMemory):
             if more or t != released:  # else it belongs to the last release
                 releases, released = max(1, t - released), t
         mechanism = None if hiding is None else hiding.mechanism
+        whole = own.whole if hiding is None or not releases else hiding.whole
         after = RunSpent(
             round=round_,
             answered=answered,
             released=released,
             releases=releases + own.releases * (mechanism == own.mechanism),
             mechanism=mechanism,
+            whole=whole,
             steps=own.steps | {name: own.steps.get(name, 0) + n for name, (_, n) in steps.items()},
             request=digest,
         )
         name = request.setup.name
         runs = {key: each for key, each in self.runs.items() if key != name} | {name: after}
         private = self.private
-        if mechanism is not None and releases:
+        if whole is not None and whole != own.whole:
+            # in place of what was declared before, with fewer repeated rounds
+            private = _with(self.others(request.setup), whole, 1)
+        elif whole is None and mechanism is not None and releases:
             private = _with(private, mechanism, releases)
         private, before = _bounded(private, self.before)
         taken, steps_before = dict(self.steps), dict(self.steps_before)

@@ -305,7 +305,7 @@ class Node:
         require(t < rounds, f"round {t + 1}; the run has {rounds} rounds")
         jobs = method.jobs(work, request.participation)
         if setup.privacy is not None:
-            check_jobs(setup, setup.privacy, jobs, request.participation)
+            check_jobs(setup, setup.privacy, jobs, request.round, request.participation)
         if method.given.first.measures:
             self.policy.check_clients(jobs)
         return jobs

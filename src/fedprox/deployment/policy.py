@@ -33,6 +33,7 @@ from fedprox.parts.privacy.accounting import (
     rounded_up,
 )
 from fedprox.parts.privacy.setting import Unit, releases
+from fedprox.protocol.cohort import group_of_round
 from fedprox.solver import Solver
 
 LEAST_NODES, MOST_NODES = 3, 100
@@ -438,17 +439,31 @@ def check_declaration(setup: Setup, algorithm: Algorithm, points: int) -> None:
         mechanism.releases == needed,
         f"privacy.mechanism.releases = {mechanism.releases}; a round of the method has {needed}",
     )
+    strategy = mechanism.strategy
+    require(
+        strategy is None or strategy.rounds == setup.rounds,
+        f"privacy.mechanism: a strategy that is not of {setup.rounds} rounds",
+    )
     require(
         hiding.rounds >= setup.rounds,
         f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
     )
 
 
-def check_jobs(setup: Setup, hiding: PrivateRounds, jobs: Jobs, participation: float) -> None:
+def check_jobs(
+    setup: Setup, hiding: PrivateRounds, jobs: Jobs, round_: int, participation: float
+) -> None:
     """Raise `InputError` if the jobs of a private round are not as declared."""
     mechanism, count = hiding.mechanism, len(jobs.client)
-    most = mechanism.clients
-    if mechanism.sampling == "uniform":
+    most, strategy = mechanism.clients, mechanism.strategy
+    if strategy is not None:
+        group = group_of_round(setup.seed, round_, mechanism.clients, strategy.separation)
+        require(
+            bool(np.isin(jobs.client, group).all()),
+            f"round {round_ + 1}: clients of another group, whose rounds are at least "
+            f"{strategy.separation} apart",
+        )
+    if mechanism.sampling in ("uniform", "cyclic"):
         most = mechanism.clients_per_round
     elif mechanism.capacity is not None:
         most = mechanism.capacity

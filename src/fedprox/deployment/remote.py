@@ -2,8 +2,9 @@
 
 With privacy of clients, nodes clip what their clients send, and the coordinator adds noise from the
 system's entropy, also in a round without answers. Cohorts and stragglers come from the system's
-entropy too, since whoever knows the seed would know who takes part. With privacy of examples nodes
-do it all, and the coordinator counts.
+entropy too, since whoever knows the seed would know who takes part; but for cyclic cohorts, which
+need not be secret, and in which a resumed run must keep a client's rounds apart. With privacy of
+examples nodes do it all, and the coordinator counts.
 """
 
 import logging
@@ -143,8 +144,9 @@ class RemoteSeed:
         self.used = np.full((len(self.server.owner), len(self.method.points)), NEW, np.int64)
         # at the last two checkpoints, from either of which a run may resume
         self.saved = [self.used.copy(), self.used.copy()]
-        drawn_by = secrets.randbits(63) if self.private else self.seed
         protocol, algorithm = self.server.protocol, self.method.algorithm
+        secret = self.private and protocol.cohort.sampling != "cyclic"
+        drawn_by = secrets.randbits(63) if secret else self.seed
         self.training = training_of(remote, self.setup, self._work)
         if self.training is None:
             solver = self.method.solver

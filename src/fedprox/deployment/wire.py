@@ -34,7 +34,13 @@ from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.schema import Table
 from fedprox.features import Features, named_leaves, tree_from
 from fedprox.parts.privacy import AdaptiveClip, Privacy
-from fedprox.parts.privacy.accounting import NOISES, Accountant, Mechanism, check_mechanism
+from fedprox.parts.privacy.accounting import (
+    NOISES,
+    Accountant,
+    Mechanism,
+    as_one,
+    check_mechanism,
+)
 from fedprox.parts.privacy.setting import CLIPS
 
 VERSION = 12
@@ -266,6 +272,11 @@ class PrivateRounds(Head):
     def clipping(self) -> Privacy:
         """The part of it that nodes do; the server adds the noise."""
         return Privacy(self.clip, noise_multiplier=0.0, adaptive_clip=self.adaptive_clip)
+
+    @property
+    def whole(self) -> Mechanism | None:
+        """All rounds as one release, if those of a client are a number of rounds apart."""
+        return as_one(self.mechanism, self.rounds)[0] if self.mechanism.strategy else None
 
 
 class PrivateSteps(Head):

@@ -178,7 +178,11 @@ ALL_STANDARDIZE = Chosen(
 OWN_STANDARDIZE = Chosen("federation.columns.standardize", "client", "give its numbers")
 # who takes part, and how far clients come
 NOT_UNIFORM = Chosen("cohort.sampling", lambda name: name != "uniform", 'it must be "uniform"')
-REPLACED = Chosen("cohort.sampling", "proportional", 'it must be "uniform" or "bernoulli"')
+REPLACED = Chosen(
+    "cohort.sampling", "proportional", 'it must be "uniform", "bernoulli" or "cyclic"'
+)
+CYCLIC = Chosen("cohort.sampling", "cyclic", 'it must be "uniform"')
+NOT_CYCLIC = Chosen("cohort.sampling", lambda name: name != "cyclic", 'it must be "cyclic"')
 SOME_CLIENTS = Chosen(
     "",
     lambda c: c.cohort.clients_per_round < c.clients,
@@ -202,6 +206,9 @@ LIES = Chosen(
 )
 CLIENTS = Chosen("privacy.unit", "client", "run it without privacy")
 OF_ROWS = Chosen("privacy.unit", "example", "run it without privacy")
+CORRELATED = Chosen(
+    "privacy.mechanism", lambda name: name != "independent", 'it must be "independent"'
+)
 # what is measured
 OTHER_MODEL = Chosen("evaluation.model", lambda name: name != "server", 'it must be "server"')
 LAST_MODELS = Chosen("evaluation.model", "clients", 'it must be "server" or "cohort"')
@@ -267,6 +274,7 @@ ROWS = tuple(
         (needs.KEEPS_STATE, CLIPPED_ON_NODES, "nodes store it before messages are compared"),
         (SECURE, ["asynchronous", "compression", COMPARES, RULE, REPLACED], APART),
         (SECURE, ["privacy.adaptive_clip", "solver.gamma", "evaluation.gradients"], APART),
+        (SECURE, CORRELATED, "nodes that add noise keep none of it, and may miss a round"),
         # who takes part
         (needs.EVERYONE, [SOME_CLIENTS, NOT_UNIFORM, STRAGGLERS, "systems.deadline"], ""),
         (needs.EVERYONE, ["population.available", DROPOUT, LEFT_OUT], ""),
@@ -274,6 +282,7 @@ ROWS = tuple(
         (BUCKETS, NOT_UNIFORM, "buckets are of clients in the order of their draw"),
         (OVER_SELECTION, NO_POPULATION, "a population says whose messages are first"),
         ("asynchronous", NO_CLOCK, "the devices say who is done when"),
+        ("population.available", CYCLIC, "nobody of a group may be available"),
         ("systems.deadline", NO_CLOCK, "only a deployment has a real clock"),
         # local solvers
         (needs.SEVERAL_STARTS, "initial", ""),
@@ -303,6 +312,8 @@ ROWS = tuple(
         (CLIENTS, "compression", "messages that are clipped would arrive larger or smaller"),
         (CLIENTS, [RULE, LIES], "noise hides clients in a mean"),
         (CLIENTS, OTHER_MODEL, "no other model has noise"),
+        (CORRELATED, NOT_CYCLIC, "it hides clients whose rounds are a number of rounds apart"),
+        (CORRELATED, "privacy.adaptive_clip", "what is taken back must have the norm it had"),
         ("privacy", CHOICE, "these have no noise"),
         ("privacy", ALL_STANDARDIZE, "mean and deviation of all rows have no noise"),
         ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
@@ -310,6 +321,11 @@ ROWS = tuple(
         (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
         # privacy of examples
         (needs.POOLED, OF_ROWS, ""),
+        (
+            OF_ROWS,
+            CORRELATED,
+            "a row may be in any two steps, and clients keep no noise between rounds",
+        ),
         (OF_ROWS, OWN_STANDARDIZE, "a row would move all others of its client"),
         (
             [needs.GRADIENT, needs.LOSS, needs.LABELS, needs.PROBES],

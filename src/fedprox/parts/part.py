@@ -135,6 +135,7 @@ class Setting(NamedTuple):
         per_round: Clients of a round K.
         sampling: How they are drawn, see `Cohort.sampling`.
         rounds: Number of rounds T.
+        min_separation: Rounds from one of a client to its next, at least; None if that may be any.
         sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
             "message", or the "code" in which it travels.
     """
@@ -144,6 +145,7 @@ class Setting(NamedTuple):
     per_round: int
     sampling: Any
     rounds: int
+    min_separation: int | None = None
     sent: Literal["arrives", "message", "code"] = "arrives"
 
 

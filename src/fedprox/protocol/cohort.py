@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from fedprox.errors import LARGEST, PositiveInt, Within, check_fields, require
 from fedprox.streams import Purpose, generator
 
-Sampling = Literal["uniform", "proportional", "bernoulli"]
+Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic"]
 """How a cohort is drawn."""
 
 
@@ -40,28 +41,60 @@ class Cohort:
             twice works once and counts twice.
             "bernoulli": each client independently with probability K / N, weights n_k / sum of the
             cohort's n_j; an empty cohort is drawn again (Acar et al. 2021, the authors' code).
-            With "uniform" and "bernoulli", methods that count each client once
-            (`Algorithm.average`) use equal weights instead.
+            "cyclic": clients are dealt once, at random, into `min_separation` groups, whose sizes
+            differ by at most one. K clients of group t mod `min_separation`, uniformly without
+            replacement, take part in round t, with weights as for "uniform". So one client takes
+            part in at most one of `min_separation` consecutive rounds.
+            Except with "proportional", methods that count each client once (`Algorithm.average`)
+            use equal weights instead.
         over_selection: How many times K clients are drawn, from 1 to 10; the first K messages end
             the round, and the others do not count. Above 1 it needs "uniform" sampling and a
             :class:`fedprox.Population`, which says who is first.
+        min_separation: With "cyclic" sampling, how many rounds lie from one in which a client takes
+            part to the next, at least; no group may have fewer than K clients. None with others.
+
+    Raises:
+        InputError: If a setting is out of range or does not fit the others.
 
     Example:
-        >>> cohort = Cohort(10, sampling="proportional")
-        >>> cohort.clients_per_round
-        10
+        Seven clients in three groups, one of three and two of two:
+
+        >>> cohort, offsets = Cohort(2, sampling="cyclic", min_separation=3), np.arange(8)
+        >>> drawn = [set(cohort.draw(0, t, offsets).clients.tolist()) for t in range(6)]
+        >>> len(drawn[0] | drawn[1] | drawn[2]), drawn[1] == drawn[4], drawn[2] == drawn[5]
+        (6, True, True)
     """
 
     clients_per_round: PositiveInt
     sampling: Sampling = "uniform"
     over_selection: Annotated[float, Within(1, 10)] = 1.0
+    min_separation: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_fields("cohort", self)
         require(
+            (self.sampling == "cyclic") == (self.min_separation is not None),
+            f'cohort.min_separation = {self.min_separation}; sampling = "cyclic" needs it, and no '
+            "other has it",
+        )
+        require(
             self.over_selection == 1 or self.sampling == "uniform",
             f'cohort.over_selection = {self.over_selection}; with sampling = "{self.sampling}" '
             "there are no first K: it must be 1",
+        )
+
+    def check(self, clients: int) -> None:
+        """Raise `InputError` if a federation, or a group of it, is smaller than a cohort."""
+        count = self.clients_per_round
+        require(
+            self.sampling == "proportional" or count <= clients,
+            f"cohort.clients_per_round = {count}; the federation has {clients} clients",
+        )
+        groups = self.min_separation or 1
+        require(
+            count <= clients // groups or self.sampling != "cyclic",
+            f"cohort.clients_per_round = {count}; the federation has {clients} clients, and "
+            f"cohort.min_separation = {groups} makes groups of {clients // groups}",
         )
 
     @property
@@ -76,7 +109,8 @@ class Cohort:
 
     def sizes(self, clients: int) -> range:
         """The possible sizes of a cohort that is drawn from `clients` clients."""
-        least = min(self.drawn, clients) if self.sampling == "uniform" else 1
+        fixed = self.sampling in ("uniform", "cyclic")
+        least = min(self.drawn, clients) if fixed else 1
         most = clients if self.sampling == "bernoulli" else min(self.drawn, clients)
         return range(least, most + 1)
 
@@ -93,7 +127,8 @@ class Cohort:
     ) -> Drawn:
         """The cohort of a round.
 
-        The cost hardly grows with the number of clients.
+        The cost hardly grows with the number of clients, of which "cyclic" sampling keeps the
+        order in which they were dealt.
 
         Args:
             seed: Seed of the run.
@@ -111,6 +146,8 @@ class Cohort:
         (2, True)
         """
         stream, clients = generator(seed, purpose, round_), len(offsets) - 1
+        if self.min_separation is not None:
+            candidates = group_of_round(seed, round_, clients, self.min_separation)
         among = clients if candidates is None else len(candidates)
         if self.sampling == "proportional":
             # the owner of a row drawn uniformly is client k with probability n_k / n
@@ -130,6 +167,21 @@ class Cohort:
         if candidates is not None:
             chosen = candidates[chosen]
         return Drawn(chosen, offsets[chosen + 1] - offsets[chosen])
+
+
+def group_of_round(seed: int, round_: int, clients: int, groups: int) -> NDArray[np.int64]:
+    """The group of clients from which a round's cyclic cohort is drawn.
+
+    >>> sorted(np.concatenate([group_of_round(0, t, 5, 2) for t in (6, 7)]).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    return _dealt(seed, clients)[round_ % groups :: groups]
+
+
+@lru_cache(maxsize=4)
+def _dealt(seed: int, clients: int) -> NDArray[np.int64]:
+    """All clients in the order in which they are dealt into groups."""
+    return generator(seed, Purpose.GROUPS).permutation(clients)
 
 
 def weights(mass: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -187,12 +187,7 @@ class Protocol:
         object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
         if self.initial is not None:
             object.__setattr__(self, "initial", fitted_params("initial", self.model, self.initial))
-        require(
-            self.cohort.sampling == "proportional"
-            or self.cohort.clients_per_round <= len(self.federation),
-            f"cohort.clients_per_round = {self.cohort.clients_per_round}; the federation has "
-            f"{len(self.federation)} clients",
-        )
+        self.cohort.check(len(self.federation))
         require_one_of("stop_at_target", self.stop_at_target, get_args(StopAtTarget))
         require(
             self.stop_at_target == "never" or self.target is not None,
@@ -245,6 +240,7 @@ class Protocol:
             per_round=cohort.clients_per_round,
             sampling=cohort.sampling,
             rounds=self.rounds,
+            min_separation=cohort.min_separation,
         )
 
     def columns(self, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -412,6 +408,8 @@ class Protocol:
             settings["initial"] = digest(self.initial)
         if self.model.base is not None:
             settings["model.base"] = digest(self.model.base)
+        if self.hides_clients and self.privacy is not None and self.privacy.correlates:
+            settings |= _by_name("privacy.strategy", self.privacy.strategy(self.setting))
         if self.federation.validation:
             settings["validation rows"] = len(self.federation.validation)
         if self.model.metrics:
@@ -487,7 +485,7 @@ class Protocol:
         """What a run of a method releases about its clients; None unless privacy hides them."""
         if self.privacy is None or not self.hides_clients or algorithm.pooled:
             return None
-        return self.privacy.mechanism(algorithm, self.setting)
+        return self.privacy.of_run(algorithm, self.setting)
 
     def check(self, algorithm: Algorithm, solver: Solver) -> None:
         """Raise `InputError` if a method cannot follow the protocol."""
@@ -577,7 +575,8 @@ def _by_name(name: str, value: Any) -> dict[str, str]:
     """A setting as text by its name; a dataclass as the texts of its fields.
 
     >>> list(_by_name("cohort", Cohort(10)))
-    ['cohort.clients_per_round', 'cohort.sampling', 'cohort.over_selection']
+    ['cohort.clients_per_round', 'cohort.sampling', 'cohort.over_selection',
+     'cohort.min_separation']
     """
     if is_dataclass(value):
         parts = [_by_name(f"{name}.{f.name}", getattr(value, f.name)) for f in fields(value)]

@@ -11,9 +11,17 @@ from fedprox.epsilon import Spent, noise_of
 from fedprox.parts.privacy.accounting import (
     Mechanism,
     Releases,
+    as_one,
     epsilon_of,
     rounded_up,
     statement,
+)
+from fedprox.parts.privacy.correlated import (
+    CORRELATIONS,
+    Strategy,
+    error,
+    last_deviation,
+    reach,
 )
 from fedprox.parts.privacy.setting import Privacy, mechanism_of, releases
 from fedprox.protocol.method import Method
@@ -53,7 +61,7 @@ def _of_clients(
     yield Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}")
     yield _by_rounds(protocol, privacy, mechanism)
     yield Text()
-    if mechanism.noise_multiplier:
+    if mechanism.noise_multiplier and mechanism.strategy is None:
         kept = "epsilon" if privacy.epsilon else "noise in the mean"
         yield Text(f"Larger cohorts and fewer rounds, with the same {kept}")
         yield _alternatives(protocol, privacy, releases)
@@ -121,7 +129,8 @@ def _mechanism(
 ) -> Mechanism:
     """The mechanism of the protocol's runs with other privacy, cohorts and rounds."""
     clients, sampling = len(protocol.federation), protocol.cohort.sampling
-    return mechanism_of(privacy, clients, clients_per_round, sampling, rounds, releases)
+    given = clients, clients_per_round, sampling, rounds
+    return mechanism_of(privacy, *given, releases, privacy.strategy(protocol.setting))
 
 
 def _deviation(privacy: Privacy, noise: float, count: int) -> str:
@@ -136,6 +145,8 @@ def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int) -> TextTable:
     if privacy.adaptive_clip:
         of_messages = f"{privacy.update_noise(noise):.5g}"
         rows.append(("of the messages", of_messages, "the rest hides who was clipped"))
+    if mechanism.strategy is not None:
+        return facts([*rows, *_of_rounds_apart(privacy, mechanism, mechanism.strategy)])
     first = "at first" if privacy.adaptive_clip else ""
     rows.append(("noise in the mean", _deviation(privacy, noise, mean), first))
     if mechanism.cut:
@@ -146,6 +157,37 @@ def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int) -> TextTable:
         shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
         rows.append(("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown))
     return facts(rows)
+
+
+def _of_rounds_apart(
+    privacy: Privacy, mechanism: Mechanism, strategy: Strategy
+) -> list[tuple[str, str, str]]:
+    """How noise is correlated, and how much of it a model has."""
+    rounds, noise, count = strategy.rounds, mechanism.noise_multiplier, mechanism.clients_per_round
+    times = strategy.participations(rounds)
+    one, _ = as_one(mechanism, rounds)
+    rows = [
+        ("mechanism", strategy.kind, CORRELATIONS[strategy.kind]),
+        ("rounds of a client", f"{times:,}", f"at most, at least {strategy.separation:,} apart"),
+        ("of one mechanism", f"{one.noise_multiplier:.5g}", "over all that a client moves"),
+        (
+            "noise in the mean",
+            _deviation(privacy, noise * last_deviation(strategy), count),
+            "of the last round",
+        ),
+        (
+            "noise in a model",
+            _deviation(privacy, noise * error(strategy), count),
+            "sum of the noise so far, root mean square over rounds",
+        ),
+    ]
+    if strategy.correlates:
+        plain = Strategy("independent", strategy.separation, rounds)
+        less = [error(each) * reach(each, rounds).all for each in (plain, strategy)]
+        rows.append(
+            ("gain", f"{less[0] / less[1]:.3g}", "times less of it than with independent noise")
+        )
+    return rows
 
 
 def _by_rounds(protocol: Protocol, privacy: Privacy, mechanism: Mechanism) -> TextTable:
@@ -168,7 +210,7 @@ def _accountants(
     """The accountants in words, and the mechanism as each accounts for it; None if it cannot."""
     if mechanism.replaces:
         return {"rdp": mechanism._replace(accountant="rdp"), "pld": None}
-    if mechanism.everybody:
+    if mechanism.everybody or mechanism.strategy is not None:
         return {name: mechanism._replace(accountant=name) for name in ("pld", "rdp")}
     noise = mechanism.noise_multiplier
     given = replace(privacy, accountant="pld", epsilon=None, noise_multiplier=noise)

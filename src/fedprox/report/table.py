@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedprox.errors import require
 from fedprox.measures import DRAWN, measure_of
+from fedprox.parts.privacy.correlated import CORRELATIONS, Strategy
 from fedprox.report.records import by_label, has, highest, number_of, without_diverged
 from fedprox.results.run import Run
 from fedprox.results.target import Target
@@ -342,6 +343,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
         "runs are measured on clients' data and are outside the guarantee"
         for delta in sorted({number_of(run.final, "delta") for run in runs if _private(run)})
     ]
+    lines += dict.fromkeys(filter(None, map(_separated, runs)))
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
             f'seconds "for {points}" are those of {points} hyperparameter values together, which '
@@ -359,6 +361,18 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def _private(run: Run) -> bool:
     """Whether a run has privacy."""
     return has(run.final, "delta")
+
+
+def _separated(run: Run) -> str:
+    """How noise is correlated, and what a client's rounds are apart; empty if they may be any."""
+    separation = run.experiment.get("cohort", {}).get("min_separation")
+    if not (_private(run) and separation):
+        return ""
+    strategy = Strategy(run.experiment["privacy"]["mechanism"], separation, run.final.round)
+    return (
+        f"epsilon is for {CORRELATIONS[strategy.kind]}, with which a client takes part in at most "
+        f"{strategy.participations(run.final.round):,} rounds, at least {separation:,} apart"
+    )
 
 
 def _standard_errors(runs: Sequence[Run]) -> list[str]:

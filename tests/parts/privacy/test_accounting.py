@@ -411,7 +411,11 @@ def test_a_given_capacity_is_taken() -> None:
 @pytest.mark.parametrize(
     ("given_settings", "sampling", "message"),
     [
-        ({"epsilon": 2.0}, "proportional", 'with [privacy] it must be "bernoulli" or "uniform"'),
+        (
+            {"epsilon": 2.0},
+            "proportional",
+            'with [privacy] it must be "bernoulli", "uniform" or "cyclic"',
+        ),
         (
             {"epsilon": 2.0, "accountant": "pld"},
             "uniform",

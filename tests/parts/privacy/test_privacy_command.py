@@ -8,7 +8,9 @@ import pytest
 
 import fedprox as fp
 from fedprox.experiment import read_experiment, resolve
+from fedprox.parts.privacy import setting
 from fedprox.parts.privacy.accounting import Mechanism, epsilon_of
+from fedprox.parts.privacy.correlated import Strategy, error, reach
 from tests.test_cli import status
 from tests.variants import mostly_slow
 
@@ -194,4 +196,41 @@ def test_the_section_becomes_the_setting(file: Path) -> None:
         "delta": 1e-3,
         "adaptive_clip": {"quantile": 0.5, "rate": 0.1, "count_noise": 6.0},
         "unit": "client",
+        "mechanism": "independent",
     }
+
+
+def test_the_page_of_cyclic_cohorts(file: Path, capsys: Any) -> None:
+    """Here with independent noise, whose strategy is not optimized."""
+    cyclic = settings('cohort.sampling="cyclic"', "cohort.min_separation=8")
+    text = printed(capsys, file, *cyclic)
+    assert re.search(r"mechanism +independent +independent noise", text)
+    assert re.search(r"rounds of a client +3 +at most, at least 8 apart", text)
+    assert re.search(rf"of one mechanism +{4 / 3**0.5:.5g}", text)
+    assert re.search(rf"noise in the mean +{4 * 0.5 / 6:.5g} +of the last round", text)
+    assert re.search(rf"noise in a model +{4 * 0.5 / 6 * 10.5**0.5:.5g}", text)
+    assert "gain" not in text
+    assert "Larger cohorts" not in text
+    header, *table = rows(text, "Epsilon after a number of rounds, with delta = 0.001")
+    assert header == ["rounds", "pld", "rdp"]
+    everybody = Mechanism(60, 60, "bernoulli", None, 4.0, 1, 1e-3, "pld")
+    spent = {int(t): float(epsilon) for t, epsilon, _ in table}
+    for t, times in ((2, 1), (8, 1), (10, 2), (20, 3)):
+        assert spent[t] == pytest.approx(epsilon_of(everybody, times), abs=1e-3)
+    words = " ".join(text.split())
+    assert "A client takes part in at most 3 rounds, at least 8 apart" in words
+
+
+def test_the_page_of_correlated_noise_says_what_it_gains(
+    file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = Strategy("banded", 8, 20, (0.75, 0.5, 0.25))
+    monkeypatch.setattr(setting, "strategy_of", lambda *_: strategy)
+    changes = ('cohort.sampling="cyclic"', "cohort.min_separation=8", 'privacy.mechanism="banded"')
+    text = printed(capsys, file, *settings(*changes))
+    sensitivity = reach(strategy, 20).all
+    assert re.search(rf"of one mechanism +{4 / sensitivity:.5g}", text)
+    gained = (10.5 * 3) ** 0.5 / (error(strategy) * sensitivity)
+    assert gained > 1
+    assert re.search(rf"gain +{gained:.3g} +times less", text)
+    assert "correlated noise of a banded Toeplitz matrix" in text

@@ -8,6 +8,10 @@ A release is one noised sum of clients' messages. Each has the same noise and it
 * "uniform": :math:`K` of the :math:`N` clients. Two federations are neighbours if one client is
   replaced by another, which moves a sum by up to twice the clipping norm.
 * :math:`K = N`: all clients take part, which is the Gaussian mechanism without sampling.
+* "cyclic": rounds of a client are a number of rounds apart. All rounds together are one Gaussian
+  mechanism, whose sensitivity follows from the number of a client's rounds and from how the noise
+  of rounds is correlated (`correlated.py`). No amplification by sampling is counted. Two
+  federations are neighbours if one client's messages are replaced by ones that add nothing.
 
 A client's local steps on its rows are the same thing with rows in place of clients: the noised sum
 of a mini-batch is a release, and the mini-batches are Poisson samples.
@@ -28,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.parts.privacy.correlated import CORRELATIONS, Strategy, check_strategy, reach
 
 Accountant = Literal["pld", "rdp"]
 """How the privacy loss of several releases is composed."""
@@ -119,12 +124,15 @@ class Mechanism(NamedTuple):
     Attributes:
         clients: Clients of the federation, :math:`N`.
         clients_per_round: Clients of a round, :math:`K`; the mean under Poisson sampling.
-        sampling: "bernoulli" for Poisson sampling with probability :math:`K / N`, or "uniform".
+        sampling: "bernoulli" for Poisson sampling with probability :math:`K / N`, "uniform", or
+            "cyclic".
         capacity: Largest cohort under Poisson sampling; None for no limit.
         noise_multiplier: Standard deviation of the noise of a release over the clipping norm.
         releases: Releases of a round, each with a cohort of its own.
         delta: :math:`\delta` of the guarantee.
         accountant: How the releases are composed.
+        strategy: How noise is correlated, and how far a client's rounds are apart, with "cyclic"
+            sampling; else None.
     """
 
     clients: int
@@ -135,6 +143,7 @@ class Mechanism(NamedTuple):
     releases: int
     delta: float
     accountant: Accountant
+    strategy: Strategy | None = None
 
     @property
     def everybody(self) -> bool:
@@ -172,15 +181,20 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
         f"capacity = {mechanism.capacity}; only the accountant pld has one, with Poisson sampling",
     )
     require_accountable(mechanism, noisy=True)
+    require(
+        (mechanism.sampling == "cyclic") == (mechanism.strategy is not None),
+        'privacy.mechanism: with cohort.sampling = "cyclic" alone there is a strategy',
+    )
+    check_strategy(mechanism.strategy)
     return mechanism
 
 
 def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
     """Raise `InputError` if no guarantee can be computed for the sampling."""
     require(
-        mechanism.sampling in ("bernoulli", "uniform"),
-        f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli" or '
-        '"uniform"',
+        mechanism.sampling in ("bernoulli", "uniform", "cyclic"),
+        f'cohort.sampling = "{mechanism.sampling}"; with [privacy] it must be "bernoulli", '
+        '"uniform" or "cyclic"',
     )
     require_noise("privacy.noise_multiplier", mechanism.noise_multiplier)
     require(
@@ -188,6 +202,40 @@ def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
         'cohort.sampling = "uniform"; privacy.accountant = "pld" cannot account for it: sampling '
         'must be "bernoulli", or the accountant "rdp"',
     )
+
+
+Releases = tuple[Mechanism, int]
+"""What is released, and how many rounds, or local steps, release it."""
+
+
+def as_one(mechanism: Mechanism, rounds: int) -> Releases:
+    r"""Rounds of cyclic cohorts as one release; others as they are.
+
+    The first :math:`T` rounds move what is released by the norm that `reach` returns. Rounds beyond
+    those of the run are some of them once more, in each of which a client moves it by `most`.
+
+    >>> from fedprox.parts.privacy.correlated import Strategy
+    >>> each = Mechanism(100, 10, "cyclic", None, 2.0, 1, 1e-5, "pld", Strategy("banded", 10, 40))
+    >>> one, count = as_one(each, 40)
+    >>> one.noise_multiplier, count, one.everybody
+    (1.0, 1, True)
+    """
+    strategy = mechanism.strategy
+    if strategy is None or not rounds:
+        return mechanism, rounds
+    first = min(rounds, strategy.rounds)
+    moved = reach(strategy, first).all ** 2
+    if rounds > first:
+        moved += (rounds - first) * reach(strategy, strategy.rounds).most ** 2
+    noise = mechanism.noise_multiplier / math.sqrt(mechanism.releases * moved)
+    one = mechanism._replace(
+        clients_per_round=mechanism.clients,
+        sampling="bernoulli",
+        noise_multiplier=noise,
+        releases=1,
+        strategy=None,
+    )
+    return one, 1
 
 
 class _Remembering:
@@ -221,6 +269,11 @@ def calibrated_mechanism(mechanism: Mechanism, epsilon: float, rounds: int) -> M
     import dp_accounting
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
+    if mechanism.strategy is not None:
+        one, _ = as_one(mechanism._replace(noise_multiplier=1.0), rounds)
+        silent = one._replace(noise_multiplier=0.0)
+        noise = calibrated_mechanism(silent, epsilon, 1).noise_multiplier
+        return mechanism._replace(noise_multiplier=noise / one.noise_multiplier)
     low, step = 1.0, 2.0
     if mechanism.accountant == "pld":
         # what the other accountant finds is close, fast, and a little more than is needed
@@ -276,12 +329,11 @@ def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
     if not rounds:
         return 0.0
     return (
-        _epsilon({mechanism: rounds}, mechanism.delta) if mechanism.noise_multiplier else math.inf
+        _epsilon(dict([as_one(mechanism, rounds)]), mechanism.delta)
+        if mechanism.noise_multiplier
+        else math.inf
     )
 
-
-Releases = tuple[Mechanism, int]
-"""What is released, and how many rounds, or local steps, release it."""
 
 ALIKE = 1.1
 """Factor between the numbers of rows of clients whose epsilons are bounded together."""
@@ -366,6 +418,7 @@ def _composition(mechanism: Mechanism, rounds: int) -> Composed:
     """The releases of some rounds."""
     from scipy import stats
 
+    mechanism, rounds = as_one(mechanism, rounds)
     count = rounds * mechanism.releases
     noise = max(mechanism.noise_multiplier, LITTLE)
     orders, each = _rdp(
@@ -436,7 +489,7 @@ def epsilon_together(
         2.14
     """
     runs: Counter[Mechanism] = Counter()
-    for mechanism, rounds in spent:
+    for mechanism, rounds in (as_one(*each) for each in spent):
         runs[mechanism._replace(delta=delta)] += rounds
     runs = +runs  # without those of no rounds
     require(len({mechanism.replaces for mechanism in runs}) <= 1, DIFFERENT_NEIGHBOURS)
@@ -638,15 +691,23 @@ def _of_rounds(mechanism: Mechanism, rounds: int) -> list[str]:
     other = (
         "one client is replaced by another, which moves a sum by up to twice the clipping norm"
         if mechanism.replaces
+        else "one client's messages are replaced by ones that add nothing, which moves a sum by up "
+        "to the clipping norm. Who takes part is public"
+        if mechanism.strategy
         else "one has one client more, which moves a sum by up to the clipping norm"
     )
+    strategy, before = mechanism.strategy, ""
+    if strategy is not None and strategy.correlates:
+        before = " before it is correlated"
     return [
         "Unit: a client with all of its rows.",
         f"Neighbouring federations: {other}. The number of clients is public.",
         _sampling(mechanism),
         f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
         f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
-        f"deviation of {mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
+        f"deviation of {mechanism.noise_multiplier:.6g}{before}; later rounds may depend on "
+        "earlier ones.",
+        *_mechanism(mechanism, rounds),
         "the server, which sees each client's clipped message and adds the noise.",
     ]
 
@@ -672,9 +733,30 @@ def _of_steps(mechanism: Mechanism, taken: int) -> list[str]:
     ]
 
 
+def _mechanism(mechanism: Mechanism, rounds: int) -> list[str]:
+    """How noise is correlated, and what of it one client can move; empty without cyclic cohorts."""
+    strategy = mechanism.strategy
+    if strategy is None:
+        return []
+    times = strategy.participations(rounds)
+    return [
+        f"Mechanism: {CORRELATIONS[strategy.kind]}. A client takes part in at most {times:,} "
+        f"round{'s' * (times > 1)}, at least {strategy.separation:,} apart, so all rounds "
+        "together are one Gaussian mechanism of a standard deviation of "
+        f"{as_one(mechanism, rounds)[0].noise_multiplier:.6g} in units of the most that a client "
+        "moves it."
+    ]
+
+
 def _sampling(mechanism: Mechanism) -> str:
     """How cohorts are drawn, and what that assumes."""
     clients, count = f"{mechanism.clients:,}", f"{mechanism.clients_per_round:,}"
+    if mechanism.strategy is not None:
+        return (
+            f"Sampling: cyclic, {count} of one of {mechanism.strategy.separation:,} groups of "
+            f"{clients} clients in each round; no amplification is counted, and it need not stay "
+            "secret who takes part."
+        )
     if mechanism.everybody:
         return f"Sampling: none; all {clients} clients take part in each round."
     secret = "It must stay secret who takes part."

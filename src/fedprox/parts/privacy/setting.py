@@ -24,6 +24,10 @@ share that took part.
 
 A method with a first exchange releases two sums a round: gradients, then messages. Both are clipped
 to the same norm and get noise of their own.
+
+With correlated noise (`correlated.py`) the normal numbers of a round become a row of
+:math:`C^{-1} Z`. The server's state holds what later rounds need of earlier noise, so a checkpoint
+has it, and a run that is resumed goes on with it. Clients do not read it, so nodes are not sent it.
 """
 
 import math
@@ -48,6 +52,7 @@ from fedprox.algorithms.base import (
     State,
     add_scaled,
 )
+from fedprox.algorithms.check import message_shape
 from fedprox.algorithms.lift import lift
 from fedprox.errors import (
     PositiveInt,
@@ -72,6 +77,13 @@ from fedprox.parts.privacy.accounting import (
     calibrated_steps,
     require_accountable,
     require_noise,
+)
+from fedprox.parts.privacy.correlated import (
+    Correlation,
+    Strategy,
+    column_norm,
+    strategy_of,
+    streaming,
 )
 from fedprox.parts.privacy.examples import NoisedGradient
 from fedprox.parts.privacy.numerics import GRADIENTS, MESSAGES, norm_bound, standard_normals
@@ -147,7 +159,8 @@ class Privacy(Part):
         epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0 and at
             most 1e5. Give either this or `noise_multiplier`.
         noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`: 0, or from
-            1e-3 to 1e6.
+            1e-3 to 1e6. Of correlated noise it is that before correlation, with a strategy that
+            divides what a client sends once by its norm.
         delta: :math:`\delta`, above 0 and below one over the number of clients, or of rows of the
             client with fewest. Above a tenth of that a run warns.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is, as it must
@@ -160,15 +173,27 @@ class Privacy(Part):
             about 1.5 times the mean with "pld", and no limit with "rdp". Not for examples, whose
             mini-batches have no limit.
         unit: "client" or "example".
+        mechanism: "independent" noise in each round, or noise that is correlated over rounds, so
+            that later rounds take back a part of what earlier ones added: "banded" keeps
+            `Cohort.min_separation` - 1 noises of a model's size on the server, "blt" one to four.
+            Correlated noise is for clients, with "cyclic" sampling and a fixed number of rounds,
+            and needs the extra jax-privacy.
 
     Raises:
         InputError: If a number is out of range, neither or both of `epsilon` and
-            `noise_multiplier` are given, or settings contradict each other.
+            `noise_multiplier` are given, settings contradict each other, or jax-privacy is needed
+            and not installed.
 
     Example:
         >>> import fedprox as fp
         >>> fp.Privacy(clip=1.0, epsilon=2.0).delta
         1e-05
+
+    References:
+        Correlated noise: Choquette-Choo et al., `(Amplified) Banded Matrix Factorization: A unified
+        approach to private training <https://arxiv.org/abs/2306.08153>`_, NeurIPS 2023; McMahan
+        et al., `A Hassle-free Algorithm for Private Learning in Practice: Don't Use Tree
+        Aggregation, Use BLTs <https://arxiv.org/abs/2408.08868>`_, 2024, Algorithms 1 and 3.
     """
 
     clip: float
@@ -179,6 +204,7 @@ class Privacy(Part):
     accountant: Accountant | None = None
     capacity: PositiveInt | None = None
     unit: Unit = "client"
+    mechanism: Correlation = "independent"
 
     def __post_init__(self) -> None:
         check_fields("privacy", self)
@@ -220,8 +246,22 @@ class Privacy(Part):
 
     @property
     def of_rounds(self) -> str:
-        """Noise that is calibrated to the epsilon of all rounds."""
-        return "" if self.epsilon is None else "the noise of privacy.epsilon"
+        """Noise that is calibrated to the epsilon of all rounds, or correlated for them."""
+        if self.epsilon is not None:
+            return "the noise of privacy.epsilon"
+        return "the noise of privacy.mechanism" if self.correlates else ""
+
+    @property
+    def correlates(self) -> bool:
+        """Whether the noise of a round depends on that of earlier rounds."""
+        return self.mechanism != "independent" and self.noise_multiplier != 0
+
+    def strategy(self, setting: Setting) -> Strategy | None:
+        """How noise is correlated; None unless rounds of a client are a number of rounds apart."""
+        if setting.min_separation is None:
+            return None
+        kind = self.mechanism if self.correlates else "independent"
+        return strategy_of(kind, setting.min_separation, setting.rounds)
 
     def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
         """Raise `InputError` if delta is too large to mean anything."""
@@ -253,10 +293,11 @@ class Privacy(Part):
         """Each row is drawn on its own, as the accounting of a step says."""
         return not self.of_clients
 
-    def mechanism(self, method: Algorithm, setting: Setting) -> Mechanism:
+    def of_run(self, method: Algorithm, setting: Setting) -> Mechanism:
         """What a run of a method releases about its clients."""
-        _, clients, per_round, sampling, rounds, _ = setting
-        return mechanism_of(self, clients, per_round, sampling, rounds, releases(method))
+        _, clients, per_round, sampling, rounds, *_ = setting
+        given, strategy = (clients, per_round, sampling, rounds), self.strategy(setting)
+        return mechanism_of(self, *given, releases(method), strategy)
 
     def of_steps(self, rows: int, batch: int, noise_multiplier: float = 0.0) -> Mechanism:
         """What each local step on so many rows releases about an example."""
@@ -265,15 +306,18 @@ class Privacy(Part):
 
     def most_clients(self, method: Algorithm, setting: Setting) -> int | None:
         """Most clients of a round for which privacy accounts."""
-        return self.mechanism(method, setting).capacity if self.of_clients else None
+        return self.of_run(method, setting).capacity if self.of_clients else None
 
     def wrap(self, method: Algorithm, setting: Setting) -> Algorithm:
         """The method with clipped messages and noise, if clients hide."""
         if not self.of_clients:
             return method
-        what = self.mechanism(method, setting)
+        what = self.of_run(method, setting)
         noise = what.noise_multiplier, what.clients_per_round, what.clients
-        return private(method, self, *noise)
+        correlated = None
+        if what.strategy is not None and what.strategy.correlates:
+            correlated = Correlated.of(what.strategy, method, setting.params)
+        return private(method, self, *noise, correlated)
 
     def reduce(self, reduction: Reduction) -> Reduction:
         """What is not finite counts as zero, with or without `Faults`, if clients hide."""
@@ -352,6 +396,7 @@ def mechanism_of(
     sampling: str,
     rounds: int,
     releases: int = 1,
+    strategy: Strategy | None = None,
 ) -> Mechanism:
     """The mechanism of a run, with its capacity chosen and its noise calibrated.
 
@@ -378,6 +423,7 @@ def mechanism_of(
         releases,
         privacy.delta,
         privacy.accountant or "pld",
+        strategy,
     )
     if privacy.accountant is None and mechanism.replaces:
         mechanism = mechanism._replace(accountant="rdp")
@@ -426,10 +472,18 @@ def delta_warnings(privacy: Privacy | None, sizes: NDArray[np.int64]) -> Iterato
 
 
 class Guarded(NamedTuple):
-    """A method's state and the current clipping norm, a scalar."""
+    """A method's state around which clients hide.
+
+    Attributes:
+        state: The method's own.
+        clip: The current clipping norm, a scalar.
+        noise: What later rounds need of earlier noise, of messages and of a first exchange; None
+            for independent noise.
+    """
 
     state: State
     clip: jax.Array
+    noise: Any = None
 
 
 class Clipped(NamedTuple):
@@ -480,8 +534,47 @@ def releases(algorithm: Algorithm) -> int:
     return 1 if algorithm.first.exchange is None else 2
 
 
+class Correlated(NamedTuple):
+    """The noise of a run that is correlated over rounds.
+
+    Attributes:
+        matrix: What is applied to the normal numbers, round by round.
+        norm: By what they are multiplied before, the norm of the strategy's first column.
+        messages: The messages of a client, in shape.
+        gradients: Likewise what it sends in a first exchange; None without.
+    """
+
+    matrix: Any
+    norm: float
+    messages: Any
+    gradients: Any
+
+    @classmethod
+    def of(cls, strategy: Strategy, algorithm: Algorithm, params: Params) -> "Correlated":
+        """Of a method's clients, whose parameters are given in shape."""
+        gradients = None if algorithm.first.exchange is None else params
+        sent = message_shape(algorithm, params)
+        return cls(streaming(strategy), column_norm(strategy), sent, gradients)
+
+    def first(self) -> tuple[Any, Any]:
+        """The state of both noises before the first round."""
+        init = self.matrix.init_multiply
+        return init(self.messages), init(self.gradients)
+
+    def next(self, normals: Any, state: Any) -> tuple[Any, Any]:
+        """The noise of a round and the next state, from normal numbers of the round."""
+        with jax.default_matmul_precision("highest"):
+            noise, after = self.matrix.multiply_next(normals, state)
+        return jax.tree.map(lambda a: self.norm * a, noise), after
+
+
 def private(
-    algorithm: Algorithm, privacy: Privacy, noise_multiplier: float, cohort: int, clients: int
+    algorithm: Algorithm,
+    privacy: Privacy,
+    noise_multiplier: float,
+    cohort: int,
+    clients: int,
+    correlated: Correlated | None = None,
 ) -> Algorithm:
     r"""The same method with clipped messages and noise.
 
@@ -503,7 +596,16 @@ def private(
         return {**hparams, "participation": share}
 
     def guarded(state: State, _: Params) -> Guarded:
-        return Guarded(state, jnp.asarray(privacy.clip, real_type()))
+        noise = None if correlated is None else correlated.first()
+        return Guarded(state, jnp.asarray(privacy.clip, real_type()), noise)
+
+    def noise_of(state: Guarded, purpose: int, normals: Any) -> tuple[Any, Any]:
+        """The noise of a sum, and the state of all noise after it."""
+        if correlated is None:
+            return normals, None
+        noise = list(state.noise)
+        drawn, noise[purpose] = correlated.next(normals, noise[purpose])
+        return drawn, tuple(noise)
 
     inner = lift(algorithm, server=guarded, hparams=public)
 
@@ -516,23 +618,27 @@ def private(
         return Clipped(clipped, within), own_state
 
     def update(state: Guarded, mean: Clipped, hparams: HParams) -> Guarded:
-        clip, (sent, within) = state.clip, mean
+        clip, (sent, within), noise = state.clip, mean, state.noise
         if z:
             normals: Clipped = normals_of(hparams, MESSAGES, mean)
-            sent = add_scaled(sent, z * clip / cohort, normals.message)
+            drawn, noise = noise_of(state, MESSAGES, normals.message)
+            sent = add_scaled(sent, z * clip / cohort, drawn)
             if adaptive is not None:
                 within = add_scaled(within, adaptive.count_noise / cohort, normals.within)
         if adaptive is not None and within is not None:
             clip = clip * jnp.exp(-adaptive.rate * (within + 0.5 - adaptive.quantile))
             clip = jnp.clip(clip, *CLIPS)
         after: Guarded = inner.server.update(state, sent, hparams)
-        return after._replace(clip=clip)
+        return after._replace(clip=clip, noise=noise)
 
     def exchange(state: Guarded, mean: Params, hparams: HParams) -> Guarded:
         assert inner.first.exchange is not None
+        noise = state.noise
         if z:
-            mean = add_scaled(mean, z * state.clip / cohort, normals_of(hparams, GRADIENTS, mean))
-        return inner.first.exchange(state, mean, hparams)
+            drawn, noise = noise_of(state, GRADIENTS, normals_of(hparams, GRADIENTS, mean))
+            mean = add_scaled(mean, z * state.clip / cohort, drawn)
+        after: Guarded = inner.first.exchange(state, mean, hparams)
+        return after._replace(noise=noise)
 
     return inner._replace(
         average="clients",
