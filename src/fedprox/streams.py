@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     REFERENCES = 25
     NEWCOMERS = 26
     SKEW = 27
+    CANARIES = 28
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
