@@ -43,6 +43,7 @@ from fedprox.devices.mesh import use_cpu_devices
 from fedprox.diagnostics.clients import EvaluationResult, evaluate, nearest_models
 from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers
+from fedprox.diagnostics.privacy_audit import PrivacyAudit, audit_privacy
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
@@ -117,6 +118,7 @@ __all__ = [
     "Population",
     "Prepared",
     "Privacy",
+    "PrivacyAudit",
     "Progress",
     "Record",
     "Rows",
@@ -134,6 +136,7 @@ __all__ = [
     "Variables",
     "Vectors",
     "Windows",
+    "audit_privacy",
     "centralised",
     "datasets",
     "diagnose",

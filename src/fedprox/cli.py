@@ -42,6 +42,7 @@ from fedprox.datasets import CATALOGUE
 from fedprox.datasets.sources import at_hand, cache_folder, fetch
 from fedprox.devices.processes import allgather, join_processes
 from fedprox.diagnostics.diagnosis import diagnose as run_diagnosis
+from fedprox.diagnostics.privacy_audit import NOT_AUDITED, audit_privacy
 from fedprox.errors import InputError, choices, printable, require, users_level
 from fedprox.experiment import (
     Experiment,
@@ -347,6 +348,47 @@ def show_privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataD
         methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
         page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
     console.print(page)
+
+
+@app.command("audit-privacy", cls=_Command)
+def audit_privacy_of(
+    file: ExperimentFile,
+    settings: Changes = None,
+    data_dir: DataDir = None,
+    devices: DeviceCount = None,
+    canaries: Annotated[int, typer.Option(metavar="N", help="Clients, or rows, to add.")] = 1000,
+    confidence: Annotated[
+        float, typer.Option(metavar="C", help="Confidence of the lower bound.")
+    ] = 0.95,
+) -> None:
+    """Audit the privacy of an experiment by canaries.
+
+    It trains each method of the file, with clients or rows that take part or not by a coin, guesses
+    the coins from what the run releases, and prints a lower bound of epsilon beside the printed
+    one. It runs with the first seed, and leaves out targets, selection and evaluations. A lower
+    bound above the printed epsilon refutes the guarantee, and the exit status is then 1. A small
+    one proves nothing.
+
+    Bad input is reported in one line, with exit status 2.
+    """
+    console, experiment, resolved = _prepare(file, settings, data_dir, devices)
+    if not resolved.privacy:
+        raise InputError(f"{file}: the section [privacy] is missing")
+    require(experiment.seeds, "seed: none given; at least one is needed")
+    given = {k: v for k, v in resolved.settings.items() if k not in (*NOT_AUDITED, "evaluation")}
+    refuted = False
+    for method in resolved.methods:
+        audit = audit_privacy(
+            method=method,
+            canaries=canaries,
+            confidence=confidence,
+            seed=experiment.seeds[0],
+            **given,
+        )
+        console.print(f"{method.name}\n{audit}\n")
+        refuted |= audit.refuted
+    if refuted:
+        raise typer.Exit(1)
 
 
 def _prepare(

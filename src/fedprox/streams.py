@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     NEWCOMERS = 26
     SKEW = 27
     GROUPS = 28
+    CANARIES = 29
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
