@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -46,7 +47,8 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
 def table(**sections: Any) -> dict[str, Any]:
     """Two of four clients in a round."""
     privacy = SETTING | {"mechanism": "banded"}
-    return private_table(**({"cohort": CYCLIC, "privacy": privacy, "rounds": ROUNDS} | sections))
+    given: dict[str, Any] = {"cohort": CYCLIC, "privacy": privacy, "rounds": ROUNDS}
+    return private_table(**(given | sections))
 
 
 MECHANISM = Mechanism(4, 2, "cyclic", None, Z, 1, DELTA, "pld", strategy())
@@ -59,15 +61,17 @@ def test_a_resumed_run_goes_on_with_its_noise_and_groups(
     drawn: list[np.ndarray] = []
 
     def system_normals(like: Any) -> Any:
-        leaves, structure = remote.jax.tree.flatten(like)
+        leaves, structure = jax.tree.flatten(like)
         drawn.append(np.arange(1.0, 5.0)[len(drawn) % 4] * 10.0 ** len(drawn))
-        return structure.unflatten([np.full(a.shape, drawn[-1], np.float32) for a in leaves])
+        return jax.tree.unflatten(
+            structure, [np.full(a.shape, drawn[-1], np.float32) for a in leaves]
+        )
 
     monkeypatch.setattr(remote, "system_normals", system_normals)
     still = {"learning_rate": 1e-30, "batch_size": "all", "epochs": 1}
     frozen = table(solver=still, evaluation={"every": 1, "gradients": False})
     start = deployed(frozen | {"rounds": 1}, answers(fresh(tmp_path / "start")))[0]
-    first = np.asarray(remote.jax.tree.leaves(start.params)[0]).ravel()[0]
+    first = np.asarray(jax.tree.leaves(start.params)[0]).ravel()[0]
     noise_of_start = np.linalg.inv(dense(strategy(1))) @ np.array(drawn)
     first -= Z * CLIP / 2 * noise_of_start.sum()
     drawn.clear()
@@ -78,7 +82,7 @@ def test_a_resumed_run_goes_on_with_its_noise_and_groups(
     # two rounds before the interruption, and two after it
     kept = np.array([*drawn[:2], *drawn[-2:]])
     noise = np.linalg.inv(dense(strategy())) @ kept
-    last = np.asarray(remote.jax.tree.leaves(run.params)[0]).ravel()[0]
+    last = np.asarray(jax.tree.leaves(run.params)[0]).ravel()[0]
     np.testing.assert_allclose(last, first + Z * CLIP / 2 * noise.sum(), rtol=1e-5)
     assert run.final.epsilon == epsilon_of(MECHANISM, ROUNDS + 1)
     assert run.final.epsilon > epsilon_of(MECHANISM, ROUNDS)

@@ -410,7 +410,11 @@ def test_a_first_exchange_has_correlated_noise_of_its_own() -> None:
     assert method.first.exchange is not None
     drawn = np.random.default_rng(1).normal(size=(2, 3, 3)).astype(np.float32)
     state = method.server.init(like)
-    hparams = {"participation": np.float32(1), "learning_rate": np.float32(0.1), "mu": 0.5}
+    hparams: dict[str, Any] = {
+        "participation": np.float32(1),
+        "learning_rate": np.float32(0.1),
+        "mu": 0.5,
+    }
     inverse = np.linalg.inv(dense(GIVEN["blt"])[:3, :3])
     for t in range(3):
         state = method.first.exchange(state, like, hparams | {"noise": drawn[0, t]})
@@ -429,7 +433,7 @@ def test_clients_read_no_noise_of_the_past() -> None:
     correlated = setting.Correlated.of(GIVEN["banded"], fp.fedavg(), shape)
     method = setting.private(fp.fedavg(), private("banded"), Z, 2, 6, correlated)
     state = method.server.init(np.zeros(3, np.float32))
-    assert jax.tree.map(np.shape, state) == setting.Guarded((3,), (), ((B - 1, 3), None))
+    assert jax.tree.map(np.shape, state) == ((3,), (), ((B - 1, 3), None))
     assert sent_state_of(method, shape).read == (True, True, False)
 
 
