@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
+from fedprox.algorithms.base import add_scaled
 from fedprox.parts.privacy import examples, setting
 from fedprox.parts.privacy.numerics import norm_bound, standard_normals
 from fedprox.parts.privacy.setting import Unit, clip_to
@@ -33,9 +34,8 @@ def no_clipping(patch: Patch) -> None:
 
 
 def clipped_mean(patch: Patch) -> None:
-    added = setting.add_scaled
     patch.setattr(setting, "clip_to", lambda _, tree: (tree, norm_bound(tree)))
-    patch.setattr(setting, "add_scaled", lambda a, *more: added(clip_to(1.0, a)[0], *more))
+    patch.setattr(setting, "add_scaled", lambda a, *more: add_scaled(clip_to(1.0, a)[0], *more))
 
 
 def right(patch: Patch) -> None:

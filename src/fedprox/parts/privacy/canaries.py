@@ -89,7 +89,7 @@ class Audited(Privacy):
         if not self.of_clients:
             return method
         count, loud = max(map(abs, self.places)), LOUD * self.clip
-        replaces = self.mechanism(method, setting).replaces
+        replaces = self.of_run(method, setting).replaces
         hidden = super().wrap(added_up(with_canaries(method, count, loud), count), setting)
 
         def message(
