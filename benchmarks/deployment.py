@@ -44,6 +44,7 @@ from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.remote import run_deployment
 from fedprox.deployment.trial import free_port, local_nodes
+from fedprox.deployment.wire import SUMS
 from fedprox.experiment import parse, resolve
 
 TURNS = 2
@@ -54,16 +55,22 @@ SMALL: dict[str, Any] = {"name": "logistic"}
 
 
 class Case(NamedTuple):
-    """A model, a number of nodes, whether every round is evaluated, and sums are secret."""
+    """A model, a number of nodes, whether every round is evaluated, and sums are secret.
+
+    With `many` there is a round more than nodes agree on keys for.
+    """
 
     model: dict[str, Any]
     nodes: int
     evaluated: bool
     secure: bool = False
+    many: bool = False
 
     @property
     def rounds(self) -> int:
         """Number of rounds."""
+        if self.many:
+            return SUMS + 1
         return 5 if self.evaluated else 7
 
 
@@ -88,6 +95,7 @@ class Turn(NamedTuple):
         up: Bytes from a node likewise.
         peaks: Peak bytes of kinds of processes, the greatest of each kind.
         final: The final model, leaf by leaf.
+        asked: Requests to a node in a round, the mean over those after the first.
     """
 
     seconds: list[float]
@@ -96,6 +104,7 @@ class Turn(NamedTuple):
     up: float
     peaks: Mapping[str, float]
     final: list[NDArray[Any]]
+    asked: float = np.nan
 
     @property
     def warm(self) -> float:
@@ -125,7 +134,7 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
     """A turn of `fedprox deploy --local`, without the command line around it."""
     os.environ["FEDPROX_CACHE"] = str(folder / "cache")
     experiment = parse("benchmark", table_of(case, initial))
-    began: dict[int, tuple[float, float]] = {}
+    began: dict[int, tuple[float, float, int]] = {}
     with local_nodes(experiment, case.nodes, folder) as network:
         conversation = Conversation(timed(network, folder, began))
         joined = join(conversation, case.nodes)
@@ -137,13 +146,13 @@ def ours(case: Case, folder: Path, initial: Path) -> Turn:
             "SuperLink": "flower_superlink",
         }
         peaks = {kind: peak_bytes(folder, word) for kind, word in kinds.items()}
-    times, work = zip(*(began[t] for t in sorted(began)), strict=True)
+    times, work, asked = zip(*(began[t] for t in sorted(began)), strict=True)
     final = [np.asarray(leaf) for leaf in jax.tree.leaves(run.params)]
     messages = case.nodes * case.rounds * sum(leaf.nbytes for leaf in final)
     after = run.history[1:]
     down = sum(record.bytes_down or 0 for record in after) / messages
     up = sum(record.bytes_up or 0 for record in after) / messages
-    return Turn(list(np.diff(times)), rate(work), down, up, peaks, final)
+    return Turn(list(np.diff(times)), rate(work), down, up, peaks, final, rate(asked) / case.nodes)
 
 
 def rate(work: Sequence[float]) -> float:
@@ -151,14 +160,17 @@ def rate(work: Sequence[float]) -> float:
     return (work[-1] - work[1]) / (len(work) - 2)
 
 
-def timed(network: Network, folder: Path, began: dict[int, tuple[float, float]]) -> Network:
-    """A network that notes the time and the processor seconds when a round's requests are sent."""
+def timed(network: Network, folder: Path, began: dict[int, tuple[float, float, int]]) -> Network:
+    """A network that notes a round's begin: time, processor seconds, and requests before it."""
+    asked = 0
 
     def send(parcels: Mapping[int, Parcel]) -> Mapping[int, str]:
+        nonlocal asked
         head = json.loads(next(iter(parcels.values())).head) if parcels else {}
         if head.get("kind") == "train":
             work = processor_seconds(folder) + time.process_time()
-            began.setdefault(head["round"], (time.perf_counter(), work))
+            began.setdefault(head["round"], (time.perf_counter(), work, asked))
+        asked += len(parcels)
         return network.send(parcels)
 
     return network._replace(send=send)

@@ -1,33 +1,38 @@
 """The cost of secure sums.
 
-    python -m benchmarks.secure [--flower]
+    python -m benchmarks.secure [--flower [--nodes 4 10] [--turns 3]]
 
 Processor seconds of one core: a node makes whole numbers of a message and adds its masks, the
 operator adds the masked messages and removes the self masks, and the pairwise masks of a node that
 dropped out after keys were shared. Keys, shares and signatures of a node. The fastest of three.
 Bytes of a node are those of all stages, and of the message alone.
 
-With --flower: seconds of rounds of federations on this machine, with secure sums and without.
+With --flower: seconds of rounds of federations on this machine, with secure sums and without, and
+how often each node is asked in a round.
 """
 
 import argparse
+import itertools
 import json
-import secrets
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarks.deployment import BIG, Case, ours, scratch, write_data
+from benchmarks.deployment import Case, Turn, ours, scratch, write_data
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.fixed_point import FixedPoint
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
-from fedprox.deployment.wire import Advert, Answer, Claims, Secret, Securing, SumStage
+from fedprox.deployment.sum_keys import NodeKeys, OperatorKeys
+from fedprox.deployment.wire import SUMS, Advert, Answer, Secret, Securing, SumStage
 
 TURNS = 3
+LIMIT = 2.2
+"""What a round with secure sums may take of one in the clear."""
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -38,54 +43,60 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
-    """The costs of one sum, whose last node of more than three drops out after sharing."""
+    """The costs of one sum, whose last node of more than three drops out before its message."""
     names = [f"node-{i:03}" for i in range(count)]
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     public = {name: key.public_key() for name, key in keys.items()}
     least, left = max(3, count // 2 + 1), max(3, count - 1)
     securing = Securing(threshold=least, bound=1.0, bits=bits, honest=1, nodes=names)  # type: ignore[arg-type]
-    number, work = secrets.token_hex(16), Claims(by="clients", rate=1 / count)
+    operator = OperatorKeys(securing, "", lambda name: b"")  # noqa: ARG005
 
-    def begin(name: str) -> NodeSum:
+    def begin(name: str) -> NodeKeys:
         peers = {other: key for other, key in public.items() if other != name}
-        advert = Advert(node=name, sum=number, context="", work=work)
-        return NodeSum(Identity(name, keys[name], peers), securing, advert)
+        advert = Advert(node=name, keys=operator.name, context="", measures=[])
+        return NodeKeys(Identity(name, keys[name], peers), securing, advert)
 
-    nodes = {name: begin(name) for name in names}
-    secret = Secret(sum=number, of="train", by="clients")
-    operator = OperatorSum(securing, secret, {}, lambda name: b"")  # noqa: ARG005
-
-    def ask(stage: SumStage, among: Iterable[str]) -> tuple[float, int, int]:
+    def ask(
+        part: OperatorKeys | OperatorSum,
+        nodes: Mapping[str, NodeKeys | NodeSum],
+        stage: SumStage,
+        among: Iterable[str],
+    ) -> tuple[float, int, int]:
         """Seconds of the first node in a stage, and its bytes down and up."""
         answers, costs = {}, []
         for name in among:
-            fields = operator.asked(stage, name)
+            fields = part.asked(stage, name)
             spent, answer = seconds(partial(getattr(nodes[name], stage), **fields))
             answers[name] = Answer(id="", **answer)
             costs.append((spent, size_of(fields), size_of(answer)))
-        operator.take(stage, answers)
+        part.take(stage, answers)
         return costs[0]
 
-    operator.take(
-        "advertise", {name: Answer(id="", advert=node.advert) for name, node in nodes.items()}
-    )
-    took = {}
-    sharing, accepting = ask("share", names), ask("accept", names)
-    took["node: keys and shares"] = sharing[0]
+    nodes = {name: begin(name) for name in names}
+    adverts = {name: Answer(id="", advert=node.advert) for name, node in nodes.items()}
+    operator.take("advertise", adverts)
+    setting_up = [ask(operator, nodes, stage, names) for stage in ("share", "accept")]
+    took = {f"node: keys and shares for {SUMS} sums": sum(each[0] for each in setting_up)}
     fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
     took["node: whole numbers"], vector = seconds(lambda: fixed.quantized([message], one))
-    took["node: masks"], _ = seconds(lambda: nodes[names[0]].mask(vector))
-    operator.masked = {names[0]: vector}
+    secret = Secret(keys=operator.name, of="train", asked=names)
+    summing = OperatorSum(operator, secret, "")
+    sums = {name: NodeSum(nodes[name], 0, "", names) for name in names[:left]}
+    took["node: masks"], _ = seconds(lambda: sums[names[0]].mask(vector))
+    summing.masked = {names[0]: vector}
     for name in names[1:left]:
-        operator.masked[name] = vector.copy()  # as large as the node's own would be
-        nodes[name].mask(np.zeros(1, fixed.word))
-    stages = [sharing, accepting, ask("confirm", names[:left]), ask("reveal", names[:left])]
-    took["operator, one node of more than three dropped out"], _ = seconds(operator.unmasked)
-    down = sum(each[1] for each in stages)
-    up = size_of({"advert": nodes[names[0]].advert}) + sum(each[2] for each in stages)
-    took |= {"kB down beside the model": down / 1e3, "kB up beside the message": up / 1e3}
+        summing.masked[name] = vector.copy()  # as large as the node's own would be
+        sums[name].mask(np.zeros(1, fixed.word))
+    stages = [ask(summing, sums, stage, names[:left]) for stage in summing.stages]
+    took["node: confirm and reveal"] = sum(each[0] for each in stages)
+    took["operator, one node of more than three dropped out"], _ = seconds(summing.unmasked)
+    advert = size_of({"advert": nodes[names[0]].advert})
+    took[f"kB down, up for the keys of {SUMS} sums"] = sum(each[1] for each in setting_up) / 1e3
+    took["and up"] = (advert + sum(each[2] for each in setting_up)) / 1e3
+    took["kB down beside the model"] = sum(each[1] for each in stages) / 1e3
+    took["kB up beside the message"] = sum(each[2] for each in stages) / 1e3
     return took | {"MB of the message": vector.nbytes / 1e6}
 
 
@@ -94,28 +105,48 @@ def size_of(fields: Any) -> int:
     return len(json.dumps(fields, default=lambda each: each.model_dump(mode="json")))
 
 
-def flower() -> None:
-    """Print the rounds of federations with secure sums and without, in turns."""
-    models: list[dict[str, Any]] = [{"name": "mlp", "hidden": [100]}, BIG]
-    for model, nodes in ((models[0], 3), (models[0], 10), (models[1], 3)):
-        for secure in (False, True) * TURNS:
-            case = Case(model, nodes, evaluated=False, secure=secure)
+def flower(counts: Sequence[int], turns: int) -> None:
+    """Print rounds of federations in the clear and with secure sums, turn about, and their ratio.
+
+    There are so many rounds that nodes agree on keys once within them.
+    """
+    model: dict[str, Any] = {"name": "mlp", "hidden": [100]}
+    for nodes, evaluated in itertools.product(counts, (False, True)):
+        found: dict[bool, list[Turn]] = {False: [], True: []}
+        for secure in (False, True) * turns:
+            case = Case(model, nodes, evaluated=evaluated, secure=secure, many=True)
+            load = os.getloadavg()[0]
             with scratch() as data, scratch() as folder:
                 done = ours(case, folder, write_data(case, data))
-            kind = "secure" if secure else "plain"
+            found[secure].append(done)
             print(
-                f"{model}, {nodes} nodes, {kind}: {done.warm:.2f} s a round, {done.work:.2f} "
-                f"processor s, {done.down:.3f} down, {done.up:.3f} up",
+                f"{nodes} nodes, {'evaluated' if evaluated else 'trained'}, "
+                f"{'secure' if secure else 'plain'}, load {load:.1f}: {done.warm:.2f} s a round, "
+                f"mean {np.mean(done.seconds[1:]):.2f}, {done.work:.2f} processor s, "
+                f"{done.asked:.2f} requests to a node, {done.down:.3f} down, {done.up:.3f} up",
                 flush=True,
             )
+        ratios = [b.warm / a.warm for a, b in zip(found[False], found[True], strict=True)]
+        means = [
+            np.mean(b.seconds[1:]) / np.mean(a.seconds[1:])
+            for a, b in zip(found[False], found[True], strict=True)
+        ]
+        print(
+            f"{nodes} nodes: times in the clear, by median {np.round(ratios, 2).tolist()}, by mean "
+            f"{np.round(means, 2).tolist()}; asked for: {LIMIT}",
+            flush=True,
+        )
 
 
 def main() -> None:
     """Run all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flower", action="store_true", help="rounds of federations instead")
-    if parser.parse_args().flower:
-        flower()
+    parser.add_argument("--nodes", type=int, nargs="*", default=[4, 10], help="with --flower")
+    parser.add_argument("--turns", type=int, default=TURNS, help="with --flower")
+    given = parser.parse_args()
+    if given.flower:
+        flower(given.nodes, given.turns)
         return
     cases = [(8_000, n, 32) for n in (3, 10, 50)] + [(25_000_000, n, 32) for n in (3, 10, 50)]
     for parameters, nodes, bits in [*cases, (25_000_000, 10, 64)]:

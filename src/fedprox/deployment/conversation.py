@@ -31,7 +31,7 @@ NO_ANSWER, NOT_CONNECTED = "no answer", "not connected"
 LISTEN = 1.0
 """Most seconds of one wait for answers."""
 
-MOST_HEAD = 100_000
+MOST_HEAD = 1_000_000
 """Most bytes of an answer's head, but for a description of clients."""
 
 MOST_DESCRIBED = 200_000_000

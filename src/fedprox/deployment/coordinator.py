@@ -25,6 +25,7 @@ from fedprox.deployment.joining import Joined, stand_in
 from fedprox.deployment.node_method import on_nodes, parameters_in_words
 from fedprox.deployment.payload import Possible, at_points, coded_of, sent_state_of
 from fedprox.deployment.policy import require_threshold
+from fedprox.deployment.sum_keys import OperatorKeys
 from fedprox.deployment.wire import (
     VERSION,
     Allowed,
@@ -289,6 +290,7 @@ class Coordinator:
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
         dishonest: Why nodes are left out of secure sums, by index.
+        keys: What nodes have agreed on for the next secure sums; None if there is nothing.
         columns: The columns of the nodes' tables, see `moments.standardize`; None for other data.
     """
 
@@ -312,6 +314,7 @@ class Coordinator:
         self.session, self.asked = secrets.token_hex(4), 0
         self.repeated: Sequence[range] = ()
         self.dishonest: dict[int, str] = {}
+        self.keys: OperatorKeys | None = None
         sizes, base = self.protocol.federation.train.sizes, self.protocol.model.base
         self.base = None if base is None else digest(base)
         self.rows = np.bincount(self.owner, sizes)

@@ -47,7 +47,7 @@ from fedprox.deployment.policy import (
     check_declaration,
     check_jobs,
 )
-from fedprox.deployment.secure_sum import Sums, claims_of, measured_claims_of, secret_of
+from fedprox.deployment.secure_sum import Sums, check_weights, share_of
 from fedprox.deployment.wire import (
     STAGES,
     Answer,
@@ -248,6 +248,8 @@ class Node:
         if setup.secure is not None:
             self._sums.check(setup)
         self._check_kind(setup)
+        if request.kind in STAGES and request.kind != "advertise":
+            return self._sums.answer(request), {}
         if request.kind == "moments" or (request.secret and request.secret.of == "moments"):
             return self._moments(request, setup)
         method = self._method_of(setup)
@@ -259,19 +261,16 @@ class Node:
         if request.kind == "prepare":
             self._prepare(request, setup, method)
             return {}, {}
-        if request.kind in STAGES and request.kind != "advertise":
-            return self._sums.answer(request), {}
+        if request.kind == "advertise":
+            return self._sums.advertise(request, setup, self._measures(method, self.reports)), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         pay = partial(self._pay, request, setup, method, digest)
-        secret = request.secret
-        if request.kind == "evaluate" or (secret is not None and secret.of == "evaluate"):
+        if request.kind == "evaluate":
             return self._evaluate(request, setup, method, pay)
         work = required(request.work, f"{request.kind}: the work is missing")
         jobs = self._jobs(request, setup, method, work)
-        if request.kind == "advertise":
-            return self._sums.advertise(request, setup, claims_of(secret_of(request), jobs)), {}
         if setup.secure is not None:
-            self._sums.check_signed(request, setup, claims_of(secret_of(request), jobs))
+            check_weights(self._sums.check_next(request, setup), jobs)
         if request.kind == "gradients":
             require(
                 method.given.first.exchange is not None,
@@ -428,15 +427,11 @@ class Node:
         require_enough(columns, own, self.policy.fewest_rows)
         if setup.secure is None:
             return {}, prefixed("moments", own)
-        if request.kind in STAGES and request.kind != "advertise":
-            return self._sums.answer(request), {}
-        secret = secret_of(request)
-        claims = measured_claims_of(secret, rows, ["moments"])
         if request.kind == "advertise":
-            return self._sums.advertise(request, setup, claims), {}
-        self._sums.check_signed(request, setup, claims)
-        part = summed_part(own, self._arrays_of(request), rows / secret.share)
-        return {}, self._sums.masked_moments(request, setup, part)
+            return self._sums.advertise(request, setup, ["moments"]), {}
+        share = share_of(self._sums.check_next(request, setup), rows)
+        part = summed_part(own, self._arrays_of(request), rows / share)
+        return {}, self._sums.masked_by_all(request, setup, part)
 
     def _evaluate(
         self,
@@ -447,12 +442,10 @@ class Node:
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         report, most = self.reports, setup.rounds
         require(request.round <= most, f"round {request.round}; the run has {most} rounds")
-        measures = self._measures(method, report)
+        measures, share = self._measures(method, report), 1.0
         if setup.secure is not None:
-            claims = measured_claims_of(secret_of(request), len(self.federation.train), measures)
-            if request.kind == "advertise":
-                return self._sums.advertise(request, setup, claims), {}
-            self._sums.check_signed(request, setup, claims)
+            secret = self._sums.check_next(request, setup)
+            share = share_of(secret, len(self.federation.train))
         params = self._model_in(request, method)
         shown: NodeMeasures = {}
         if measures:
@@ -466,7 +459,7 @@ class Node:
             known = by_measure(sums)
             shown = {each: known[each] for each in measures if each in known}
         if setup.secure is not None:
-            return {}, self._sums.masked_measures(request, setup, method.shapes, shown)
+            return {}, self._sums.masked_measures(request, setup, method.shapes, shown, share)
         return {"withheld": [str(each) for each in REPORTS if each not in report]}, arrays_of(shown)
 
     def _selects(self, sums: EvaluationSums) -> bool:

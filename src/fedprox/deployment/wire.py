@@ -43,7 +43,7 @@ from fedprox.parts.privacy.accounting import (
 )
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 12
+VERSION = 13
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -62,11 +62,17 @@ RoundNumber = Annotated[int, Field(ge=-1, le=LARGEST)]
 Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=500)]
 """Bytes in hexadecimal."""
 
+Sealed = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=5000)]
+"""Shares for all sums of some keys, or their digests, in hexadecimal."""
+
 Hex32 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 """32 bytes in hexadecimal, or none."""
 
+SUMS = 16
+"""Sums of messages for which nodes agree on keys at once."""
+
 SumStage = Literal["advertise", "share", "accept", "confirm", "reveal"]
-"""Requests of a secure sum, beside those whose answers are summed."""
+"""Requests of secure sums, beside those whose answers are summed."""
 
 RequestKind = Literal["describe", "prepare", "moments", "gradients", "train", "evaluate", SumStage]
 """What a request asks for."""
@@ -316,38 +322,26 @@ class Securing(Head):
     nodes: list[str]
 
 
-class Claims(Head):
-    """How a node's clients, each of which has work, weigh in a secure sum.
-
-    Attributes:
-        by: Whether all clients weigh the same, or as their rows.
-        rate: The weight of a client, or of a row.
-        measures: The measures that the node reports, for "evaluate"; else None.
-    """
-
-    by: WeightsBy
-    rate: Annotated[float, Field(gt=0, le=1)]
-    measures: list[str] | None = None
-
-
 class Advert(Head):
-    """What a node says of itself for one secure sum.
+    """What a node says of itself for the sums of some keys.
 
     Attributes:
-        context: Digest of what all nodes of the sum are asked alike.
-        sharing: Public key for shares that are sent to it.
-        masking: Public key for pairwise masks.
-        seed: Digest of the seed of its self mask.
+        keys: Which keys.
+        context: Digest of the run's setup.
+        measures: The measures that it reports.
+        pairing: Public key for shares that are sent to it, and for masks of sums over all nodes.
+        masking: Public keys for pairwise masks, one for each sum of messages.
+        seeds: Digests of the seeds of its self masks, one for each sum of messages.
         signature: Its signature of all the others.
     """
 
     node: str
-    sum: str
+    keys: str
     context: str
-    work: Claims
-    sharing: Hex32 = ""
-    masking: Hex32 = ""
-    seed: Hex32 = ""
+    measures: list[str]
+    pairing: Hex32 = ""
+    masking: list[Hex32] = []
+    seeds: list[Hex32] = []
     signature: Hex = ""
 
     @property
@@ -357,27 +351,31 @@ class Advert(Head):
 
 
 class Secret(Head):
-    """A request's part of a secure sum; each stage has some of its fields.
+    """A request's part of secure sums; each kind of request has some of its fields.
 
     Attributes:
-        of: What is summed, with clients that weigh as `by` says.
-        context: Digest of what all nodes will be asked alike, for "advertise".
-        share: The node's share of all training rows, for "advertise" and "evaluate" of measures.
+        keys: Which keys.
+        of: What is summed; for keys, what is summed first.
+        number: Number of the sum among those of the keys, of messages or over all nodes.
+        by: Whether the clients of the sum weigh the same, or as their training rows.
+        rate: The weight of each client, or of each row.
+        asked: The nodes whose messages are asked for.
         roster: The advertisements, for "share".
         shares: The sealed shares for the node by sender, for "accept".
         commitments: The digests of these shares, as their senders have answered them.
-        included: The nodes whose messages are in the sum, for "confirm".
+        included: The nodes whose messages are in the sum, for "confirm" and "reveal".
         signatures: What nodes have answered to "confirm", for "reveal".
     """
 
-    sum: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    keys: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     of: Summed
-    by: WeightsBy
-    context: str = ""
-    share: Share = 0.0
+    number: NotNegative = 0
+    by: WeightsBy = "rows"
+    rate: Share = 0.0
+    asked: list[str] = []
     roster: list[Advert] = []
-    shares: dict[str, Hex] = {}
-    commitments: dict[str, Hex] = {}
+    shares: dict[str, Sealed] = {}
+    commitments: dict[str, Sealed] = {}
     included: list[str] = []
     signatures: dict[str, Hex] = {}
 
@@ -475,7 +473,7 @@ class Request(Head):
         id: Identifier. A request that is sent again has the same, and the same answer.
         round: Round t.
         participation: Share of the weight of all clients that the cohort has.
-        work: The jobs, for "train" and "gradients", and before them for "advertise".
+        work: The jobs, for "train" and "gradients".
         planned: Local steps of each of the node's clients in the whole run, for "prepare" of a run
             whose steps hide rows; clients without steps are left out.
         initial: Whether w^0 is among the arrays, from which clients make their first state.
@@ -502,23 +500,25 @@ STAGES: Mapping[RequestKind, tuple[str, ...]] = {
     "advertise": (),
     "share": ("roster",),
     "accept": ("shares", "commitments"),
-    "confirm": ("included",),
-    "reveal": ("signatures",),
+    "confirm": ("number", "included"),
+    "reveal": ("number", "included", "signatures"),
 }
-"""The stages of a secure sum, and the fields of `secret` that each reads beside what all read."""
+"""The stages of secure sums, and the fields of `secret` that each reads beside what all read."""
 
-_STAGE = frozenset({"setup", "round", "secret", "secret.context", "secret.share"})
-_WORK = _STAGE | {"participation", "work"}
+_SUMMED = frozenset({"setup", "round", "secret", "arrays"}) | {
+    f"secret.{name}" for name in ("number", "by", "rate", "asked")
+}
+_WORK = _SUMMED | {"participation", "work", "seconds"}
+_STAGE = frozenset({"setup", "secret"})
 
 READS: Mapping[RequestKind, frozenset[str]] = {
     "describe": frozenset(),
     "prepare": frozenset({"setup", "planned"}),
-    "moments": _STAGE | {"arrays"},
-    "gradients": _WORK | {"seconds", "arrays"},
-    "train": _WORK | {"seconds", "arrays", "initial"},
-    "evaluate": _STAGE | {"arrays"},
+    "moments": _SUMMED,
+    "gradients": _WORK,
+    "train": _WORK | {"initial"},
+    "evaluate": _SUMMED,
     **{kind: _STAGE | {f"secret.{name}" for name in names} for kind, names in STAGES.items()},
-    "advertise": _WORK,
 }
 """What each kind of request reads, beside what all have, of `secret` field by field. A request has
 nothing else, so two that differ ask for different things."""
@@ -548,8 +548,8 @@ class Answer(Head):
     seconds: float = 0.0
     withheld: list[str] = []
     advert: Advert | None = None
-    shares: dict[str, Hex] = {}
-    commitments: dict[str, Hex] = {}
+    shares: dict[str, Sealed] = {}
+    commitments: dict[str, Sealed] = {}
     unusable: list[str] = []
     signature: Hex = ""
 
@@ -675,8 +675,7 @@ def unpack_request(parcel: Parcel) -> Request:
         "version of fedprox on both sides",
     )
     request = _checked(Request, parcel)
-    of_all = request.secret is not None and request.secret.of in OF_ALL
-    reads = READS["evaluate" if of_all and request.kind == "advertise" else request.kind]
+    reads = READS[request.kind]
     for prefix, part in (("", request), ("secret.", request.secret)):
         for name, field in type(part).model_fields.items() if part else ():
             read = field.is_required() or prefix + name in reads

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedprox.deployment.crypto import Identity, Words
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
-from fedprox.deployment.wire import STAGES, Advert, Answer, Claims, Secret, Securing, SumStage
+from fedprox.deployment.sum_keys import NodeKeys, OperatorKeys, require_enough
+from fedprox.deployment.wire import STAGES, Advert, Answer, Secret, Securing, SumStage
 
 with contextlib.suppress(ImportError):  # the tests that need it are skipped
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,16 +27,16 @@ def identities(names: Sequence[str]) -> dict[str, Identity]:
 
 
 class Nodes(NamedTuple):
-    """The nodes of one sum.
+    """The nodes of some keys, which sum in secret.
 
     Attributes:
         securing: What the run declares.
-        sums: The part of each node.
+        keys: The keys of each node.
         roster: The advertisements of all nodes.
     """
 
     securing: Securing
-    sums: dict[str, NodeSum]
+    keys: dict[str, NodeKeys]
     roster: list[Advert]
 
 
@@ -43,20 +44,20 @@ def begun(
     known: dict[str, Identity],
     threshold: int,
     context: Callable[[str], str] = lambda name: "context",  # noqa: ARG005
-    work: Callable[[str], Claims] = lambda name: Claims(by="rows", rate=0.02),  # noqa: ARG005
+    measures: Callable[[str], list[str]] = lambda name: [],  # noqa: ARG005
 ) -> Nodes:
     """Nodes that have advertised."""
     securing = Securing(threshold=threshold, bound=1.0, bits=32, honest=1, nodes=sorted(known))
     number = secrets.token_hex(16)
-    sums = {
-        name: NodeSum(
+    keys = {
+        name: NodeKeys(
             identity,
             securing,
-            Advert(node=name, sum=number, context=context(name), work=work(name)),
+            Advert(node=name, keys=number, context=context(name), measures=measures(name)),
         )
         for name, identity in known.items()
     }
-    return Nodes(securing, sums, [sums[name].advert for name in sorted(sums)])
+    return Nodes(securing, keys, [keys[name].advert for name in sorted(keys)])
 
 
 Dealt = Mapping[str, Mapping[str, Mapping[str, str]]]
@@ -65,13 +66,13 @@ Dealt = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 def dealt_by(nodes: Nodes) -> dict[str, Any]:
     """The shares that nodes give each other."""
-    return {name: each.share(nodes.roster) for name, each in nodes.sums.items()}
+    return {name: each.share(nodes.roster) for name, each in nodes.keys.items()}
 
 
 def shared(nodes: Nodes) -> None:
     """Let all nodes share and accept."""
     dealt = dealt_by(nodes)
-    for name, each in nodes.sums.items():
+    for name, each in nodes.keys.items():
         assert each.accept(*given_to(name, dealt)) == {"unusable": []}
 
 
@@ -84,56 +85,77 @@ def given_to(name: str, dealt: Dealt) -> tuple[dict[str, str], dict[str, str]]:
     )
 
 
-def operator_of(nodes: Nodes) -> OperatorSum:
+def operator_of(nodes: Nodes) -> OperatorKeys:
     """The operator of nodes that have advertised."""
-    secret = Secret(sum="0" * 32, of="train", by="rows")
-    operator = OperatorSum(nodes.securing, secret, {}, lambda name: b"")  # noqa: ARG005
+    operator = OperatorKeys(nodes.securing, nodes.roster[0].context, lambda name: b"")  # noqa: ARG005
+    operator.name = nodes.roster[0].keys
     advertised = {each.node: Answer(id="", advert=each) for each in nodes.roster}
     operator.take("advertise", advertised)
     return operator
 
 
-def ask(operator: OperatorSum, nodes: Nodes, stage: SumStage, names: Collection[str]) -> None:
+def agreed(
+    nodes: Nodes, share: Collection[str] | None = None, accept: Collection[str] | None = None
+) -> OperatorKeys:
+    """The operator of nodes of which some share, and some of these accept; all if not told."""
+    operator = operator_of(nodes)
+    ask(operator, nodes.keys, "share", nodes.keys if share is None else share)
+    ask(operator, nodes.keys, "accept", operator.answers["share"] if accept is None else accept)
+    return operator
+
+
+def ask(
+    operator: OperatorKeys | OperatorSum,
+    nodes: Mapping[str, NodeKeys | NodeSum],
+    stage: SumStage,
+    names: Collection[str],
+) -> None:
     """Let nodes answer a stage."""
     answers = {}
     for name in names:
         fields = operator.asked(stage, name)
         assert fields.keys() == set(STAGES[stage])
-        answers[name] = Answer(id="", **getattr(nodes.sums[name], stage)(**fields))
+        answers[name] = Answer(id="", **getattr(nodes[name], stage)(**fields))
         operator.check(stage, name, answers[name])
     operator.take(stage, answers)
 
 
+def sum_of(
+    operator: OperatorKeys, nodes: Nodes, messages: Mapping[str, Words], came: Collection[str]
+) -> tuple[OperatorSum, dict[str, NodeSum]]:
+    """The next sum of some nodes' messages, of which some came: operator and nodes."""
+    number, context = operator.begun[False], secrets.token_hex(8)
+    operator.begun[False] += 1
+    asked = sorted(messages)
+    secret = Secret(keys=operator.name, of="train", number=number, asked=asked)
+    one, sums = OperatorSum(operator, secret, context), dict[str, NodeSum]()
+    for name in came:
+        nodes.keys[name].require_next(number, asked, everyone=False)
+        sums[name] = NodeSum(nodes.keys[name], number, context, asked)
+        one.masked[name] = messages[name].copy()
+        sums[name].mask(one.masked[name])
+        assert (one.masked[name] != messages[name]).any()
+    return one, sums
+
+
 Gone = Mapping[str, Collection[str]]
-"""The nodes that drop out before each stage: advertise, share, mask, confirm, reveal."""
+"""The nodes that drop out before each stage: share, mask, confirm, reveal."""
 
 
 def summed(
-    known: dict[str, Identity], threshold: int, messages: dict[str, Words], gone: Gone
+    operator: OperatorKeys, nodes: Nodes, messages: Mapping[str, Words], gone: Gone
 ) -> Words:
     """The sum as an honest operator computes it."""
-    left = set(known)
-
-    def stage(name: str) -> list[str]:
-        left.difference_update(gone.get(name, ()))
-        return sorted(left)
-
-    nodes = begun({name: known[name] for name in stage("advertise")}, threshold)
-    nodes.securing.nodes[:] = sorted(known)
-    operator = operator_of(nodes)
-    ask(operator, nodes, "share", stage("share"))
-    ask(operator, nodes, "accept", left)
-    for name in stage("mask"):
-        operator.masked[name] = messages[name].copy()
-        nodes.sums[name].mask(operator.masked[name])
-        assert (operator.masked[name] != messages[name]).any()
-    operator.require_enough(operator.masked)
-    ask(operator, nodes, "confirm", stage("confirm"))
-    ask(operator, nodes, "reveal", stage("reveal"))
-    return operator.unmasked()
+    left = set(messages) - {*gone.get("mask", ())}
+    one, sums = sum_of(operator, nodes, messages, sorted(left))
+    require_enough(one.securing, one.masked)
+    for stage in one.stages:
+        left.difference_update(gone.get(stage, ()))
+        ask(one, sums, stage, sorted(left))
+    return one.unmasked()
 
 
-def some_messages(names: Sequence[str], size: int = 50) -> dict[str, Words]:
+def some_messages(names: Collection[str], size: int = 50, seed: int = 5) -> dict[str, Words]:
     """Whole numbers of each node."""
-    generator = np.random.default_rng(5)
-    return {name: generator.integers(0, 2**32, size, np.uint32) for name in names}
+    generator = np.random.default_rng(seed)
+    return {name: generator.integers(0, 2**32, size, np.uint32) for name in sorted(names)}

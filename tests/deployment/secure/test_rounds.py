@@ -1,10 +1,11 @@
 """Rounds whose messages are summed in secret, in deployments in memory."""
 
+import contextlib
 import functools
 import json
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -21,10 +22,11 @@ from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
-from fedprox.deployment.network import Parcel
+from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node_method import NodeMethod
 from fedprox.deployment.policy import Policy
-from fedprox.deployment.secure_sum import OperatorSum
+from fedprox.deployment.secure_sum import SecureSum
+from fedprox.deployment.sum_keys import require_enough
 from fedprox.deployment.wire import (
     Answer,
     Request,
@@ -47,6 +49,7 @@ from tests.deployment.federations import (
     Site,
     apart,
     deployed,
+    in_memory,
     overheard,
     simulated,
     table_of,
@@ -214,23 +217,29 @@ def test_the_operator_has_the_sum_bit_for_bit_and_no_message(
         assert quantized.tobytes()[-64:] not in received
     # the same search finds what does travel
     sent = [unpack_answer(answer) for _, answer in seen if b'"advert":{' in answer.head]
-    assert any(answer.advert and answer.advert.masking.encode() in received for answer in sent)
+    assert any(answer.advert and answer.advert.pairing.encode() in received for answer in sent)
 
 
 def gone(site: Site, kind: str, of: str = "train") -> Callable[[Parcel], Parcel]:
-    """A node that refuses from the first request of a kind on, in sums of one thing."""
-    stages = ["advertise", "share", of, "confirm", "reveal"]
+    """A node that refuses from the first request of a kind on, in sums of one thing.
+
+    The stages in which nodes agree on keys are of what is summed first, here measures: a node that
+    refuses one of them in sums of messages refuses it in all.
+    """
+    stages = ["advertise", "share", "accept", of, "confirm", "reveal"]
+    refused = stages[stages.index(kind) :]
 
     def answer(parcel: Parcel) -> Parcel:
         head = json.loads(parcel.head)
-        if head["kind"] in stages[stages.index(kind) :] and head["secret"]["of"] == of:
+        always = of == "train" and head["kind"] in stages[:3]
+        if head["kind"] in refused and (always or head["secret"]["of"] == of):
             return parcel_of(Answer(id=head["id"], refused="it is gone"))
         return site.answer(parcel)
 
     return answer
 
 
-STAGES = ["advertise", "share", "train", "confirm", "reveal"]
+STAGES = ["advertise", "share", "accept", "train", "confirm", "reveal"]
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +262,8 @@ def test_nodes_that_drop_out_lose_their_own_updates_alone(
     stage: str, start: Run, watched: Watched, sites: list[Site]
 ) -> None:
     nodes = [gone(site, stage) if i in (1, 3) else site.answer for i, site in enumerate(sites)]
+    if stage == "confirm":  # which is asked only if a message is missing
+        nodes[1] = gone(sites[1], "train")
     (run,) = deployed(ONE_ROUND, nodes)
     (total,) = watched.totals
     # the model follows from the plain sum of whole numbers, to the last bit
@@ -264,7 +275,7 @@ def test_nodes_that_drop_out_lose_their_own_updates_alone(
     mean = mean_of(summed, jnp.asarray(counted))
     expected = jax.tree.map(lambda a, b: a + b[0], start.params, mean)
     assert vector(expected).tobytes() == vector(run.params).tobytes()
-    came = NODES if stage in ("confirm", "reveal") else NODES - 2
+    came = {"reveal": NODES, "confirm": NODES - 1}.get(stage, NODES - 2)
     assert run.final.dropped == NODES - came
     assert (total == sum(watched.whole[1:], watched.whole[0])).all()
     assert len(watched.whole) == came
@@ -293,15 +304,15 @@ def test_a_restarted_node_drops_out_of_its_sum(
 
     def fault(node: int, number: int, head: dict[str, Any]) -> Any:
         del number
-        confirms = head["kind"] == "confirm" and head["secret"]["of"] == "train"
-        return "restart" if node == 2 and confirms else ""
+        reveals = head["kind"] == "reveal" and head["secret"]["of"] == "train"
+        return "restart" if node == 2 and reveals else ""
 
     run, lines = operated(TABLE, unreliable(sites, fault))
     assert run.final.dropped == 0
     (line, _) = lines
     assert line.endswith(
-        "round 1: node 'node-2': confirm: it refuses: a sum that is over, or from before the node "
-        "was restarted"
+        "round 1: node 'node-2': reveal: it refuses: keys that are replaced, or from before the "
+        "node was restarted"
     )
     for i, total in enumerate(watched.totals):
         whole = watched.whole[NODES * i : NODES * (i + 1)]
@@ -335,25 +346,96 @@ def test_a_round_is_revealed_once(sites: list[Site], operated: Operated) -> None
 
 
 def test_a_round_is_revealed_once_whatever_later_requests_say(sites: list[Site]) -> None:
-    def disguised(kinds: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-        def change(head: dict[str, Any]) -> None:
-            if head["kind"] in kinds and head["secret"]["of"] == "train":
-                head["round"], head["setup"]["run"] = 7, "run7"
-
-        return change
+    def disguised(head: dict[str, Any]) -> None:
+        head["setup"]["run"] = "run7"
 
     nodes = answers(sites)
-    for kind in ("share", "confirm", "reveal"):
-        nodes = [
-            asking(SimpleNamespace(answer=answer), kind, disguised([kind])) for answer in nodes
-        ]
+    for kind in ("share", "accept", "reveal"):
+        nodes = [asking(SimpleNamespace(answer=answer), kind, disguised) for answer in nodes]
     (run,) = deployed(ONE_ROUND, nodes)
     assert run.final.dropped == 0
     assert {read_kept(Revealed, site.node.folder).rounds["run1/0-0/train"] for site in sites} == {0}
-    # that the node advertised for another round does not help
-    nodes = [asking(site, "advertise", disguised(["advertise"])) for site in sites]
+    # keys that are for another run do not help
+    nodes = [asking(site, "advertise", disguised) for site in sites]
     (run,) = deployed(ONE_ROUND, nodes)
     assert run.final.dropped == NODES
+
+
+def counting_stages(sites: list[Site], seen: list[str]) -> list[Callable[[Parcel], Parcel]]:
+    """The sites, the first of which notes the kinds of requests of sums."""
+
+    def note(asked: Parcel, _: Parcel) -> None:
+        head = json.loads(asked.head)
+        seen.extend([head["kind"]] * bool(head["secret"]))
+
+    return [overheard(sites[0].answer, note), *answers(sites[1:])]
+
+
+def test_keys_are_agreed_on_once_and_again_if_they_are_used_up_or_a_node_lost_them(
+    sites: list[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round is two exchanges, three if a message is missing, and an evaluation is one."""
+    for module in ("secure_sum", "sum_keys"):
+        monkeypatch.setattr(f"fedprox.deployment.{module}.SUMS", 3)
+    seen: list[str] = []
+    nodes = counting_stages(sites, seen)
+
+    def restarted(parcel: Parcel) -> Parcel:
+        head = json.loads(parcel.head)
+        if head["kind"] == "train" and head["round"] == 4:
+            sites[4].restart()
+        return sites[4].answer(parcel)
+
+    (run,) = deployed(TABLE | {"rounds": 6}, [*nodes[:4], restarted])
+    keys, training, measuring = ["advertise", "share", "accept"], ["train", "reveal"], ["evaluate"]
+    both = training + measuring
+    assert seen == [
+        *(keys + measuring + 3 * both),
+        *(keys + both),
+        *["train", "confirm", "reveal"],
+        *(keys + measuring + both),
+    ]
+    assert [record.dropped for record in run.history[1:]] == [0, 0, 0, 0, 1, 0]
+    assert all(record.measured for record in run.history)
+
+
+def test_a_node_that_is_not_connected_costs_no_new_keys(sites: list[Site]) -> None:
+    seen: list[str] = []
+    nodes = counting_stages(sites, seen)
+    away = False
+
+    def leaving(parcel: Parcel) -> Parcel:
+        nonlocal away
+        if json.loads(parcel.head)["kind"] == "train":
+            away = True
+            raise NotConnected
+        return sites[4].answer(parcel)
+
+    class NotConnected(Exception):
+        pass
+
+    network = in_memory([*nodes[:4], leaving])
+
+    def send(parcels: Mapping[int, Parcel]) -> Mapping[int, str]:
+        sent: dict[int, str] = {}
+        for node, parcel in parcels.items():
+            with contextlib.suppress(NotConnected):
+                sent |= network.send({node: parcel})
+        return sent
+
+    def connected() -> Sequence[int]:
+        return range(NODES - away)
+
+    lossy = Network(connected, send, network.receive)
+    (run,) = deployed(TABLE | {"rounds": 3}, lossy, patience=0.1)
+    training = ["train", "reveal"]
+    assert seen == [
+        *["advertise", "share", "accept", "evaluate"],
+        *["train", "confirm", "reveal"],
+        *(2 * training),
+    ]
+    assert [record.dropped for record in run.history[1:]] == [1, 1, 1]
+    assert [record.measured for record in run.history] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -416,20 +498,20 @@ def put(**values: Any) -> Change:
     return change
 
 
-def another_model(head: dict[str, Any]) -> None:
-    head["arrays"] = head["arrays"][::-1]
-
-
 def fewer_nodes(head: dict[str, Any]) -> None:
     del head["setup"]["secure"]["nodes"][2:]
 
 
 UNSIGNED: list[tuple[Change, str]] = [
-    (another_model, "train: another request than the nodes of the sum have signed"),
-    (put(setup__run="run2"), "train: another request than the nodes of the sum have signed"),
-    (put(setup__secure__bound=1e6), "train: another request than the nodes of the sum have signed"),
+    (put(setup__run="run2"), "train: the node's keys are for another run"),
+    (put(setup__secure__bound=1e6), "train: the node's keys are for another run"),
     (put(work__steps=[0]), "a client without work, whose part of a sum is known"),
-    (put(work__weight=[0.9]), "train: other work than the node has signed"),
+    (put(work__weight=[0.9]), "weights [0.9]; they must be "),
+    (put(secret__asked=["node-0", "node-1"]), "a sum over 2 nodes; at least 3 are needed"),
+    (
+        put(secret__number=99),
+        "sum 99: the node has begun it or a later one, or its keys are not fo",
+    ),
     (put(secret=None), "train: messages are summed in secret only"),
     (
         put(setup__secure=None, secret=None),
@@ -451,6 +533,25 @@ def test_a_node_answers_only_what_it_has_signed(sites: list[Site], operated: Ope
     for t, (logged, (_, line)) in enumerate(zip(lines, UNSIGNED, strict=True), 1):
         assert f"round {t}: node 'node-0': it refuses: {line}" in logged
     assert run.final.dropped == 1
+
+
+OTHERWISE: dict[str, Change] = {
+    "participation": put(participation=0.5),
+    "nodes": put(secret__asked=["node-0", "node-1", "node-2", "node-3"]),
+    "rate": lambda head: put(secret__rate=head["secret"]["rate"] * (1 + 1e-9))(head),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_who_is_asked_for_something_else_is_in_no_sum_with_others(
+    what: str, sites: list[Site], operated: Operated
+) -> None:
+    """Its masks do not cancel theirs, so all that an operator has is noise."""
+    nodes = [asking(sites[0], "train", OTHERWISE[what]), *answers(sites[1:])]
+    run, lines = operated(ONE_ROUND, nodes)
+    assert any("round 1: the sum cannot be: " in line for line in lines)
+    assert run.final.dropped == NODES
+    assert not run.params["dense"]["bias"].any()
 
 
 def secure(**settings: Any) -> dict[str, Any]:
@@ -544,23 +645,21 @@ def test_measures_are_those_without_it(fresh: Fresh, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage",
-    mostly_slow(["advertise", "share", "evaluate", "confirm", "reveal"], "share", "confirm"),
+    "stage", mostly_slow(["advertise", "share", "accept", "evaluate"], "share", "evaluate")
 )
 def test_without_a_node_nothing_is_measured_and_the_run_goes_on(
     stage: str, whole: Run, sites: list[Site], operated: Operated
 ) -> None:
     nodes = [*answers(sites[:4]), gone(sites[4], stage, "evaluate")]
     run, lines = operated(ONE_ROUND, nodes)
-    before = stage in ("advertise", "share", "evaluate")
     for round_, record in enumerate(run.history):
         line = (
             f"fedprox mu=0.5, seed 0: evaluation after round {round_}: 4 of 5 nodes are left, and "
             "measures are summed over all: not measured"
         )
-        assert (line in lines) == before
-        assert record.measured != before
-    assert "fedprox mu=0.5, seed 0: node 'node-4': it refuses: it is gone" in lines or not before
+        assert line in lines
+        assert not record.measured
+    assert "fedprox mu=0.5, seed 0: node 'node-4': it refuses: it is gone" in lines
     assert run.diverged_at is None
     assert run.final.dropped == 0
     # a sum of all is that without masks but for rounding, whatever happened to the measures
@@ -587,7 +686,7 @@ def test_a_run_that_was_killed_measures_its_last_model_again(sites: list[Site]) 
 
     def killed(parcel: Parcel) -> Parcel:
         head = json.loads(parcel.head)
-        if head["kind"] == "advertise" and head["secret"]["of"] == "train":
+        if head["kind"] == "train":
             raise KilledError
         return sites[0].answer(parcel)
 
@@ -615,23 +714,30 @@ def test_no_two_sums_of_measures_differ_by_a_node(
     """An operator measures the same model again without a node, to subtract."""
     (whole,) = deployed(ONE_ROUND, answers(sites))
     assert whole.history[0].measured
-    request = Coordinator.request
+    request, setup_of = Coordinator.request, Coordinator.setup
+
+    def other(server: Coordinator, *of: Any) -> Setup:
+        head = {"setup": json.loads(setup_of(server, *of).model_dump_json())}
+        change(head)
+        return Setup.model_validate_json(json.dumps(head["setup"]))
 
     def changed(server: Coordinator, kind: RequestKind, setup: Setup, **others: Any) -> Request:
         made = request(server, kind, setup, **others)
-        of_measures = made.secret is not None and made.secret.of == "evaluate"
-        if kind == "evaluate" or of_measures:
+        if kind == "evaluate":
             head = json.loads(made.model_dump_json())
             change(head)
             made = Request.model_validate_json(json.dumps(head))
         return made
 
+    monkeypatch.setattr(Coordinator, "setup", other)
     monkeypatch.setattr(Coordinator, "request", changed)
     nodes = answers(sites[:4])
     if joins:
         nodes.append(gone(sites[4], "advertise", "evaluate"))
     # an operator that needs no more than the threshold
-    monkeypatch.setattr(OperatorSum, "require_messages", OperatorSum.require_enough)
+    monkeypatch.setattr(
+        SecureSum, "_require_messages", lambda own, nodes: require_enough(own.securing, nodes)
+    )
     (less,) = deployed(ONE_ROUND | {"cohort": {"clients_per_round": len(nodes)}}, nodes)
     assert [record.measured for record in less.history] == [False, False]
 
