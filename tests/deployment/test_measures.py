@@ -278,12 +278,13 @@ def test_a_request_has_nothing_that_its_kind_does_not_read(plain: Recorded) -> N
 
 
 def test_a_stage_of_a_sum_has_nothing_that_it_does_not_read() -> None:
-    advert = {"node": "a", "sum": "", "context": "", "work": {"by": "rows", "rate": 0.5}}
-    given = {"roster": [advert], "included": ["a"]}
+    advert = {"node": "a", "keys": "", "context": "", "measures": []}
+    given: dict[str, Any] = {"roster": [advert], "included": ["a"], "asked": ["a"]}
+    given |= {"number": 1, "by": "clients", "rate": 0.5}
     given |= {name: {"a": ""} for name in ("shares", "commitments", "signatures")}
     for kind, reads in READS.items():
         for name in [name for name in given if "secret" in reads and f"secret.{name}" not in reads]:
-            secret = {"sum": "0" * 32, "of": "train", "by": "rows", name: given[name]}
+            secret = {"keys": "0" * 32, "of": "train", name: given[name]}
             head = {"version": VERSION, "id": "x", "kind": kind, "secret": secret}
             line = f"request: {kind} does not read secret.{name}: leave it out"
             with pytest.raises(InputError, match=line):
@@ -298,7 +299,7 @@ ALONE: dict[str, tuple[Any, str]] = {
     "kind": ("gradients", REFUSED),
     "round": (1, SAME),
     "work": ({}, REFUSED),
-    "secret": ({"sum": "0" * 32, "of": "evaluate", "by": "rows"}, SAME),
+    "secret": ({"keys": "0" * 32, "of": "evaluate"}, SAME),
     **{name: (value, REFUSED) for name, value in UNREAD.items()},
     "setup__run": ("another", SAME),
     "setup__number": (3, SAME),

@@ -13,9 +13,10 @@ nodes A that it was asked with: for all of A, or for S that t nodes have signed.
 nodes at least reveal what gives a secret.
 
 * Not both secrets of a node: that would take :math:`2 (t - c)` of :math:`n - c` honest nodes.
-* Not two sets that are signed, for the same reason. If one is, at most n - t honest nodes have not
-  signed it. No key outside of it is known, and with the c others they are fewer than t: they cannot
-  be all nodes of another sum, nor can their shares give the seed of a node that was left out.
+* Not two sets that are signed, for the same reason. If one is, only keys of nodes that it leaves
+  out are known, and at most n - t honest nodes have not signed it. With the c others these are
+  fewer than t: their shares give no seed of a node that was left out, and they are not all nodes of
+  another sum.
 * If none is signed, no key is known, and a message stays masked unless all honest nodes of its A
   were asked with the same A and their seeds are known. No two such A have t nodes each.
 

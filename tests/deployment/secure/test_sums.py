@@ -335,6 +335,9 @@ def test_a_sum_over_all_is_there_with_all_messages_alone(known: Any) -> None:
         one.masked[name] = messages[name].copy()
         mask_by_all(nodes.keys[name], secret, "context", one.masked[name])
     assert one.stages == ()
+    again = messages["a"].copy()
+    mask_by_all(nodes.keys["a"], secret.model_copy(update={"number": 1}), "context", again)
+    assert (again == one.masked["a"]).mean() < 0.01  # no mask is used twice
     before = {name: vector.copy() for name, vector in one.masked.items()}
     assert (one.unmasked() == sum(messages.values())).all()
     for name in NAMES:
