@@ -40,9 +40,6 @@ Inputs = Any
 Client = tuple[Inputs, ArrayLike]
 T = TypeVar("T")
 
-PARTS = SPLITS
-"""The parts of a federation's rows; samples of them have these numbers."""
-
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
     """The begin of each of several consecutive stretches, and the end of the last one.
@@ -374,7 +371,7 @@ class Federation:
         """
         require_whole("rows", rows)
         return with_rows(
-            self, lambda part, given: given.sample(rows, seed=seed, salt=PARTS.index(part))
+            self, lambda part, given: given.sample(rows, seed=seed, salt=SPLITS.index(part))
         )
 
     def hold_out(self, share: float, *, seed: int = 0) -> "Federation":
@@ -680,7 +677,7 @@ def with_rows(
     federation: Federation, change: Callable[[str, Rows], Rows], **others: Any
 ) -> Federation:
     """A federation whose clients have other rows in each part; rows of no client all stay."""
-    parts = {part: getattr(federation, part) for part in PARTS}
+    parts = {part: getattr(federation, part) for part in SPLITS}
     rows: Any = {k: change(k, part) for k, part in parts.items() if isinstance(part, Rows)}
     return replace(federation, **rows, **others)
 

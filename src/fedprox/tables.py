@@ -455,7 +455,7 @@ def lay_out(
     read = read_table(
         table,
         None if features is None else [*features, label, *own],
-        [name for name, each in given.items() if _are_texts(each.get("values"))],
+        [name for name, each in given.items() if are_texts(each.get("values"))],
     )
     if features is None:
         features = [name for name in read.names if name not in (label, *own)]
@@ -509,7 +509,8 @@ def _stated(name: str, given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def _are_texts(values: Any) -> bool:
+def are_texts(values: Any) -> bool:
+    """Whether a vocabulary has words alone, so that a CSV file's column is read as texts."""
     return bool(values) and all(isinstance(value, str) for value in values)
 
 
