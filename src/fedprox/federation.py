@@ -30,7 +30,7 @@ from fedprox.features import (
 )
 from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, chosen_rows, generator
-from fedprox.tables import SPLITS, Layout, filled, lay_out
+from fedprox.table_layout import SPLITS, Layout, filled, lay_out
 from fedprox.user_code import describe
 
 Array = NDArray[Any]

@@ -17,7 +17,8 @@ from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 from fedprox.model import Model
 from fedprox.report.saved import load_columns, load_model, model_path
-from fedprox.tables import ROWS_AT_A_TIME, are_texts, read_table, require_columns
+from fedprox.table_layout import ROWS_AT_A_TIME, are_texts
+from fedprox.tables import read_table, require_columns
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from fedprox.errors import require, require_number, require_one_of
 from fedprox.features import Features, Prepared
 from fedprox.federation import Examples, Federation, Rows, with_rows
 from fedprox.streams import Purpose, Streams, check_seed
-from fedprox.tables import SPLITS
+from fedprox.table_layout import SPLITS
 
 Skew = Literal["noise", "rotation", "contrast"]
 """What differs from client to client."""

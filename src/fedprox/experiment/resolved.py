@@ -48,7 +48,7 @@ from fedprox.report.saved import load_model
 from fedprox.results.run import Run
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
-from fedprox.tables import Layout
+from fedprox.table_layout import Layout
 from fedprox.user_code import call, import_function
 
 
