@@ -5,7 +5,7 @@
 A table of 30 columns: the hospital, 100 of them in mixed order; 24 floating-point numbers and two
 whole ones; a truth value; a category; and the label. It is written once, and read by turns by
 pyarrow, by polars where it is installed, and by `Federation.from_table`, in this process. Asked: at
-most 1.5 times the reader's seconds. `--rows 10000000` needs 8 GB of memory and 5 GB of disk.
+most 1.5 times a reader's seconds. `--rows 10000000` needs 8 GB of memory and 5 GB of disk.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["parquet", "csv", "feather"])
     parser.add_argument("--times", type=int, default=3)
     arguments = parser.parse_args()
-    print("seconds and processor seconds, the least of all times; ratios to the slower reader's")
+    print("seconds and processor seconds, the least of all times; ratios to the faster reader's")
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"table.{kind}"
@@ -92,7 +92,7 @@ def main() -> None:
                     least[name] = min(least[name][0], taken[0]), min(least[name][1], taken[1])
                     del table
                     gc.collect()
-            alone = max(seconds for name, (seconds, _) in least.items() if "from" not in name)
+            alone = min(seconds for name, (seconds, _) in least.items() if "from" not in name)
             for name, (seconds, processor) in least.items():
                 print(f"  {name:30} {seconds:7.2f} {processor:7.2f}  {seconds / alone:.2f}")
     print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB")

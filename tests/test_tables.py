@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 
 import fedprox as fp
-from fedprox import tables
+from fedprox import table_layout
 from fedprox.columns import features_of
 from fedprox.federation import Federation
-from fedprox.tables import lay_out, read_table, training_moments
+from fedprox.table_layout import lay_out, training_moments
+from fedprox.tables import read_table
 
 Row = dict[str, Any]
 
@@ -136,7 +137,7 @@ def assert_by_hand(federation: Federation, rows: list[Row], standardize: str | N
 
 @pytest.fixture(autouse=True)
 def _blocks_of_three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ROWS_AT_A_TIME", 3)
+    monkeypatch.setattr(table_layout, "ROWS_AT_A_TIME", 3)
 
 
 @settings(deadline=None)

@@ -169,14 +169,12 @@ class Columns:
             f"{where}: kind = {self.label.kind!r}; it must be one of number, boolean, category",
         )
         require(self.label.missing is None, f"{where}: missing; a label is never made up")
-        if any(column.kind == "index" for column in self.features):
-            for column in self.features:
-                if column.kind == "index":
-                    require(
-                        column.name.isidentifier() and column.name != NUMBERS,
-                        f"column {column.name!r}: the name of an index is that of a model's input: "
-                        'letters, digits and _, and not "numbers"',
-                    )
+        for column in self.indices:
+            require(
+                column.name.isidentifier() and column.name != NUMBERS,
+                f"column {column.name!r}: the name of an index is that of a model's input: "
+                'letters, digits and _, and not "numbers"',
+            )
         for name, numbers in (("mean", self.mean), ("scale", self.scale)):
             if numbers is not None:
                 object.__setattr__(self, name, tuple(map(float, numbers)))
@@ -265,7 +263,7 @@ class Words(NamedTuple):
 Plain = Mapping[str, "Array | Words"]
 """Columns by name: `Words`, or arrays of numbers, truth values or dates; NaN and NaT are missing.
 
-`fedprox.tables.plain` makes them of a table.
+`Stored.rows` makes them of a table.
 """
 
 Numbers = tuple[Any, Any]

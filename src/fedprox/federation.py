@@ -30,7 +30,7 @@ from fedprox.features import (
 )
 from fedprox.files.mapping import copy_stretches, release_pages
 from fedprox.streams import Purpose, Streams, chosen_rows, generator
-from fedprox.tables import SPLITS, Layout, filled, lay_out
+from fedprox.table_layout import SPLITS, Layout, filled, lay_out
 from fedprox.user_code import describe
 
 Array = NDArray[Any]
@@ -39,9 +39,6 @@ Inputs = Any
 
 Client = tuple[Inputs, ArrayLike]
 T = TypeVar("T")
-
-PARTS = SPLITS
-"""The parts of a federation's rows; samples of them have these numbers."""
 
 
 def offsets_of(sizes: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -374,7 +371,7 @@ class Federation:
         """
         require_whole("rows", rows)
         return with_rows(
-            self, lambda part, given: given.sample(rows, seed=seed, salt=PARTS.index(part))
+            self, lambda part, given: given.sample(rows, seed=seed, salt=SPLITS.index(part))
         )
 
     def hold_out(self, share: float, *, seed: int = 0) -> "Federation":
@@ -680,7 +677,7 @@ def with_rows(
     federation: Federation, change: Callable[[str, Rows], Rows], **others: Any
 ) -> Federation:
     """A federation whose clients have other rows in each part; rows of no client all stay."""
-    parts = {part: getattr(federation, part) for part in PARTS}
+    parts = {part: getattr(federation, part) for part in SPLITS}
     rows: Any = {k: change(k, part) for k, part in parts.items() if isinstance(part, Rows)}
     return replace(federation, **rows, **others)
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.columns import Column, Columns, features_of
+from fedprox.columns import NUMBERS, Column, Columns, features_of
 from fedprox.errors import InputError, require
 from fedprox.experiment import parse
 from fedprox.experiment.resolved import resolve_with
@@ -17,7 +17,8 @@ from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 from fedprox.model import Model
 from fedprox.report.saved import load_columns, load_model, model_path
-from fedprox.tables import ROWS_AT_A_TIME, read_table, require_columns
+from fedprox.table_layout import ROWS_AT_A_TIME, are_texts
+from fedprox.tables import read_table, require_columns
 
 Array = NDArray[Any]
 
@@ -81,7 +82,7 @@ def predict(
         model = _model_of(Path(path), columns)
     params = load_model(file, model=model)
     names = [column.name for column in columns.features]
-    read = read_table(table, names, [c.name for c in columns.features if _are_words(c)])
+    read = read_table(table, names, [c.name for c in columns.features if are_texts(c.values)])
     require_columns(names, read.names)
     stored = {name: read.column(name) for name in names}
     apply, parts, length = jax.jit(model.apply), list[Array](), min(read.rows, ROWS_AT_A_TIME)
@@ -113,13 +114,9 @@ def _stand_in(columns: Columns) -> Federation:
     """A client with one row, from which a model is built."""
     numbers = np.zeros((1, len(columns.names)), np.float32)
     indices = {column.name: np.zeros(1, np.int32) for column in columns.indices}
-    x = {"numbers": numbers, **indices} if indices else numbers
+    x = {NUMBERS: numbers, **indices} if indices else numbers
     y = np.zeros(1, np.int32 if columns.classes else np.float32)
     return Federation.from_arrays([(x, y)], [(x, y)], classes=columns.classes)
-
-
-def _are_words(column: Column) -> bool:
-    return bool(column.values) and all(isinstance(value, str) for value in column.values)
 
 
 def _repeated(length: int, array: Array) -> Array:

@@ -185,6 +185,18 @@ class _Handler:
         self.answered.acquire(timeout=LONGEST_WAIT)
 
 
+def setting_once(event: threading.Event, what: str) -> SignalAnswer:
+    """An answer that sets an event and says what follows; the next signal is passed on."""
+
+    def answer(number: signal.Signals) -> str | None:
+        if event.is_set():
+            return None
+        event.set()
+        return f"{number.name}: {what}"
+
+    return answer
+
+
 @contextmanager
 def answering(answer: SignalAnswer) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP within `with`, except those that are ignored (`nohup`).

@@ -345,6 +345,7 @@ def test_noise_that_is_not_enough_for_the_approved_epsilon_is_refused(
     assert refused_by(site.node, request, with_noise(0.9 * noise)) == ""
 
 
+@pytest.mark.slow
 def test_steps_of_rows_stay_within_the_approved_epsilon(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ FLOORS = [
     {"files"},
     {"columns", "features", "streams"},
     {"tables"},
+    {"table_layout"},
     {"federation"},
     {"model"},
     {"subproblem", "datasets", "models"},

@@ -1,7 +1,6 @@
 """The commands of deployments: `fedprox deploy` and `fedprox node`."""
 
 import logging
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -61,7 +60,7 @@ from fedprox.report.privacy import guarantee
 from fedprox.report.records import has, number_of
 from fedprox.results.record import Record, figures
 from fedprox.results.run import Run
-from fedprox.terminal import Bar, answering
+from fedprox.terminal import Bar, answering, setting_once
 
 MOST_CLIENTS = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""
@@ -295,13 +294,6 @@ def node(
         known.superlink, Path(known.ca_certificate), Path(known.key), folder
     )
     stop = threading.Event()
-
-    def end(number: signal.Signals) -> str | None:
-        if stop.is_set():
-            return None
-        stop.set()
-        return f"{number.name}: the node ends after its current answer; once more to end at once"
-
     # before anything in it is read, such as what is spent; client state is a model or a gradient of
     # one client's data
     with locked(folder, mode=0o700):
@@ -310,7 +302,8 @@ def node(
         say(f"node {known.name}: {held.federation}")
         if labels := labels_in_words(held.federation):
             say(labels)
-        with answering(end):
+        ends = "the node ends after its current answer; once more to end at once"
+        with answering(setting_once(stop, ends)):
             serve(held.answer, connection, stop)
 
 

@@ -3,7 +3,6 @@
 import datetime
 import logging
 import os
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedprox.deployment.processes import tail
 from fedprox.deployment.superlink import PORT, check_folder, hold_to, keys_in, running_superlink
 from fedprox.errors import InputError, printable, require, require_whole
 from fedprox.files.whole import locked, write_private_folder
-from fedprox.terminal import answering
+from fedprox.terminal import answering, setting_once
 
 LONGEST = 36_500
 """Days, at most."""
@@ -185,16 +184,10 @@ def superlink(
     logging.basicConfig(format="fedprox: %(message)s", level=logging.WARNING)
     level, stop = os.environ.get("FLWR_LOG_LEVEL", "WARNING"), threading.Event()
 
-    def end(number: signal.Signals) -> str | None:
-        if stop.is_set():
-            return None
-        stop.set()
-        return f"{number.name}: the SuperLink ends"
-
     with locked(folder, mode=0o700):
         shown, keys = check_folder(folder), keys_in(folder)
         with (
-            answering(end),
+            answering(setting_once(stop, "the SuperLink ends")),
             running_superlink(folder, host, port, database=True, level=level) as running,
         ):
             lines = [shown, *hold_to(running.control, keys)]

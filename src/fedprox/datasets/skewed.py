@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_number, require_one_of
 from fedprox.features import Features, Prepared
-from fedprox.federation import PARTS, Examples, Federation, Rows, with_rows
+from fedprox.federation import Examples, Federation, Rows, with_rows
 from fedprox.streams import Purpose, Streams, check_seed
+from fedprox.table_layout import SPLITS
 
 Skew = Literal["noise", "rotation", "contrast"]
 """What differs from client to client."""
@@ -97,7 +98,7 @@ def skewed_features(
 
     def changed(part: str, rows: Rows) -> Rows:
         images = _images(rows.x)
-        of_part = 1 + PARTS.index(part)
+        of_part = 1 + SPLITS.index(part)
         for k, u in enumerate(drawn):
             at = slice(rows.offsets[k], rows.offsets[k + 1])
             images[at] = CHANGES[kind](images[at], s, u, streams.at(of_part, k))

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from fedprox.datasets.sources import locate
 from fedprox.federation import Federation, of_layout
-from fedprox.tables import Layout, lay_out
+from fedprox.table_layout import Layout, lay_out
 
 
 def table(

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from fedprox.algorithms.base import Algorithm, HParams, State
 from fedprox.algorithms.check import message_shape
+from fedprox.columns import Columns
 from fedprox.deployment.combine import declared_by, evaluation_shapes
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
@@ -291,7 +292,6 @@ class Coordinator:
             after it, each time.
         dishonest: Why nodes are left out of secure sums, by index.
         keys: What nodes have agreed on for the next secure sums; None if there is nothing.
-        columns: The columns of the nodes' tables, see `moments.standardize`; None for other data.
     """
 
     def __init__(
@@ -309,7 +309,6 @@ class Coordinator:
         self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol
         self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
-        self.columns = self.protocol.federation.columns
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0
         self.repeated: Sequence[range] = ()
@@ -319,6 +318,14 @@ class Coordinator:
         self.base = None if base is None else digest(base)
         self.rows = np.bincount(self.owner, sizes)
         self.shares = self.rows / sizes.sum()
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of the nodes' tables, with the run's numbers; None for other data."""
+        columns, ledger = self.protocol.federation.columns, self.ledger
+        if columns is None or not ledger.scale:
+            return columns
+        return replace(columns, mean=ledger.mean, scale=ledger.scale)
 
     def setup(self, method: Method, seed: int) -> Setup:
         """What nodes must know of a method."""

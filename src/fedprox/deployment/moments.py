@@ -31,7 +31,7 @@ from fedprox.deployment.wire import Array, prefixed, tree_of
 from fedprox.errors import InputError, require
 
 RESOLVED = 1000
-"""Times what a sum may be wrong that a size or a squared deviation must be."""
+"""A size or a squared deviation must be so many times the error of a sum."""
 
 
 class Summed(NamedTuple):
@@ -113,7 +113,7 @@ def scaled_by_sum(
 
 
 def standardize(server: Coordinator) -> None:
-    """Give the coordinator the columns of a run, whose numbers nodes are asked for once.
+    """Ask nodes once for the numbers of a run's columns, which its ledger keeps.
 
     `InputError` if a node does not answer: its rows would count for nothing.
     """
@@ -126,7 +126,6 @@ def standardize(server: Coordinator) -> None:
         assert known.mean is not None
         assert known.scale is not None
         ledger.mean, ledger.scale = known.mean, known.scale
-    server.columns = replace(columns, mean=ledger.mean, scale=ledger.scale)
 
 
 class _Asking:

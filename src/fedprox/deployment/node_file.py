@@ -20,7 +20,7 @@ from fedprox.experiment.resolved import limited, load_data, waiting_table
 from fedprox.experiment.schema import Section, Table, checked
 from fedprox.federation import Federation, of_layout
 from fedprox.files.toml import read_toml
-from fedprox.tables import Layout, training_moments
+from fedprox.table_layout import Layout, training_moments
 
 NODE_HEADERS = {
     name: f"[{name}]"

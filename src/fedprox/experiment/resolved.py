@@ -48,7 +48,7 @@ from fedprox.report.saved import load_model
 from fedprox.results.run import Run
 from fedprox.solver import Solver
 from fedprox.streams import check_seed
-from fedprox.tables import Layout
+from fedprox.table_layout import Layout
 from fedprox.user_code import call, import_function
 
 
@@ -256,19 +256,14 @@ def existing(key: str, name: str, data_dir: Path | None) -> Path:
 
 
 def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Table]:
-    """The federation that a `[data]` section names, and the section with every default.
-
-    A section with a `table` needs no name.
-    """
+    """The federation that a `[data]` section names, and the section with every default."""
     require(
         data.get("name") != DEPLOYED,
         f"data.name = {DEPLOYED!r}: the data are on the nodes of a deployment; fedprox deploy "
         "trains on them",
     )
     own = {key: value for key, value in data.items() if key != "skew"}
-    if "table" in own:
-        own = {"name": "table"} | own
-    load, table = named(own, DATASETS, "data", Federation)
+    load, table = _data_set(own)
     if "seed" in table:
         check_seed(table["seed"], "data.seed")  # not `seed`, the seed of runs
     data_folder(data_dir)  # must exist, even if the data need no files
@@ -288,15 +283,27 @@ def load_data(data: Table, data_dir: Path | None = None) -> tuple[Federation, Ta
     return federation, table
 
 
+def _is_table(data: Table) -> bool:
+    """Whether a `[data]` section is of a table of the user's, which needs no name."""
+    return data.get("name", "table" if "table" in data else None) == "table"
+
+
+def _data_set(data: Table) -> tuple[functools.partial[Any], Table]:
+    """The function of a `[data]` section with its options, and the section with every default."""
+    own = {"name": "table"} | data if _is_table(data) else data
+    load, table = named(own, DATASETS, "data", Federation)
+    assert isinstance(load, functools.partial)
+    return load, table
+
+
 def waiting_table(data: Table, data_dir: Path | None = None) -> Layout | None:
     """The table of a `[data]` section if the rows of a whole federation standardize it.
 
     None for other data, which `load_data` loads.
     """
-    if data.get("name", "table" if "table" in data else "") != "table":
+    if not _is_table(data):
         return None
-    load, shown = named({"name": "table"} | data, DATASETS, "data", Federation)
-    assert isinstance(load, functools.partial)
+    load, shown = _data_set(data)
     if shown["standardize"] != "federation":
         return None
     layout = laid_out(**load.keywords, data_dir=data_dir)

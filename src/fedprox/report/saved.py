@@ -275,7 +275,10 @@ def model_path(path: str | Path, label: str | None, seed: int | None) -> Path:
 def load_columns(path: Path) -> Columns:
     """How rows of a table become what the model in a file reads."""
     try:
-        words = _metadata(path.read_bytes()).get(COLUMNS)
+        with path.open("rb") as file:  # its arrays are not read
+            length, most = file.read(8), path.stat().st_size
+            header = file.read(min(int.from_bytes(length, "little"), most))
+            words = _metadata(length + header).get(COLUMNS)
         columns = None if words is None else json.loads(words)
     except (ValueError, AttributeError) as error:
         raise InputError(f"{path}: not a file of parameters, or damaged: {error}") from None
