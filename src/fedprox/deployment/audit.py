@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from fedprox.deployment.kept import NodeSpent
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import PrivacyPolicy
-from fedprox.deployment.wire import Request
+from fedprox.deployment.wire import READS, Request
 from fedprox.errors import InputError, foreign, reason, require
 from fedprox.files.whole import BINARY, NO_LINK, append, naming
 from fedprox.parts.privacy.accounting import (
@@ -68,7 +68,7 @@ def line_of(
         line["kind"] = request.kind
     if request is not None and setup is not None:
         line |= {"run": setup.run, "method": foreign(setup.method.get("name")), "seed": setup.seed}
-        if request.kind != "prepare":
+        if "round" in READS[request.kind]:
             # rounds are counted from 1; the model of an evaluation is that after a round
             of = request.kind if request.secret is None else request.secret.of
             line["round"] = request.round + (of != "evaluate")
