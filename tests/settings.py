@@ -119,6 +119,10 @@ CASES: dict[str, dict[str, Any]] = {
     | {
         "privacy": privacy(0.5, 0.01, adaptive_clip=fp.AdaptiveClip(), capacity=4),
     },
+    "correlated noise": {
+        "cohort": fp.Cohort(3, "cyclic", min_separation=2),
+        "privacy": privacy(mechanism="banded"),
+    },
     "two noised sums": NOISED | {"privacy": privacy(), "methods": fp.feddane(mu=0.1)},
     "private examples": {
         "privacy": privacy(unit="example", epsilon=8.0, noise_multiplier=None, accountant="rdp")

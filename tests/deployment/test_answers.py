@@ -21,7 +21,7 @@ from fedprox.deployment.combine import (
     declared_together,
     sums_of,
 )
-from fedprox.deployment.conversation import Answered, Conversation, Failed
+from fedprox.deployment.conversation import MOST_HEAD, Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, require_clipped
 from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
@@ -86,7 +86,7 @@ def entry(kind: str, shape: list[int], size: int) -> dict[str, Any]:
         (headed(b"", seconds=1e300), "it took 1e+300 s, and was asked 0.0 s ago"),
         (headed(b"", seconds=float("nan")), "it took nan s, and was asked 0.0 s ago"),
         (headed(b"", lacks=True), "it lacks arrays that it was just sent"),
-        (headed(b"", withheld=["x" * 200_000]), "200,0"),
+        (headed(b"", withheld=["x" * 2 * MOST_HEAD]), "2,000,"),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_refused_at_once(

@@ -161,7 +161,7 @@ def test_a_certificate_is_for_any_address(
     assert len(set(certificate_names(certificate))) >= 3
 
 
-AUTHORITY = new_authority(DAY)
+AUTHORITY = new_authority(2 * DAY)
 
 
 def test_a_certificate_may_be_valid_as_long_as_its_authority(tmp_path: Path) -> None:
