@@ -13,11 +13,12 @@ from experiments.engine.run import Step, reproduce
 from experiments.engine.table import duration
 from experiments.printed import PRINTED, Printed
 from fedprox.cli import main
-from fedprox.commands.runs import DataDir, standard_console
+from fedprox.commands.options import DataDir
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.mesh import use_cpu_devices
 from fedprox.errors import printable, require
+from fedprox.terminal import standard_console
 
 HELP = """Run a figure or table of a paper, and compare it with the paper's numbers.
 

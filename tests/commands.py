@@ -20,7 +20,7 @@ def start(
         given: What it is called with.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedprox.cli"])
+    context.set_forkserver_preload(["fedprox.cli", "fedprox.commands.run"])
     process = context.Process(target=_run, args=(output, arguments, before, given))
     process.start()
     return process

@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from fedprox import InputError, __version__, cli
-from fedprox.commands import runs as running
+from fedprox.commands import training
 from fedprox.experiment import parse, read_experiment, read_study, read_table, resolve
 from fedprox.files.whole import write_whole
 from fedprox.protocol.protocol import initial_params
@@ -62,8 +62,8 @@ def fedprox(*arguments: object) -> None:
     """The command in this process, with its exit status as SystemExit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["fedprox", *map(str, arguments)])
-        patch.setattr(running, "use_cpu_devices", lambda *_: None)
-        patch.setattr(running, "use_compilation_cache", lambda _: None)
+        patch.setattr(training, "use_cpu_devices", lambda *_: None)
+        patch.setattr(training, "use_compilation_cache", lambda _: None)
         cli.main()
 
 

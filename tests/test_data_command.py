@@ -99,7 +99,7 @@ def enter(patch: pytest.MonkeyPatch, *files: Source) -> None:
 def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are empty, which saves most of the time of a test that reads what is said."""
     for name in ("data_figure", "population_figure"):
-        monkeypatch.setattr(f"fedprox.cli.{name}", lambda *_: Figure(figsize=(1, 1)))
+        monkeypatch.setattr(f"fedprox.commands.data.{name}", lambda *_: Figure(figsize=(1, 1)))
 
 
 def one_line(capsys: Any) -> str:

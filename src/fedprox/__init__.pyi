@@ -47,7 +47,7 @@ from fedprox.diagnostics.privacy_audit import PrivacyAudit, audit_privacy
 from fedprox.errors import InputError
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
-from fedprox.loop.checkpoint import Checkpoints, Stopped
+from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.following import Callback, Progress
 from fedprox.loop.simulate import rounds, simulate
 from fedprox.loop.snapshot import Stage
@@ -81,6 +81,7 @@ from fedprox.studies.results import Study, StudyTable
 from fedprox.studies.run import Tuning
 from fedprox.studies.study import study
 from fedprox.subproblem import Subproblem
+from fedprox.terminal import Stopped
 
 __version__: str
 

@@ -16,10 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from fedprox.errors import printable
+
+
+def standard_console() -> Console:
+    """A console on stdout, 120 columns wide unless it is a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
+
+
+def say(message: str) -> None:
+    """Print a message in one line to stderr."""
+    print(f"fedprox: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
 
 
 class _SafeFile(io.FileIO):
@@ -275,3 +288,17 @@ def ended_by(number: signal.Signals) -> str:
     ('interrupted', 'ended by SIGTERM')
     """
     return "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+
+
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A comparison was stopped by a signal, after it wrote a checkpoint.
+
+    Attributes:
+        where: The last round, as text for messages.
+        folder: The folder of the checkpoint.
+        signal: The signal.
+    """
+
+    def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
+        super().__init__(f"stopped {where}")
+        self.where, self.folder, self.signal = where, folder, signal

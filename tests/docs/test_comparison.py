@@ -43,7 +43,7 @@ def test_the_readme_has_the_pages_versions() -> None:
     assert named.keys() >= {"Flower", "pfl-research", "FedJAX"}
     for name, version in named.items():
         assert re.search(rf" {re.escape(version)}[., ]", read[name]), name
-    assert "An\nempty cell: we found no such feature." in README
+    assert "longer comparison](docs/concepts/comparison.md)" in README
 
 
 def test_flowers_row_is_of_the_version_that_the_lock_has() -> None:

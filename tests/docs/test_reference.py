@@ -130,6 +130,12 @@ def test_docstrings_become_markdown() -> None:
     assert to_markdown(text) == "$a_b$ of {func}`fedprox.run`, see [here](https://x.org) and `code`"
 
 
+def test_the_help_of_the_program_names_each_command_in_a_short_line() -> None:
+    help_ = CliRunner().invoke(cli.app, ["--help"]).output
+    for name, (_, does) in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(does)}$", help_, re.M), name
+
+
 def test_every_command_is_on_the_page_as_its_help_prints_it() -> None:
     found = dict(commands.commands())
     assert {"fedprox", "fedprox run", "fedprox data describe"} <= found.keys()

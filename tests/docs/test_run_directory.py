@@ -9,7 +9,7 @@ import pytest
 from fedprox import diagnose, run
 from fedprox.experiment import read_experiment, resolve
 from fedprox.report.directory import DEPLOYMENT_FILE, LOGS, NODES, RESULTS, RunDirectory
-from fedprox.report.live import FILES
+from fedprox.report.status import FILES
 from fedprox.results.record import RECORD_COLUMNS
 
 NETWORK = {"seconds", "bytes_down", "bytes_up", "nodes", "network", "measured"}

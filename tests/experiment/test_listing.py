@@ -9,14 +9,21 @@ from typer.testing import CliRunner
 import fedprox as fp
 from fedprox import cli
 from fedprox.algorithms.server import RULES
+from fedprox.commands.keys import LISTING
 from fedprox.experiment import CATALOGUES, Experiment, keys, keys_of, parse
-from fedprox.experiment.listing import as_toml, plain
+from fedprox.experiment.listing import as_toml, listing, plain
 from fedprox.experiment.schema import table_of
 from fedprox.experiment.sections import HEADERS, NAMED
 from fedprox.files.toml import parse_toml
 from tests.test_cli import SMALL
 
 ROWS = keys()
+
+RENEW = """
+from fedprox.commands.keys import LISTING
+from fedprox.experiment.listing import listing
+LISTING.write_text(listing(), encoding="utf-8")
+"""
 
 
 def test_each_key_is_listed_once_under_its_section() -> None:
@@ -86,6 +93,8 @@ def test_a_section_that_is_no_table_is_refused_with_its_header() -> None:
 
 
 def test_the_command_lists_every_key() -> None:
+    written = LISTING.read_text(encoding="utf-8")
+    assert written == listing(), f"an old file; to renew it: python -c '{RENEW}'"
     text = CliRunner().invoke(cli.app, ["keys"]).output
     words = " ".join(text.split())
     for row in ROWS:

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedprox"
 
 FLOORS = [
-    {"errors", "terminal"},
+    {"errors"},
+    {"terminal"},
     {"jax_internals"},
     {"user_code", "precision"},
     {"losses"},

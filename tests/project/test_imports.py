@@ -11,7 +11,7 @@ import pytest
 
 import fedprox as fp
 
-SLOW = ("flax", "jax", "matplotlib", "optax", "pydantic", "rich", "scipy")
+SLOW = ("flax", "jax", "jinja2", "matplotlib", "numpy", "optax", "pydantic", "rich", "scipy")
 OPTIONAL = (
     *("cryptography", "datasets", "dp_accounting", "flwr", "jax_privacy"),
     *("mlflow", "tensorboardX", "tokenizers", "wandb"),
@@ -29,10 +29,21 @@ def loaded(program: str) -> set[str]:
     ("program", "needed"),
     [
         ("import fedprox", set()),
-        ("import fedprox as fp; fp.Federation, fp.Model, fp.Solver, fp.fedprox", {"jax", "optax"}),
-        ("from fedprox import models", {"flax", "jax", "optax", "rich"}),
+        (
+            "import fedprox as fp; fp.Federation, fp.Model, fp.Solver, fp.fedprox",
+            {"jax", "numpy", "optax"},
+        ),
+        ("from fedprox import models", {"flax", "jax", "numpy", "optax", "rich"}),
+        # help, and the commands that look at a run or a file
+        ("import fedprox.cli, fedprox.commands.keys, fedprox.commands.examples", {"rich"}),
+        ("import fedprox.commands.following", {"rich"}),
+        # what only results need is imported when there are some
+        (
+            "import fedprox.commands.run",
+            {"flax", "jax", "numpy", "optax", "pydantic", "rich"},
+        ),
         # checkpoints, progress and the page of a run
-        ("from fedprox import *", {"flax", "jax", "optax", "pydantic", "rich"}),
+        ("from fedprox import *", {"flax", "jax", "numpy", "optax", "pydantic", "rich"}),
     ],
 )
 def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:

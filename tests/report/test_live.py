@@ -11,7 +11,8 @@ from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.following import Progress
 from fedprox.report import live
 from fedprox.report.directory import RunDirectory
-from fedprox.report.live import PAGE_EVERY, PROMETHEUS, STATUS, STOP, Live, status_lines
+from fedprox.report.live import PAGE_EVERY, Live
+from fedprox.report.status import PROMETHEUS, STATUS, STOP, status_lines
 from fedprox.results.record import Record
 from tests.test_cli import LOSSES, status
 

@@ -708,14 +708,6 @@ def test_the_page_is_the_same_for_the_same_runs(page: Path, folder: Path, tmp_pa
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
-def test_reading_the_command_line_does_not_import_what_only_results_need() -> None:
-    script = "import sys, fedprox.cli; print({'jinja2', 'matplotlib'} & {*sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
-
-
 def test_the_page_is_small(page: Path) -> None:
     """Whoever makes a study has dozens of them."""
     assert len(page.read_bytes()) < 100_000

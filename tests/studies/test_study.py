@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.experiment import read_study
-from fedprox.loop.checkpoint import Stopped
 from fedprox.report import live
+from fedprox.report import status as statuses
 from fedprox.report.directory import RunDirectory
+from fedprox.terminal import Stopped
 from tests import commands
 from tests.test_cli import fedprox as command
 from tests.test_cli import status
@@ -125,7 +126,7 @@ def test_what_is_written_says_what_the_study_says(finished: tuple[fp.Study, Path
     names = {path.name for path in folder.iterdir()}
     assert names == {
         *("0-FedAvg", "0-FedProx", "50-FedAvg", "50-FedProx"),
-        *("figure.pdf", "figure.png", "figure.svg", "records.csv", "report.html", live.STUDY),
+        *("figure.pdf", "figure.png", "figure.svg", "records.csv", "report.html", statuses.STUDY),
         *("table.html", "table.md", "table.tex", "table.txt"),
     }
     read = fp.Study.read(folder)
@@ -339,7 +340,7 @@ def test_a_killed_study_continues_with_the_same_bytes(tmp_path: Path) -> None:
             time.sleep(0.01)
         os.kill(process.pid, kill)
         commands.status(process)
-    assert not (outs[1] / live.STUDY).exists()
+    assert not (outs[1] / statuses.STUDY).exists()
     assert commands.status(commands.start(tmp_path / "log", arguments[1])) == 0
     assert files(outs[0]) == files(outs[1])
 

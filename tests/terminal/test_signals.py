@@ -60,7 +60,7 @@ def hang_in(where: str, marker: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
     places = {
-        "loading": "fedprox.cli.resolve",
+        "loading": "fedprox.commands.training.resolve",
         "planning": "fedprox.engine.planning.round_work.round_work",
         "compiling": "jax.stages.Lowered.compile",
         "a checkpoint": "fedprox.loop.checkpoint.Checkpoints._save",

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from fedprox.cli import app
+from fedprox.cli import COMMANDS, app, command_of
 
 WIDTH = 98
 
@@ -22,7 +22,7 @@ def commands(command: Any = None, name: str = "fedprox") -> Iterator[tuple[str, 
     )
     yield name, command.get_help(context)
     for key, child in getattr(command, "commands", {}).items():
-        yield from commands(child, f"{name} {key}")
+        yield from commands(command_of(key) if key in COMMANDS else child, f"{name} {key}")
 
 
 def page() -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from fedprox.commands.runs import (
+from fedprox.commands.options import (
     Changes,
     DataDir,
     DeviceCount,
@@ -21,12 +21,8 @@ from fedprox.commands.runs import (
     OptionalFile,
     Out,
     Resume,
-    file_and_folder,
-    say,
-    set_up_jax,
-    standard_console,
-    train_into,
 )
+from fedprox.commands.training import file_and_folder, set_up_jax, train_into
 from fedprox.datasets.sources import cache_folder
 from fedprox.deployment.audit import checked_lines
 from fedprox.deployment.audit import in_words as line_in_words
@@ -60,7 +56,7 @@ from fedprox.report.privacy import guarantee
 from fedprox.report.records import has, number_of
 from fedprox.results.record import Record, figures
 from fedprox.results.run import Run
-from fedprox.terminal import Bar, answering, setting_once
+from fedprox.terminal import Bar, answering, say, setting_once, standard_console
 
 MOST_CLIENTS = 1000
 """Clients that a node may train in a round, from which the number of CPU devices follows."""

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from fedprox.commands.runs import say
 from fedprox.deployment import flower
 from fedprox.deployment.certificates import (
     address_of,
@@ -24,7 +23,7 @@ from fedprox.deployment.processes import tail
 from fedprox.deployment.superlink import PORT, check_folder, hold_to, keys_in, running_superlink
 from fedprox.errors import InputError, printable, require, require_whole
 from fedprox.files.whole import locked, write_private_folder
-from fedprox.terminal import answering, setting_once
+from fedprox.terminal import answering, say, setting_once
 
 LONGEST = 36_500
 """Days, at most."""

@@ -1,6 +1,6 @@
 """Experiment files: TOML in, checked, resolved to objects."""
 
-from fedprox.experiment.listing import CATALOGUES, Key, help_sections, keys
+from fedprox.experiment.listing import CATALOGUES, Key, keys
 from fedprox.experiment.resolved import Resolved, load_data, resolve, train
 from fedprox.experiment.schema import OPTIMIZERS, SCHEDULES, keys_of
 from fedprox.experiment.sections import (
@@ -23,7 +23,6 @@ __all__ = [
     "Resolved",
     "StudyFile",
     "apply_setting",
-    "help_sections",
     "keys",
     "keys_of",
     "load_data",

@@ -91,8 +91,11 @@ def as_toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
-def help_sections() -> dict[str, str]:
-    """Every key with its type, default and meaning, by section; "" for the keys of none."""
+def listing() -> str:
+    """What `fedprox keys` reads: every key with its type, default and meaning.
+
+    A line in front of each section has its name; that of the keys of no section is empty.
+    """
     texts: dict[str, list[str]] = {}
     for row in keys():
         default = f"default {row.default}" if row.default not in ("", "required") else row.default
@@ -104,7 +107,10 @@ def help_sections() -> dict[str, str]:
     texts["model"] += ["  losses:", *_keys_by_name(LOSSES)]
     texts["method"] += ["  rules of server:", *_keys_by_name(RULES)]
     headers = {name: HEADERS.get(name, f"[{name}]" * bool(name)) for name in texts}
-    return {name: "\n".join([*filter(None, [headers[name]]), *texts[name]]) for name in texts}
+    return "".join(
+        "\n".join([f"%% {name}".strip(), *filter(None, [headers[name]]), *texts[name], ""])
+        for name in texts
+    )
 
 
 def _keys_by_name(catalogue: Mapping[str, Callable[..., Any]]) -> list[str]:

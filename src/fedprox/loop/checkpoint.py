@@ -47,7 +47,7 @@ from fedprox.loop.snapshot import (
 from fedprox.protocol.method import Method
 from fedprox.results.record import Record
 from fedprox.results.run import Run
-from fedprox.terminal import answering
+from fedprox.terminal import Stopped, answering
 
 FIRST = "0-0.state"
 """The file with the comparison's settings, written before the first checkpoint."""
@@ -59,20 +59,6 @@ KEPT = 2
 
 NAME = re.compile(r"(\d+)-(\d+)\.(state|clients-\d+)")
 """Names of the files: number of the seed run, number of its rounds, kind."""
-
-
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """A comparison was stopped by a signal, after it wrote a checkpoint.
-
-    Attributes:
-        where: The last round, as text for messages.
-        folder: The folder of the checkpoint.
-        signal: The signal.
-    """
-
-    def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:
-        super().__init__(f"stopped {where}")
-        self.where, self.folder, self.signal = where, folder, signal
 
 
 @dataclass

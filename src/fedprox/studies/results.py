@@ -30,9 +30,9 @@ from fedprox.report.compare import (
 )
 from fedprox.report.directory import write_figure
 from fedprox.report.figure import Group, axis_of, chart, curves, study_figure, styles
-from fedprox.report.live import FILES, STUDY
 from fedprox.report.page import write_report
 from fedprox.report.records import records
+from fedprox.report.status import FILES, STUDY
 from fedprox.report.table import ReportTable, csv_of, grid, latex, latex_table
 from fedprox.results.run import Run
 from fedprox.results.target import Target

@@ -14,7 +14,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.errors import InputError, check_fields, require, shown
 from fedprox.federation import Federation
 from fedprox.files.whole import locked
-from fedprox.loop.checkpoint import Checkpoints, Stopped
+from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.following import Callback, Progress, Report, showing
 from fedprox.loop.simulate import prepare, simulate
 from fedprox.measures import lower_is_better
@@ -28,6 +28,7 @@ from fedprox.results.record import Record
 from fedprox.results.run import Run
 from fedprox.streams import check_seed
 from fedprox.studies.grid import METHOD, Arguments, Cell
+from fedprox.terminal import Stopped
 
 
 @dataclass(frozen=True)

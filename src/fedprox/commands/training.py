@@ -1,22 +1,21 @@
-"""What commands share: options, and training into a run directory, also one that is resumed."""
+"""What commands that train share: an experiment's data, and training into a run directory."""
 
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import jax
-import typer
 from rich.console import Console
 
+from fedprox.commands.options import Changes, resume_command
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.mesh import use_cpu_devices
 from fedprox.errors import InputError, printable, require
-from fedprox.experiment import DEPLOYED, Resolved, read_experiment
+from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment, resolve
 from fedprox.jax_internals import require_backend
 from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.loop.following import Callback
@@ -24,67 +23,7 @@ from fedprox.report.directory import RunDirectory, write_results
 from fedprox.report.live import Live, clean_up
 from fedprox.report.table import notes_on, table, warnings_on
 from fedprox.results.run import Run
-from fedprox.terminal import answering, end_now, ended_by
-
-ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key, such as solver.epochs=1 or method.0.mu=[0,1]. Repeatable.",
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder with data files, in place of FEDPROX_DATA or a download."),
-]
-DeviceCount = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Devices that share a round. [default: all; CPUs: cores]"),
-]
-OptionalFile = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The experiment.")]
-Out = Annotated[Path | None, typer.Option(help="Run directory. [default: runs/NAME-OF-FILE]")]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Continue the run in DIR; in place of FILE.toml."),
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace another experiment's results in the run directory."),
-]
-Log = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Write the records also for tensorboard, mlflow or wandb, below the run directory. "
-        "Repeatable.",
-    ),
-]
-
-
-def standard_console() -> Console:
-    """A console on stdout, 120 columns wide unless it is a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120, markup=False)
-
-
-def say(message: str) -> None:
-    """Print a message in one line to stderr."""
-    print(f"fedprox: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
-
-
-MACHINE_OPTIONS = (
-    "--data-dir",
-    "--devices",
-    "--coordinator",
-    "--processes",
-    "--process",
-    "--local",
-    "--superlink",
-    "--allow",
-    "--log",
-)
-"""Options that describe the machine or the output, not the experiment."""
+from fedprox.terminal import Bar, answering, end_now, ended_by, standard_console
 
 
 def set_up_jax(
@@ -96,6 +35,22 @@ def set_up_jax(
     if join:
         join()
     require_backend()
+
+
+def prepare(
+    file: Path,
+    settings: Changes,
+    data_dir: Path | None,
+    devices: int | None = None,
+    join: Callable[[], None] | None = None,
+) -> tuple[Console, Experiment, Resolved]:
+    """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
+    experiment = read_experiment(file, settings or ())
+    set_up_jax(experiment.cohort.clients_per_round, devices, join)
+    console = Console(quiet=True) if jax.process_index() else standard_console()
+    with Bar("loading the data"):
+        resolved = resolve(experiment, data_dir)
+    return console, experiment, resolved
 
 
 def file_and_folder(
@@ -208,20 +163,3 @@ def _print_start(console: Console, directory: RunDirectory) -> None:
     if changed := directory.changed_versions():
         line = f"{path}: begun with {', '.join(changed)}; the last bits may differ"
         console.print(line, soft_wrap=True)
-
-
-def resume_command(directory: Path, arguments: list[str]) -> str:
-    """The command that resumes a run with the same machine options.
-
-    >>> arguments = ["run", "a.toml", "--devices=2", "--out", "b", "--data-dir", "c d"]
-    >>> resume_command(Path("runs/a"), arguments)
-    "fedprox run --resume runs/a --devices=2 --data-dir 'c d'"
-    """
-    command = ["fedprox", "run", "--resume", str(directory)]
-    if arguments[:1] == ["deploy"]:
-        command[1] = "deploy"
-    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, _, value = option.partition("=")
-        if name in MACHINE_OPTIONS:
-            command += [option] if value else [option, following]
-    return shlex.join(command)

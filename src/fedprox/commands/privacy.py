@@ -1,0 +1,81 @@
+"""`fedprox privacy` and `fedprox audit-privacy`."""
+
+import warnings
+from typing import Annotated
+
+import typer
+
+from fedprox.commands.options import Changes, DataDir, DeviceCount, ExperimentFile
+from fedprox.commands.training import prepare
+from fedprox.diagnostics.privacy_audit import NOT_AUDITED
+from fedprox.diagnostics.privacy_audit import audit_privacy as run_audit
+from fedprox.errors import InputError, require, users_level
+from fedprox.parts.privacy.setting import check_delta, delta_warnings
+from fedprox.protocol.method import checked_methods
+from fedprox.protocol.protocol import Protocol
+from fedprox.report.privacy import privacy_page
+from fedprox.terminal import Bar
+
+
+def privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = None) -> None:
+    """Compute the privacy of an experiment without training.
+
+    It prints what the section [privacy] of the file means for each method: the noise for its
+    epsilon, epsilon after each tenth of the rounds with each accountant, what larger cohorts or
+    fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
+    it assumes. For examples it prints the noise, epsilon of the worst client and the guarantee.
+
+    Bad input is reported in one line, with exit status 2.
+    """
+    console, experiment, resolved = prepare(file, settings, data_dir)
+    if not resolved.privacy:
+        raise InputError(f"{file}: the section [privacy] is missing")
+    sizes = resolved.federation.train.sizes
+    check_delta(resolved.privacy, sizes)
+    for line in delta_warnings(resolved.privacy, sizes):
+        warnings.warn(line, stacklevel=users_level())
+    with Bar("accounting"):
+        protocol = Protocol(**resolved.settings, seeds=tuple(experiment.seeds))
+        methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
+        page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
+    console.print(page)
+
+
+def audit_privacy(
+    file: ExperimentFile,
+    settings: Changes = None,
+    data_dir: DataDir = None,
+    devices: DeviceCount = None,
+    canaries: Annotated[int, typer.Option(metavar="N", help="Clients, or rows, to add.")] = 1000,
+    confidence: Annotated[
+        float, typer.Option(metavar="C", help="Confidence of the lower bound.")
+    ] = 0.95,
+) -> None:
+    """Audit the privacy of an experiment by canaries.
+
+    It trains each method of the file, with clients or rows that take part or not by a coin, guesses
+    the coins from what the run releases, and prints a lower bound of epsilon beside the printed
+    one. It runs with the first seed, and leaves out targets, selection and evaluations. A lower
+    bound above the printed epsilon refutes the guarantee, and the exit status is then 1. A small
+    one proves nothing.
+
+    Bad input is reported in one line, with exit status 2.
+    """
+    console, experiment, resolved = prepare(file, settings, data_dir, devices)
+    if not resolved.privacy:
+        raise InputError(f"{file}: the section [privacy] is missing")
+    require(experiment.seeds, "seed: none given; at least one is needed")
+    given = {k: v for k, v in resolved.settings.items() if k not in (*NOT_AUDITED, "evaluation")}
+    refuted = False
+    for method in resolved.methods:
+        audit = run_audit(
+            method=method,
+            canaries=canaries,
+            confidence=confidence,
+            seed=experiment.seeds[0],
+            **given,
+        )
+        console.print(f"{method.name}\n{audit}\n")
+        refuted |= audit.refuted
+    if refuted:
+        raise typer.Exit(1)
