@@ -10,7 +10,7 @@ a secure sum allows, against the mean of the others, or, "constant", along a vec
 * bound: each number of the mean is at most 1, or at most the largest number of an honest message of
   the same round, than which no bound can be tighter.
 * norm: the norm of the mean is at most 4 times the largest norm of an honest message of the round,
-  or at most that.
+  or at most that, or that of the mean of the honest messages.
 * in the clear: the message of bound 1, beside clipping to twice the median norm, and beside the
   median of each coordinate.
 
@@ -42,12 +42,13 @@ class Liar(fp.Attack):
     """A node that makes the mean as large as a check of the sum allows.
 
     Attributes:
-        checked: What the check bounds: each number of the mean, or its norm.
+        checked: What the check bounds: each number of the mean, or its norm; "mean" for the norm
+            that it has without the liar.
         most: The bound; 0 for the largest of the round's honest messages times `loose`.
         constant: Whether the mean lies along a vector of ones, and not against the honest mean.
     """
 
-    checked: Literal["number", "norm"] = "number"
+    checked: Literal["number", "norm", "mean"] = "number"
     most: float = 0.0
     loose: float = 1.0
     constant: bool = False
@@ -65,7 +66,9 @@ class Liar(fp.Attack):
         if self.checked == "number":
             largest, along = jnp.abs(known).max(), jnp.sign(wish)
         else:
-            norms, length = jnp.linalg.norm(known, axis=1), jnp.linalg.norm(wish)
+            each = known.sum(axis=0, keepdims=True) / honest.sum()
+            norms = jnp.linalg.norm(each if self.checked == "mean" else known, axis=1)
+            length = jnp.linalg.norm(wish)
             largest, along = norms.max(), wish / jnp.where(length > 0, length, 1)
         most = self.most or self.loose * largest
         lie = counts.sum() * most * along - known.sum(axis=0)
@@ -78,6 +81,7 @@ LIES: dict[str, dict[str, Any]] = {
     "the tightest bound": {},
     "4 times the tightest norm": {"checked": "norm", "loose": 4.0},
     "the tightest norm": {"checked": "norm"},
+    "the norm of the honest mean": {"checked": "mean"},
 }
 IN_THE_CLEAR: dict[str, dict[str, Any]] = {
     "clipped to twice the median norm": {"faults": fp.Faults("clip", norm=2.0)},
