@@ -236,6 +236,7 @@ CHANGED: dict[str, Any] = {
     "secure": None,
     "secure.threshold": 4,
     "secure.bound": 2.0,
+    "secure.norm": 1.0,
     "secure.bits": 64,
     "secure.honest": 2,
     "secure.nodes": ["a", "b", "d"],

@@ -150,7 +150,9 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "PROCESSES": {"processes": 2},
     "ON_NODES": {"place": "deployment"},
     "IN_SIMULATION": {"place": "simulation"},
-    "SECURE": {"place": "deployment", "secure": True},
+    "SECURE": {"place": "deployment", "secure": SimpleNamespace(norm=None)},
+    "SECURE_NORM": {"place": "deployment", "secure": SimpleNamespace(norm=1.0)},
+    "NUMBERED": {"method": fp.fednova(0.1)},
 }
 """Arguments of `simulate`, or fields of a case, with each setting."""
 
@@ -209,7 +211,7 @@ def case_of(whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Case:
     method: fp.Algorithm = whole["method"]
     solver, place = method.solver(whole["solver"]), whole.get("place", "simulation")
     settings = SimpleNamespace(**defaults | whole)
-    return Case(settings, method, solver, place, whole.get("secure", False))
+    return Case(settings, method, solver, place, whole.get("secure"))
 
 
 def test_all_that_is_named_is_in_a_row_and_has_an_example() -> None:

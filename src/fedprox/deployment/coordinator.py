@@ -216,7 +216,7 @@ def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securin
     resolved.table["evaluation"]["gradients"] = gradients
     resolved.settings["evaluation"] = replace(resolved.evaluation, gradients=gradients)
     for method, solver in zip(resolved.methods, solvers, strict=True):
-        check_case(Case(resolved, method, solver, "deployment", secure is not None))
+        check_case(Case(resolved, method, solver, "deployment", secure))
     if resolved.privacy is not None:
         runs = len(experiment.seeds) * sum(map(len, map(sweep_points, resolved.methods, solvers)))
         require(
@@ -258,13 +258,17 @@ def _securing(experiment: Experiment, resolved: Resolved, nodes: Sequence[str]) 
     require_whole("deployment.secure.threshold", given.threshold)
     require_threshold(given.threshold, len(nodes))
     hidden = resolved.privacy is not None and resolved.privacy.unit == "client"
+    sizes = {"bound": given.bound, "norm": given.norm}
     require(
-        (given.bound is None) == hidden,
-        f"deployment.secure.bound = {given.bound}; it is needed without [privacy] of clients, and "
-        "follows from privacy.clip with it",
+        list(sizes.values()).count(None) == 1 + hidden,
+        "deployment.secure: "
+        + ", ".join(f"{name} = {value}" for name, value in sizes.items())
+        + "; one of them is needed without [privacy] of clients, and both follow from "
+        "privacy.clip with it",
     )
-    if given.bound is not None:
-        require_number("deployment.secure.bound", given.bound, positive=True)
+    for name, value in sizes.items():
+        if value is not None:
+            require_number(f"deployment.secure.{name}", value, positive=True)
     require_whole("deployment.secure.honest", given.honest, most=given.threshold)
     require(
         given.honest == 1 or hidden,

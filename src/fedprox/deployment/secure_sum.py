@@ -242,10 +242,11 @@ class Sums:
         unknown = sorted(set(securing.nodes) - {self.identity.name, *self.identity.peers})
         require(not unknown, f"nodes {', '.join(unknown)}: not in policy.secure.peers")
         require(self.identity.name in securing.nodes, "the node is not among those of the run")
-        hiding = setup.privacy
+        hiding, given = setup.privacy, (securing.bound, securing.norm)
         require(
-            (securing.bound is None) == (hiding is not None),
-            "deployment.secure.bound follows from privacy.clip, and is given without it",
+            given.count(None) == (1 if hiding is None else 2),
+            "deployment.secure.bound follows from privacy.clip or deployment.secure.norm, and is "
+            "given without them",
         )
         if hiding is not None:
             require(
@@ -525,7 +526,8 @@ class SecureSum:
         wanted: The nodes whose messages should be in the sum, and their indices.
         problems: Why some of them have dropped out, by index.
         bytes: Bytes of the stages' messages down and up, by index.
-        clipped: Numbers that were clipped, once there is a sum.
+        clipped: Numbers that were clipped, or with a norm messages that were scaled, once there is
+            a sum.
     """
 
     operator: OperatorSum
@@ -612,7 +614,10 @@ class SecureSum:
         keys.members -= set(operator.secret.asked) - set(left)  # nodes that have failed
         self.server.keys = keys
         message, self.clipped = self.fixed.values(total, self.message)
-        if self.clipped:
+        if self.clipped and self.fixed.scales:
+            norm = f"deployment.secure.norm = {self.fixed.norm:g}"
+            self._note(f"{self.clipped:,} messages of nodes longer than {norm} were scaled to it")
+        elif self.clipped:
             bound = f"{self.fixed.bound:g}"
             what = bound if self.everyone else f"deployment.secure.bound = {bound}"
             self._note(f"{self.clipped:,} numbers beyond {what} were clipped")

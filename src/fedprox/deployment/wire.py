@@ -308,8 +308,9 @@ class Securing(Head):
 
     Attributes:
         threshold: Nodes that a sum needs.
-        bound: Largest absolute value of a number in a node's mean message; None with privacy of
-            clients, where it follows from the clipping norm.
+        bound: Largest absolute value of a number in a node's mean message; None with a norm, and
+            with privacy of clients, where it follows from the clipping norm.
+        norm: Largest norm of a node's mean message; None if each number is bounded instead.
         bits: Bits of a number on its way.
         honest: Nodes of a sum whose noise hides a client, with privacy.
         nodes: The names of all nodes of the run.
@@ -317,6 +318,7 @@ class Securing(Head):
 
     threshold: Annotated[int, Field(ge=3, le=LARGEST)]
     bound: Annotated[float, Field(gt=0, le=SINGLE[1])] | None
+    norm: Annotated[float, Field(gt=0, le=SINGLE[1])] | None = None
     bits: Literal[32, 64]
     honest: Positive
     nodes: list[str]

@@ -171,7 +171,11 @@ class SecureSection(Section):
     up."""
     bound: float | None = None
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
-    and counted. Not with `[privacy]` of clients, where it follows from `clip`."""
+    and counted. Not with `norm`, nor with `[privacy]` of clients, where it follows from `clip`."""
+    norm: float | None = None
+    """In place of `bound`: largest Euclidean norm of a node's mean message; a longer one is scaled
+    to it and counted, and the operator refuses a sum that is longer than such messages can make
+    it."""
     bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""
@@ -191,8 +195,8 @@ class DeploymentSection(Section):
     patience: float = 300.0
     """Seconds that a round waits for a node; it then goes on without the node."""
     secure: SecureSection | None = None
-    """Sum the nodes' messages in secret: a table with the keys `threshold`, `bound`, `bits` and
-    `honest`; the operator sees each node's if left out."""
+    """Sum the nodes' messages in secret: a table with the keys `threshold`, `bound` or
+    `norm`, `bits` and `honest`; the operator sees each node's if left out."""
 
 
 class StudySection(Section):

@@ -17,7 +17,7 @@ from fedprox.errors import InputError
 from fedprox.federation import Examples
 from fedprox.model import trainable
 from fedprox.model.variants import adapted
-from fedprox.parts.compression import sends_more, sent_leaves
+from fedprox.parts.compression import sends_more, sends_number, sent_leaves
 from fedprox.solver import Solver
 
 
@@ -29,14 +29,14 @@ class Case(NamedTuple):
         method: A method; None to look at the settings alone.
         solver: The method's local solver.
         place: Where rounds are computed; None if it does not matter.
-        secure: Whether a deployment sums messages in secret.
+        secure: How a deployment sums messages in secret; None if it does not.
     """
 
     settings: Any  # a `Protocol`, or what an experiment file describes
     method: Algorithm | None = None
     solver: Solver | None = None
     place: Literal["simulation", "deployment"] | None = None
-    secure: bool = False
+    secure: Any = None  # a `Securing`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.settings, name)
@@ -229,6 +229,15 @@ PROCESSES = Chosen("", lambda _: jax.process_count() > 1, "use one", "a run of s
 IN_SIMULATION = Chosen("place", "simulation", words="a simulation")
 ON_NODES = Chosen("place", "deployment", "leave it out there", "a deployment")
 SECURE = Chosen("secure", words="deployment.secure")
+SECURE_NORM = Chosen(
+    "secure.norm", instead="give deployment.secure.bound", words="deployment.secure.norm"
+)
+NUMBERED = Chosen(
+    "",
+    lambda c: c.method is not None and sends_number(c.method, trainable(c.model.shapes)),
+    "run it without it",
+    "a method whose clients send a number beside their update",
+)
 # settings together
 GAMMA_BY_TIME = both(Chosen("solver.gamma"), Chosen("systems.deadline"))
 CLIPPED_ON_NODES = both(CLIPPED, ON_NODES)
@@ -274,6 +283,7 @@ ROWS = tuple(
         (needs.KEEPS_STATE, CLIPPED_ON_NODES, "nodes store it before messages are compared"),
         (SECURE, ["asynchronous", "compression", COMPARES, RULE, REPLACED], APART),
         (SECURE, ["privacy.adaptive_clip", "solver.gamma", "evaluation.gradients"], APART),
+        (NUMBERED, SECURE_NORM, "nodes scale what is sent as a whole"),
         (SECURE, CORRELATED, "nodes that add noise keep none of it, and may miss a round"),
         # who takes part
         (needs.EVERYONE, [SOME_CLIENTS, NOT_UNIFORM, STRAGGLERS, "systems.deadline"], ""),

@@ -226,6 +226,18 @@ def sends_more(algorithm: Algorithm, params: Params) -> bool:
     return bool(like(message_shape(algorithm, params)) != like(params))
 
 
+def sends_number(algorithm: Algorithm, params: Params) -> bool:
+    """Whether a method's clients send a number beside their update.
+
+    >>> from fedprox.algorithms import fednova, scaffold
+    >>> shapes = jax.ShapeDtypeStruct((2,), jnp.float32)
+    >>> sends_number(fednova(), shapes), sends_number(scaffold(), shapes)
+    (True, False)
+    """
+    sent = message_shape(algorithm, params)
+    return type(sent) is tuple and getattr(sent[-1], "shape", None) == ()
+
+
 SHARE_ROUNDING = 1e-6
 """By how much a share of a message may be more than a whole number and count as that."""
 

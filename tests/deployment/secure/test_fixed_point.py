@@ -1,5 +1,6 @@
 """Whole numbers: sums never wrap, rounding is right on average, and what is clipped is counted."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ fixed_points = st.builds(
     st.sampled_from([32, 64]),
     st.integers(3, 100),
     st.just(0.0),
+    st.just(0.0),
+    st.just(math.inf),
 )
 
 
@@ -87,6 +90,102 @@ def test_a_sum_is_bounded_by_its_weights(
             fixed.check(total, like, counted, 3)
 
 
+@given(st.integers(3, 20), st.sampled_from([1, -1]), st.integers(0, 10**6))
+def test_a_node_that_lies_has_the_room_of_all(nodes: int, sign: int, seed: int) -> None:
+    fixed, share = FixedPoint(2.0, 32, nodes), np.float32(1 / nodes) * ONE
+    like = [jax.ShapeDtypeStruct((1, 4), np.float32)]
+    honest = np.random.default_rng(seed).normal(0, 0.5, (nodes - 1, 1, 4)) * share
+    others = sum((fixed.quantized([each], share) for each in honest), np.zeros(5, np.uint32))
+    most = sign * math.floor(2.0 * (1 + ROUNDING) / fixed.step + nodes)
+    lie = np.array([most] * 4 + [4 * nodes], np.int32).view(np.uint32) - others
+    fixed.check(others + lie, like, ONE, nodes)
+    (mean,), _ = fixed.values(others + lie, like)
+    assert np.allclose(mean, sign * 2.0 * (1 + ROUNDING), rtol=1e-6)
+    lie[2:3] += np.array([sign], np.int32).view(np.uint32)
+    with pytest.raises(InputError, match="it has numbers of 2"):
+        fixed.check(others + lie, like, ONE, nodes)
+
+
+def within(norm: float, nodes: int = 5) -> FixedPoint:
+    """Whole numbers of messages with a norm."""
+    return FixedPoint(norm, 32, nodes, norm=norm)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 3), st.floats(0.1, 1), st.integers(0, 10**6))
+def test_a_message_is_scaled_to_the_norm(
+    norm: float, length: float, weight: float, seed: int
+) -> None:
+    fixed, counted = within(norm), np.array([weight, 1.0], np.float32)
+    numbers = np.random.default_rng(seed).normal(size=(2, 30))
+    long = length * norm * counted.astype(float)
+    numbers *= (long / np.linalg.norm(numbers, axis=1))[:, None]
+    message = [numbers[:, :10], numbers[:, 10:].reshape(2, 4, 5)]
+    vector = fixed.quantized(message, counted)
+    (first, second), scaled = fixed.values(vector, message)
+    values = np.concatenate([first, second.reshape(2, 20)], axis=1)
+    expected = numbers * min(1.0, 1 / length if length else 1.0)
+    assert (np.abs(values - expected) <= 1.01 * fixed.step).all()
+    if abs(length - 1) > 1e-6:
+        assert scaled == 2 * (length > 1)
+    fixed.check(vector, message, counted, 1)
+
+
+@given(st.integers(3, 20), st.integers(0, 10**6), st.booleans())
+def test_a_sum_is_as_long_as_its_messages_can_make_it(nodes: int, seed: int, lies: bool) -> None:
+    fixed, share = within(3.0, nodes), np.float32(1 / nodes) * ONE
+    message = np.random.default_rng(seed).normal(size=(1, 50))  # of all nodes, so the longest sum
+    vectors = [fixed.quantized([message], share) for _ in range(nodes)]
+    total = sum(vectors[1:], vectors[0])
+    like = [jax.ShapeDtypeStruct((1, 50), np.float32)]
+    if not lies:
+        fixed.check(total, like, ONE, nodes)
+        assert fixed.values(total, like)[1] == nodes
+        return
+    longer = total.view(np.int32)[:-1] * (1 + 2 * ROUNDING + 2 * nodes * fixed.step)
+    total[:-1] = longer.astype(np.int32).view(np.uint32)
+    with pytest.raises(InputError, match=r"its norm is 3\.\d+, and at most 3\.\d+"):
+        fixed.check(total, like, ONE, nodes)
+
+
+def test_no_sweep_point_has_the_room_of_another() -> None:
+    fixed, counted = within(1.0), np.array([1.0, 0.5], np.float32)
+    like = [jax.ShapeDtypeStruct((2, 1), np.float32), jax.ShapeDtypeStruct((2, 1), np.float32)]
+    for place, fits in ((0, True), (1, False), (2, True), (3, False)):
+        total = np.zeros(5, np.uint32)
+        total[[place, place ^ 2]] = [round(0.6 / fixed.step), round(0.3 / fixed.step)]
+        if fits:
+            fixed.check(total, like, counted, 5)
+            continue
+        with pytest.raises(InputError, match=r"it has numbers of 0.6|its norm is"):
+            fixed.check(total, like, counted, 5)
+
+
+@pytest.mark.parametrize(("scaled", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
+def test_scaled_messages_are_messages_of_the_nodes(scaled: int, fits: bool) -> None:
+    total = np.zeros(5, np.uint32)
+    total[-1] = np.array(scaled, np.int32).view(np.uint32)
+    like, counted = [jax.ShapeDtypeStruct((2, 2), np.float32)], np.ones(2, np.float32)
+    if fits:
+        within(1.0).check(total, like, counted, 3)
+        return
+    with pytest.raises(InputError, match=f"it has {scaled} scaled messages, and at most 6 may be"):
+        within(1.0).check(total, like, counted, 3)
+
+
+@pytest.mark.parametrize("z", [0.1, 1.5])
+def test_a_sum_with_noise_is_as_long_as_clipped_messages_and_noise(z: float) -> None:
+    """The nodes' messages are as long as may be; a lie is within the bound of each number."""
+    size, nodes = 10_000, 5
+    fixed = fixed_point_of(setup_of(64, nodes, 10, z, 4), "train")
+    message = np.full((1, size), 2.0 / np.sqrt(size) / nodes, np.float32)
+    vectors = [fixed.quantized([message], np.float32(1 / nodes) * ONE) for _ in range(nodes)]
+    total = sum(vectors[1:], vectors[0])
+    fixed.check(total, [message], ONE, nodes)
+    total[:-1] += np.uint64(round(1.0 / fixed.step))
+    with pytest.raises(InputError, match=r"its norm is 10\d\.\d+, and at most"):
+        fixed.check(total, [message], ONE, nodes)
+
+
 @pytest.mark.parametrize(("clipped", "fits"), [(0, True), (18, True), (19, False), (-1, False)])
 def test_clipped_numbers_are_numbers_of_the_nodes(clipped: int, fits: bool) -> None:
     fixed, total = FixedPoint(1.0, 32, 3), np.zeros(7, np.uint32)
@@ -119,7 +218,9 @@ def test_leaves_keep_their_shapes_and_order() -> None:
 
 def setup_of(bits: int, nodes: int, clients: int, z: float, honest: int) -> Any:
     """What a private run with secure sums declares, clipped to 2."""
-    securing = SimpleNamespace(bound=None, bits=bits, honest=honest, nodes=["node"] * nodes)
+    securing = SimpleNamespace(
+        bound=None, norm=None, bits=bits, honest=honest, nodes=["node"] * nodes
+    )
     hiding = SimpleNamespace(clip=2.0, mechanism=SimpleNamespace(noise_multiplier=z))
     return SimpleNamespace(secure=securing, privacy=hiding, clients_per_round=clients)
 

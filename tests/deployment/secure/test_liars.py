@@ -19,8 +19,9 @@ from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.wire import Advert, Answer, pack_arrays, parcel_of, unpack_arrays
+from fedprox.experiment import parse, resolve
 from fedprox.results.run import Run
-from tests.deployment.federations import deployed, in_memory
+from tests.deployment.federations import deployed, in_memory, vector
 from tests.deployment.secure.conftest import (
     NODES,
     OPERATOR,
@@ -313,8 +314,8 @@ def require_done(run: Run, rounds: int) -> None:
     assert run.params["dense"]["bias"].any()  # 0 in the initial model
 
 
-def shifted(place: int, by: float, step: float) -> Lie:
-    """A lie that shifts one number of the sum, whatever the masks are."""
+def shifted(place: int | slice, by: float, step: float) -> Lie:
+    """A lie that shifts a number of the sum, or some, whatever the masks are."""
 
     def shift(words: Any) -> Any:
         words = words.copy()
@@ -480,6 +481,7 @@ def test_without_known_keys_a_wrong_signature_costs_its_sums_alone(
     assert all("not signed by the key of node 'node-2'" in line for line in honest)
 
 
+NORM = TABLE | {"deployment": {"secure": {"threshold": THRESHOLD, "norm": 10.0}}}
 FEDNOVA = {**TABLE, "method": [{"name": "fednova"}]}
 LARGE = "it has numbers of 1"
 CLIPPED = "clipped numbers, and at most 3,050 may be"
@@ -498,12 +500,13 @@ CLIPPED = "clipped numbers, and at most 3,050 may be"
             ],
         ),
         (FEDNOVA, [(-2, -6.0, "its message is none that its clients can send")]),
+        (NORM, [(3, 11.0, LARGE), (slice(3, 5), -8.0, "its norm is 11.3")]),
     ],
-    ids=["numbers", "lengths"],
+    ids=["numbers", "lengths", "norms"],
 )
 def test_an_update_is_what_it_can_be(
     table: dict[str, Any],
-    lies: list[tuple[int, float, str]],
+    lies: list[tuple[int | slice, float, str]],
     run_with: Deployed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -516,3 +519,40 @@ def test_an_update_is_what_it_can_be(
     for said, (_, _, line) in zip(operator_lines(caplog), lies, strict=True):
         assert f"the sum cannot be: {line}" in said
         assert said.endswith("cannot be told which: without this round's updates")
+
+
+def test_a_node_that_lies_has_the_room_of_all(
+    run_with: Deployed, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node of five with a fifth of the weight sends at most 2 if it clips as it should."""
+    table = TABLE | {"rounds": 1}
+    (honest,) = deployed(table, answers(fresh(tmp_path / "honest")))
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, "train", shifted(3, 9.0, FixedPoint(10.0, 32, NODES).step), table=table)
+    assert not operator_lines(caplog)
+    moved = vector(run.params) - vector(honest.params)
+    assert abs(moved[3] - 9.0) < 1e-4
+    assert abs(np.delete(moved, 3)).max() < 1e-4
+
+
+def test_a_node_that_lies_chooses_the_measures_of_all(
+    run_with: Deployed, fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It makes the others' wrong predictions right, which no other measure contradicts."""
+    table = TABLE | {"rounds": 1}
+    (honest,) = deployed(table, answers(fresh(tmp_path / "honest")))
+    rows, step = rows_of(table), FixedPoint(MEASURES_BOUND, 64, NODES).step
+    wrong = rows * (1 - (honest.final.test_accuracy or 0))
+    assert wrong > 1
+    with caplog.at_level(logging.WARNING, OPERATOR):
+        run = run_with(2, "evaluate", shifted(PLACES[SUMMED[1]], wrong, step), table=table)
+    assert not operator_lines(caplog)
+    assert run.final.test_accuracy == pytest.approx(1.0)
+    assert run.final.test_loss == pytest.approx(honest.final.test_loss, rel=1e-5)
+
+
+def rows_of(table: dict[str, Any]) -> int:
+    """The test rows of all nodes."""
+    test = resolve(parse("test", table)).federation.test
+    assert test is not None
+    return len(test)

@@ -474,6 +474,24 @@ def test_clipped_numbers_are_counted(
     assert 0 < np.abs(run.params["dense"]["bias"]).max() <= 1e-3 * (1 + 1e-6)
 
 
+def test_a_norm_beyond_all_messages_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
+    (plain,) = deployed(PLAIN | {"rounds": 1}, answers(fresh(tmp_path / "plain", secure=False)))
+    long = ONE_ROUND | {"deployment": {"secure": {"threshold": 3, "norm": 10.0}}}
+    (whole,) = deployed(long, answers(fresh(tmp_path / "long")))
+    assert apart(plain.params, whole.params) < 1e-6
+
+
+def test_longer_messages_are_scaled_to_the_norm(sites: list[Site], operated: Operated) -> None:
+    table = ONE_ROUND | {"deployment": {"secure": {"threshold": 3, "norm": 1e-3}}}
+    run, lines = operated(table, answers(sites))
+    (line,) = lines
+    assert line.endswith(
+        "round 1: 5 messages of nodes longer than deployment.secure.norm = 0.001 were scaled to it"
+    )
+    # which is 0 in the initial model
+    assert 0 < np.linalg.norm(run.params["dense"]["bias"]) <= 1e-3 * (1 + 1e-4)
+
+
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -571,6 +589,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (secure(threshold=2), "deployment.secure.threshold = 2; with 5 nodes it must be from 3 to"),
     (secure(threshold=6), "deployment.secure.threshold = 6; with 5 nodes it must be from 3 to"),
     (secure(bound=0.0), "deployment.secure.bound = 0.0; it must be"),
+    (secure(norm=1.0), "deployment.secure: bound = 1.0, norm = 1.0; one of them is needed without"),
+    (secure(bound=None), "deployment.secure: bound = None, norm = None; one of them is needed"),
+    (secure(bound=None, norm=-1.0), "deployment.secure.norm = -1.0; it must be"),
+    (
+        secure(bound=None, norm=1.0) | {"method": [{"name": "fednova"}]},
+        "fednova: deployment.secure.norm does not go with a method whose clients send a number "
+        "beside their update, since nodes scale what is sent as a whole; give deployment.secure."
+        "bound",
+    ),
     (secure(bits=16), "deployment.secure.bits = 16; it must be one of 32, 64"),
     (secure(honest=2), "deployment.secure.honest = 2; it is for [privacy]: leave it out"),
     (
@@ -845,7 +872,8 @@ def test_a_private_round_without_a_sum_changes_nothing(sites: list[Site]) -> Non
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (secure(), "deployment.secure.bound = 1.0; it is needed without"),
+        (secure(), "deployment.secure: bound = 1.0, norm = None; one of them is needed without"),
+        (secure(bound=None, norm=1.0), "deployment.secure: bound = None, norm = 1.0; one of them"),
         (
             {"deployment": {"secure": {"threshold": 3, "honest": 4}}},
             "deployment.secure.honest = 4; it must be a whole number from 1 to 3",
@@ -906,7 +934,11 @@ def sampled(head: dict[str, Any]) -> None:
         (sampled, "deployment.secure with privacy: all clients take part, clipped to one norm"),
         (
             put(setup__secure__bound=1.0),
-            "deployment.secure.bound follows from privacy.clip, and is given without it",
+            "deployment.secure.bound follows from privacy.clip or deployment.secure.norm, and is",
+        ),
+        (
+            put(setup__secure__norm=1.0),
+            "deployment.secure.bound follows from privacy.clip or deployment.secure.norm, and is",
         ),
     ],
 )
