@@ -70,6 +70,9 @@ def test_a_table_of_several_blocks_and_of_none(
     assert fp.predict(path, ROWS, model=linear((3,))).tolist() == whole.tolist()
     empty: dict[str, list[Any]] = {name: [] for name in ROWS}
     assert fp.predict(path, empty, model=linear((3,))).shape == (0,)
+    by_client = saved(tmp_path, Column("dose", "number"), WEIGHT[:, 0], **BY_CLIENT)
+    none = empty | {"ward": []}
+    assert fp.predict(by_client, none, model=linear((3,)), client="ward").shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +89,84 @@ def test_rows_that_cannot_be_read(tmp_path: Path, rows: Any, line: str) -> None:
         fp.predict(path, rows, model=linear())
 
 
+BY_CLIENT: dict[str, Any] = {"standardize": "client", "mean": None, "scale": None}
+WARDS: dict[str, list[Any]] = {
+    "ward": ["b", "a", "b", "c", "a", "b", "c"],
+    "sex": ["f", "m", "f", "f", "m", "m", "m"],
+    "age": [30.0, 90.0, 1e7 + 1, 5.0, 40.0, 1e7, 5.0],
+}
+
+
+def test_each_clients_rows_standardize_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path, Column("risk", "number"), [1.0, 0, 0], **BY_CLIENT)
+    monkeypatch.setattr(predictions, "ROWS_AT_A_TIME", 3)
+    wards, age = np.array(WARDS["ward"]), np.array(WARDS["age"])
+    expected = np.zeros(len(age))  # of c, whose ages are equal
+    for ward in "ab":
+        own = age[wards == ward]
+        expected[wards == ward] = (own - own.mean()) / own.std()
+    got = fp.predict(path, WARDS, model=linear((3,)), client="ward")
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    # the rows of others do not matter, nor which number a client has
+    of_b = {
+        name: [v for v, w in zip(WARDS[name], wards, strict=True) if w == "b"] for name in WARDS
+    }
+    alone = fp.predict(path, of_b | {"ward": [7] * 3}, model=linear((3,)), client="ward")
+    np.testing.assert_array_equal(alone, got[wards == "b"])
+
+
+def test_the_rows_of_the_training_are_read_as_the_training_read_them(tmp_path: Path) -> None:
+    rows = WARDS | {"risk": [0.5, 1, 2, 3, 4, 5, 6]}
+    federation = fp.Federation.from_table(
+        *(rows,), client="ward", label="risk", standardize="client", kinds={"sex": SEX}
+    )
+    path, in_order = tmp_path / "model.safetensors", np.argsort(WARDS["ward"], kind="stable")
+    fp.save_model(path, {"w": np.array([0, 0, 1], np.float32)}, columns=federation.columns)
+    got = fp.predict(path, WARDS, model=linear((3,)), client="ward")
+    np.testing.assert_array_equal(got[in_order], federation.train.x[:, 2])
+
+
+def test_missing_values_do_not_count_for_a_clients_numbers(tmp_path: Path) -> None:
+    columns = Columns(
+        (replace(AGE, missing="column"),), Column("risk", "number"), standardize="client"
+    )
+    path = tmp_path / "model.safetensors"
+    fp.save_model(path, {"w": np.array([1, 10], np.float32)}, columns=columns)
+    age: list[float | None] = [20.0, None, 40.0, None]
+    rows = {"ward": ["a", "a", "a", "b"], "age": age}
+    got = fp.predict(path, rows, model=linear((2,)), client="ward")
+    np.testing.assert_array_equal(got, [-1, 10, 1, 10])
+    with pytest.raises(InputError, match="client 'a': one value of column 'age'; the client's own"):
+        fp.predict(
+            path, rows | {"age": [20.0, None, None, None]}, model=linear((2,)), client="ward"
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "client", "line"),
+    [
+        (WARDS, None, r"model\.safetensors: trained on .* each client's own .*; give client"),
+        (WARDS, "hospital", "table: no column 'hospital'"),
+        (WARDS | {"ward": [*"aabbaac"]}, "ward", "client 'c': one value of column 'age'"),
+        (WARDS | {"ward": [*"aabbaa", None]}, "ward", "column 'ward', row 7: a missing value"),
+        (WARDS | {"age": [1, 2, 3, None, 5, 6, 7]}, "ward", "column 'age', row 4: a missing value"),
+    ],
+)
+def test_clients_that_cannot_be_told_apart_or_standardized(
+    tmp_path: Path, rows: Any, client: Any, line: str
+) -> None:
+    path = saved(tmp_path, Column("ill", "boolean"), **BY_CLIENT)
+    with pytest.raises(InputError, match=line):
+        fp.predict(path, rows, model=linear(), client=client)
+
+
 def test_models_that_cannot_predict(tmp_path: Path) -> None:
     path = tmp_path / "plain.safetensors"
     fp.save_model(path, {"w": WEIGHT})
     with pytest.raises(InputError, match=r"plain\.safetensors: this model was not trained on a"):
         fp.predict(path, ROWS, model=linear())
-    by_client = saved(
-        tmp_path, Column("ill", "boolean"), standardize="client", mean=None, scale=None
-    )
-    with pytest.raises(InputError, match="each client's own mean and deviation"):
-        fp.predict(by_client, ROWS, model=linear())
     three = saved(tmp_path, Column("ill", "category", values=("a", "b", "c")))
     with pytest.raises(InputError, match="outputs of shape \\(2,\\) for 3 values of column 'ill'"):
         fp.predict(three, ROWS, model=linear())

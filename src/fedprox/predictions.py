@@ -1,5 +1,6 @@
 """Predictions for rows of a table by a model that was trained on one."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.columns import NUMBERS, Column, Columns, features_of
+from fedprox.columns import (
+    NUMBERS,
+    Column,
+    Columns,
+    Numbers,
+    features_of,
+    moments_of,
+    scaling,
+)
 from fedprox.errors import InputError, require
 from fedprox.experiment import parse
 from fedprox.experiment.resolved import resolve_with
@@ -17,8 +26,8 @@ from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 from fedprox.model import Model
 from fedprox.report.saved import load_columns, load_model, model_path
-from fedprox.table_layout import ROWS_AT_A_TIME, are_texts
-from fedprox.tables import read_table, require_columns
+from fedprox.table_layout import ROWS_AT_A_TIME, are_texts, clients_of
+from fedprox.tables import Stored, Table, read_table, require_columns
 
 Array = NDArray[Any]
 
@@ -30,11 +39,18 @@ def predict(
     label: str | None = None,
     seed: int | None = None,
     model: Model | None = None,
+    client: str | None = None,
 ) -> Array:
     """Predict the label of each row of a table, by a model that was trained on a table.
 
     The rows' columns become features as those of the training rows did: by the same vocabularies,
     and standardized by the same numbers, which are in the model's file.
+
+    With `standardize="client"` the file has no such numbers, since whoever has the model would know
+    each client's means. A client's rows are then standardized by the mean and the standard
+    deviation of these rows themselves: all rows of the client in `table`. So a prediction depends
+    on which other rows of the client are in the table, and the more there are, the better. Clients
+    need not have been in the training, and rows of the training may be in the table.
 
     Args:
         path: A run directory, or a file that `save_model` wrote with columns.
@@ -44,6 +60,8 @@ def predict(
             have different labels.
         seed: For a run directory: the run's seed. Needed only if the runs have different seeds.
         model: The model. Needed for a file, and for a run directory of a comparison in Python.
+        client: The column that names each row's client. Needed with `standardize="client"`, else
+            not read.
 
     Returns:
         The predictions in the order of the rows, shape (rows,): of classes the values of the
@@ -51,9 +69,9 @@ def predict(
         the second where it is above 0; else the outputs.
 
     Raises:
-        InputError: There is no such run, its model was not trained on a table, or was by numbers of
-            each client's own; a column is missing, or a value cannot be used; or the model has
-            other outputs.
+        InputError: There is no such run, or its model was not trained on a table; a column is
+            missing, or a value cannot be used; the model has other outputs; or, with
+            `standardize="client"`, a client has a single value of a column of numbers.
 
     Example:
         >>> import tempfile
@@ -73,28 +91,53 @@ def predict(
     """
     file = model_path(path, label, seed)
     columns = load_columns(file)
-    require(
-        columns.standardize != "client",
-        f"{file}: trained on rows that each client's own mean and deviation standardize, which are "
-        'not in the file; use standardize = "federation"',
-    )
+    if columns.standardize != "client":
+        client = None
+    else:
+        require(
+            client is not None,
+            f"{file}: trained on rows that each client's own mean and deviation standardize; give "
+            "client, the column of the table that names each row's client",
+        )
     if model is None:
         model = _model_of(Path(path), columns)
     params = load_model(file, model=model)
     names = [column.name for column in columns.features]
-    read = read_table(table, names, [c.name for c in columns.features if are_texts(c.values)])
-    require_columns(names, read.names)
+    used = names if client is None else [*names, client]
+    read = read_table(table, used, [c.name for c in columns.features if are_texts(c.values)])
+    require_columns(used, read.names)
+    if not read.rows:
+        return _values(columns.label)[:0]
     stored = {name: read.column(name) for name in names}
+    numbers = _numbers(columns, read, stored, client)
     apply, parts, length = jax.jit(model.apply), list[Array](), min(read.rows, ROWS_AT_A_TIME)
     for first in range(0, read.rows, ROWS_AT_A_TIME):
         last = min(first + ROWS_AT_A_TIME, read.rows)
         block = {name: each.rows(first, last) for name, each in stored.items()}
-        x = features_of(columns, block, first=first)
+        x = features_of(columns, block, first=first, numbers=numbers(slice(first, last)))
         outputs = np.asarray(apply(params, map_leaves(partial(_repeated, length), x)))[
             : row_count(x)
         ]
         parts.append(_labels(columns.label, outputs))
-    return np.concatenate(parts) if parts else _values(columns.label)[:0]
+    return np.concatenate(parts)
+
+
+def _numbers(
+    columns: Columns, table: Table, stored: Mapping[str, Stored], client: str | None
+) -> Callable[[slice], Numbers | None]:
+    """(rows) -> mean and scale of each one's client, by its rows; None for those of the columns."""
+    if client is None:
+        return lambda _: None
+    clients, owners = clients_of(client, table.column(client), table.rows)
+    whole = {column.name: stored[column.name].rows(0, table.rows) for column in columns.numeric}
+    moments = moments_of(columns, whole, owners=owners, clients=len(clients))
+    for k, j in np.argwhere(moments.counts == 1)[:1]:
+        raise InputError(
+            f"client {clients[k]!r}: one value of column {columns.numeric[j].name!r}; the client's "
+            "own mean and deviation, which standardize the column, need at least two"
+        )
+    mean, scale = scaling(moments)
+    return lambda rows: (mean[owners[rows]], scale[owners[rows]])
 
 
 def _model_of(folder: Path, columns: Columns) -> Model:

@@ -165,7 +165,7 @@ def lay_out(
         used[name] = Stored(kind, None) if kind else read.column(name)
     names: Sequence[str]
     if client is not None:
-        names, owners = _clients(client, read.column(client), read.rows)
+        names, owners = clients_of(client, read.column(client), read.rows)
     else:
         require(
             isinstance(client_name, str) and client_name,
@@ -312,7 +312,7 @@ def _with_numbers(columns: Columns, standardize: Any) -> Columns:
     return replace(columns, standardize="given", mean=mean, scale=scale)
 
 
-def _clients(name: str, stored: Stored, rows: int) -> tuple[list[str], Array]:
+def clients_of(name: str, stored: Stored, rows: int) -> tuple[list[str], Array]:
     """The clients' names, sorted, and the client of each row."""
     absent = by_blocks(rows, lambda *rows: _first_missing(stored.rows(*rows)))
     for block, row in enumerate(absent):
