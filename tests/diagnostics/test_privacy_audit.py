@@ -1,6 +1,9 @@
 """Audits catch broken mechanisms and leave right ones alone."""
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -10,9 +13,11 @@ import pytest
 
 import fedprox as fp
 from fedprox.algorithms.base import add_scaled
+from fedprox.devices import programs
 from fedprox.parts.privacy import examples, setting
 from fedprox.parts.privacy.numerics import norm_bound, standard_normals
 from fedprox.parts.privacy.setting import Unit, clip_to
+from tests.test_cli import status
 from tests.variants import mostly_slow
 
 SIZE, CANARIES = 1024, 400
@@ -105,7 +110,9 @@ def no_rounding_errors(patch: Patch) -> None:
     patch.setattr(examples, "product_bound", norm)
 
 
-def audit(unit: Unit = "client", z: float = 4.0, **changes: Any) -> fp.PrivacyAudit:
+def audit(
+    unit: Unit = "client", z: float = 4.0, method: fp.Algorithm | None = None, **changes: Any
+) -> fp.PrivacyAudit:
     x = np.random.default_rng(0).normal(size=(100, SIZE)).astype(np.float32)
     model = fp.Model(  # whose programs no other run has
         lambda _: jnp.zeros(SIZE), lambda w, x: x @ w, lambda z, y: -z * y, None
@@ -120,7 +127,7 @@ def audit(unit: Unit = "client", z: float = 4.0, **changes: Any) -> fp.PrivacyAu
     }
     clients = [(rows, np.ones(len(rows), np.float32)) for rows in np.split(x, 10)]
     federation = fp.Federation.from_arrays(clients)
-    return fp.audit_privacy(federation, model, fp.fedavg(), **given | changes)
+    return fp.audit_privacy(federation, model, method or fp.fedavg(), **given | changes)
 
 
 MANY: dict[str, Any] = {"z": 16.0, "canaries": 900}
@@ -180,8 +187,106 @@ def test_a_right_mechanism_is_not_refuted(unit: Unit, setting: dict[str, Any], s
         ({"canaries": 3}, "canaries = 3"),
         ({"confidence": 1.5}, "confidence = 1.5"),
         ({"stop_at_target": "any"}, "stop_at_target"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"solver": None}, "solver = None"),
+        ({"solver": fp.Solver([0.1, 0.2], 1, steps=1)}, "fedavg: 2 sweep points"),
     ],
 )
 def test_bad_input_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(fp.InputError, match=named):
         audit(**changes)
+
+
+CORRELATED = fp.Privacy(1.0, noise_multiplier=4.0, mechanism="banded")
+OTHERS: dict[str, tuple[fp.Algorithm, dict[str, Any]]] = {
+    "a method with server and client state": (fp.scaffold(), {"rounds": 2}),
+    "a first exchange": (fp.feddane(mu=0.1), {}),
+    "correlated noise": (
+        fp.fedavg(),
+        {"privacy": CORRELATED, "cohort": fp.Cohort(2, "cyclic", min_separation=2), "rounds": 2},
+    ),
+    "an adaptive norm": (
+        fp.fedavg(),
+        {"privacy": fp.Privacy(1.0, noise_multiplier=4.0, adaptive_clip=fp.AdaptiveClip())},
+    ),
+    "an initial model": (fp.fedavg(), {"initial": np.ones(SIZE, np.float32), "unit": "example"}),
+    "a schedule": (
+        fp.fedprox(mu=0.1),
+        {"solver": fp.Solver(lambda t: 0.1 / (t + 1), 2, epochs=1), "unit": "example", "rounds": 2},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_runs_are_audited(name: str, monkeypatch: Patch) -> None:
+    method, changes = OTHERS[name]
+    right = audit(method=method, **changes)
+    assert right.lower_bound < right.epsilon < right.most
+    no_noise(monkeypatch)
+    assert audit(method=method, **changes).refuted
+
+
+FILE = """
+rounds = 1
+data = {name = "synthetic", clients = 30}
+cohort = {clients_per_round = 30}
+solver = {learning_rate = 0.01, batch_size = 10, steps = 1}
+
+[[method]]
+name = "fedprox"
+mu = [0.1, 1.0]
+"""
+PRIVATE = "\nprivacy = {clip = 1.0, noise_multiplier = 4.0}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "private.toml"
+    path.write_text(PRIVATE + FILE)
+    return path
+
+
+@pytest.mark.slow
+def test_the_command_audits_each_sweep_point(
+    file: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status("audit-privacy", file, "--canaries", "400") == 0
+    printed = capsys.readouterr().out
+    assert re.findall("^fedprox mu=.*", printed, re.MULTILINE) == [
+        "fedprox mu=0.1",
+        "fedprox mu=1",
+    ]
+    assert printed.count("epsilon by canaries (at least)  0.") == 2
+    no_noise(monkeypatch)
+    monkeypatch.setattr(programs, "PROGRAMS", OrderedDict())
+    assert status("audit-privacy", file, "--canaries", "400") == 1
+    assert capsys.readouterr().out.count("The guarantee does not hold") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--canaries", "3"], "canaries = 3"),
+        (["--set", "rounds=0"], "rounds = 0"),
+        (["--set", "privacy.noise_multiplier=0"], "without noise"),
+    ],
+)
+def test_the_command_names_bad_input(
+    file: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status("audit-privacy", file, *arguments) == 2
+    assert named in last_line(capsys)
+
+
+def test_the_command_needs_privacy(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(FILE)
+    assert status("audit-privacy", file) == 2
+    assert "the section [privacy] is missing" in last_line(capsys)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
+    return str(line)

@@ -1,7 +1,7 @@
 """An audit of privacy: canaries through the real program, and a lower bound of epsilon.
 
-The bound is that of `fedprox.parts.privacy.one_run`, for an auditor who knows everything but the
-canaries' coins.
+The canaries are those of `fedprox.parts.privacy.canaries`, and the bound is that of
+`fedprox.parts.privacy.one_run`, for an auditor who knows everything but the canaries' coins.
 """
 
 import warnings
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.algorithms.check import message_shape
 from fedprox.errors import require, require_whole, shown
 from fedprox.features import rows_at
 from fedprox.federation import Federation, Rows, no_rows
@@ -26,6 +27,7 @@ from fedprox.parts.privacy.accounting import rounded_up
 from fedprox.parts.privacy.canaries import (
     EMPTY,
     Audited,
+    joined,
     numbers_of_rows,
     scores_of,
     standardized,
@@ -34,6 +36,7 @@ from fedprox.parts.privacy.canaries import (
 from fedprox.parts.privacy.one_run import auditing, bound_of, guessed
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.protocol.cohort import Cohort
+from fedprox.protocol.method import label, sweep_points
 from fedprox.protocol.protocol import Evaluation
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, check_seed, generator
@@ -209,10 +212,13 @@ def audit_privacy(
         f"solver = {shown(settings.get('solver'))}; an audit needs a fedprox.Solver",
     )
     require_whole("rounds", settings.get("rounds"))
+    points = len(sweep_points(method, method.solver(settings["solver"])))
+    require(points == 1, f"{method.name}: {points} sweep points; an audit has one")
     check_delta(privacy, federation.train.sizes)
     draws = generator(seed, Purpose.CANARIES)
     if privacy.of_clients:
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(trainable(model.shapes)))
+        message = jax.tree.leaves(message_shape(method, trainable(model.shapes)))
+        numbers = sum(leaf.size for leaf in message)
         canaries = min(canaries, max(FEWEST, numbers - EMPTY))
     present = draws.random(canaries) < 0.5
     run = _Run(federation, model, method, privacy, cohort, settings)
@@ -244,6 +250,21 @@ def audit_privacy(
         *bound.guesses,
         record.round,
     )
+
+
+def at_points(method: Algorithm, solver: Solver) -> Iterator[tuple[str, Algorithm]]:
+    """The label of each sweep point of a method, and the method at it.
+
+    >>> from fedprox.algorithms import fedprox
+    >>> [name for name, _ in at_points(fedprox(mu=[0.0, 1.0]), Solver(0.1, 10, steps=1))]
+    ['fedprox mu=0', 'fedprox mu=1']
+    """
+    solver = method.solver(solver)
+    for point in sweep_points(method, solver):
+        chosen = method._replace(hparams={name: point[name] for name in method.hparams})
+        if len(solver.rates) > 1:
+            chosen = chosen.with_solver(learning_rate=point["learning_rate"])
+        yield label(method, solver, point), chosen
 
 
 class _Run(NamedTuple):
@@ -313,7 +334,7 @@ def _of_rows(run: _Run, present: NDArray[np.bool_], draws: np.random.Generator) 
     if settings.get("initial") is not None:
         first, around = opened(settings["initial"])
         like = trainable(with_places(run.model, canaries).shapes)["canaries"]
-        settings["initial"] = around({"model": first, "canaries": jnp.zeros(like.shape)})
+        settings["initial"] = around(joined(first, jnp.zeros(like.shape)))
     return _Run(
         alone, with_places(run.model, canaries), method, _audited(run.privacy), Cohort(1), settings
     )

@@ -50,9 +50,11 @@ from fedprox.parts.privacy.examples import NoisedGradient
 from fedprox.parts.privacy.setting import Privacy
 from fedprox.precision import real_type
 
-LOUD, OVERFLOWING, CANCELLING = 2.0**10, 2.0**70, 2.0**24
-"""Numbers of canaries over the clipping norm: of most; one whose square single precision does not
-hold; and one that leaves the first if it is taken from their sum."""
+LOUD, CANCELLING = 2.0**10, 2.0**24
+"""Numbers of canaries over the clipping norm, and one from which it is left by cancelling."""
+
+OVERFLOWING = 2.0**70
+"""A number whose square single precision does not hold."""
 
 ONE_OF = 8
 """One canary of so many has an overflowing number, and one row of so many cancelling ones."""
@@ -102,13 +104,13 @@ class Audited(Privacy):
         """Raise nothing: delta is that of the federation without canaries."""
 
     def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
-        """Of clients the place of each canary from 1, its number over the norm, and its coin."""
+        """Of clients the place of each canary from 1, its number, and whether it is absent."""
         if not self.of_clients:
             return {}
         count = len(self.present)
         place, number, absent = np.zeros((3, len(federation)))
         place[-count:], absent[-count:] = 1 + np.arange(count), ~np.array(self.present)
-        number[-count:] = np.where(np.arange(count) % ONE_OF, LOUD, OVERFLOWING)
+        number[-count:] = np.where(np.arange(count) % ONE_OF, LOUD * self.clip, OVERFLOWING)
         columns = {"canary": place.astype(np.int64), "number": number, "absent": absent > 0}
         return {name: of_all[clients] for name, of_all in columns.items()}
 
@@ -123,7 +125,7 @@ class Audited(Privacy):
         if not self.of_clients:
             return method
         count, replaces = len(self.present), self.of_run(method, setting).replaces
-        seen = added_up(with_canaries(method, count, self.clip), count)
+        seen = added_up(with_canaries(method, count), count)
         hidden = super().wrap(seen, setting)
 
         def message(
@@ -155,15 +157,17 @@ class Blanked(NoisedGradient):
         return super().gradient(loss, params, batch._replace(weights=weights), given)
 
 
-def with_canaries(method: Algorithm, count: int, clip: float) -> Algorithm:
+def with_canaries(method: Algorithm, count: int) -> Algorithm:
     """The method whose canaries send a number at their place, which others leave at zero."""
 
     def message(
         state: State, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Message, ClientState]:
         sent, own = method.client.message(state, hparams, context, solution)
-        number = clip * context.columns["number"]
-        return _replaced(sent, context.columns["canary"], number, count + EMPTY), own
+        if "canary" not in context.columns:  # where only its shape is asked for
+            return sent, own
+        place, number = context.columns["canary"], context.columns["number"]
+        return _replaced(sent, place, number, count + EMPTY), own
 
     return method._replace(client=method.client._replace(message=message))
 
@@ -222,10 +226,10 @@ def numbers_of_rows(canaries: int, clip: float) -> NDArray[np.float32]:
     >>> numbers_of_rows(3, 1.0).sum(axis=1).tolist() == [2.0**70, 2.0**10, 2.0**10]
     True
     """
-    numbers, kind = np.zeros((canaries, 2)), np.arange(canaries) % ONE_OF
-    numbers[:, 0] = np.where(kind, LOUD, OVERFLOWING)
-    numbers[kind == 1] = CANCELLING, LOUD - CANCELLING
-    return (clip * numbers).astype(np.float32)
+    numbers, kind = np.zeros((canaries, 2), np.float32), np.arange(canaries) % ONE_OF
+    numbers[:, 0] = np.where(kind, clip * LOUD, OVERFLOWING)
+    numbers[kind == 1] = clip * CANCELLING, clip * (LOUD - CANCELLING)
+    return numbers
 
 
 def with_places(model: Model, canaries: int) -> Model:
@@ -238,26 +242,48 @@ def with_places(model: Model, canaries: int) -> Model:
     init = model.init if not model.state else getattr(model.init, "params")  # noqa: B009
 
     def start(key: jax.Array) -> Params:
-        return {"model": init(key), "canaries": jnp.zeros((rows, WIDTH), real_type())}
+        return joined(init(key), jnp.zeros((rows, WIDTH), real_type()))
 
     def inside(function: Callable[..., Any], moves: bool) -> Callable[..., Any]:
-        def of_whole(whole: Params, *given: Any) -> Any:
+        def of_whole(whole: Whole, *given: Any) -> Any:
             x = given[at - 1]
-            found = function(whole["model"], *given[: at - 1], x["x"], *given[at:])
-            return moving(found, whole["canaries"], x["place"], x["numbers"]) if moves else found
+            found = function(whole.own, *given[: at - 1], x["x"], *given[at:])
+            return moving(found, whole.matrix, x["place"], x["numbers"]) if moves else found
 
         return of_whole
 
-    base = model.base and jax.tree_util.Partial(_around, model.base)
     changed = rewritten(model, lambda function: inside(function, moves=True))
     if model.representation:
         changed = replace(changed, representation=inside(model.representation, moves=False))
-    return replace(changed, init=start, base=base)
+    return replace(changed, init=start, base=jax.tree_util.Partial(_whole, model.base))
 
 
-def _around(base: Callable[[Params], Params], trained: Params) -> Params:
-    """The parameters of the whole model beside those of the canaries."""
-    return {**trained, "model": base(trained["model"])}
+class Whole(NamedTuple):
+    """The parameters that a model's functions take, and the canaries' matrix."""
+
+    own: Params
+    matrix: jax.Array
+
+
+MODEL = "the model"
+"""The name of parameters without names, which no parameter of a dict has."""
+
+
+def joined(params: Params, matrix: Any) -> Params:
+    """Trained parameters beside the canaries' matrix; those of a dict keep their names.
+
+    >>> joined({"w": 1}, 2), joined((1,), 2)
+    ({'w': 1, 'canaries': 2}, {'the model': (1,), 'canaries': 2})
+    """
+    own = params if type(params) is dict else {MODEL: params}
+    return {**own, "canaries": matrix}
+
+
+def _whole(base: Callable[[Params], Params] | None, trained: dict[str, Params]) -> Whole:
+    """The inverse of `joined`, and what the model's base makes of its parameters."""
+    own = {name: part for name, part in trained.items() if name != "canaries"}
+    params = own[MODEL] if list(own) == [MODEL] else own
+    return Whole(base(params) if base else params, trained["canaries"])
 
 
 @jax.custom_vjp

@@ -111,5 +111,5 @@ def bound_of(tried: list[Guesses], delta: float, confidence: float) -> Bound:
     significance = (1 - confidence) / len(tried)
     found = [lower_bound(each, delta, significance) for each in tried]
     most = max(lower_bound(each._replace(right=each.made), delta, significance) for each in tried)
-    best = max(range(len(tried)), key=lambda i: (found[i], tried[i].right / tried[i].made))
+    best = max(range(len(tried)), key=lambda i: (found[i], tried[i].made))
     return Bound(found[best], most, tried[best])
