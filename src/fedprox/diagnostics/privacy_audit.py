@@ -64,6 +64,19 @@ class PrivacyAudit:
         guesses: For how many of them the auditor guessed whether they took part.
         right: How many of these guesses are right.
         rounds: Rounds of the run.
+
+    Example:
+        An audit of 400 rows in a run that adds too little noise:
+
+        >>> import fedprox as fp
+        >>> audit = fp.PrivacyAudit("example", 0.93, 1e-5, 2.87, 4.27, 0.95, 400, 100, 100, 1)
+        >>> print(audit)
+        epsilon as printed (at most)    0.930   delta = 1e-05, 1 round
+        epsilon by canaries (at least)  2.870   with confidence 95 %
+        canaries                        400 rows: 100 of 100 guesses right
+        The guarantee does not hold: the run reveals more than it prints.
+        >>> audit.refuted
+        True
     """
 
     unit: str
@@ -97,7 +110,7 @@ class PrivacyAudit:
         return "\n".join(
             [
                 f"epsilon as printed (at most)    {rounded_up(self.epsilon)}   delta = "
-                f"{self.delta:g}, {self.rounds:,} rounds",
+                f"{self.delta:g}, {self.rounds:,} round{'s' * (self.rounds != 1)}",
                 f"epsilon by canaries (at least)  {self.lower_bound:.3f}   with confidence {sure}",
                 f"canaries                        {self.canaries:,} {unit}: "
                 f"{self.right:,} of {self.guesses:,} guesses right",
@@ -147,9 +160,9 @@ def audit_privacy(
         privacy: The setting to audit, with noise.
         cohort: How each round's clients are sampled.
         canaries: Number of canaries, at least 20. With the unit "client" no more of them are used
-            than a message has numbers beside 64. With a small delta, 100 show an epsilon of at most
-            2.9, 1,000 of at most 5.2 and 5,000 of at most 6.8. With a delta of 1e-3 no number
-            shows more than 0.9.
+            than a message has numbers beside 64. With a delta of 1e-5, 100 show an epsilon of at
+            most 2.9, 1,000 of at most 5.1 and 5,000 of at most 5.9. With a delta of 1e-3 no number
+            shows more than 1.
         confidence: Confidence of the lower bound, above 0.5 and below 1.
         seed: Seed of the run and of the coins.
         settings: The other arguments of :func:`fedprox.simulate`. A run is audited as a whole, so
