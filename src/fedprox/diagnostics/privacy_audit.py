@@ -177,16 +177,16 @@ def audit_privacy(
 
     Example:
         >>> import fedprox as fp
-        >>> federation = fp.datasets.synthetic(clients=20)
+        >>> federation = fp.datasets.synthetic(clients=4)
         >>> audit = fp.audit_privacy(
         ...     federation,
         ...     fp.models.logistic(federation),
         ...     fp.fedavg(),
         ...     solver=fp.Solver(learning_rate=0.01, batch_size=10, steps=1),
-        ...     cohort=fp.Cohort(20),
+        ...     cohort=fp.Cohort(4),
         ...     rounds=1,
         ...     privacy=fp.Privacy(clip=1.0, noise_multiplier=3.0),
-        ...     canaries=100,
+        ...     canaries=50,
         ...     progress=False,
         ... )
         >>> audit.lower_bound < audit.epsilon, audit.refuted
