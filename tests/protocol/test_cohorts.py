@@ -309,6 +309,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "NEWCOMERS": 26,
         "SKEW": 27,
         "GROUPS": 28,
+        "CANARIES": 29,
     }
 
 

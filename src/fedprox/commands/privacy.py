@@ -7,7 +7,7 @@ import typer
 
 from fedprox.commands.options import Changes, DataDir, DeviceCount, ExperimentFile
 from fedprox.commands.training import prepare
-from fedprox.diagnostics.privacy_audit import NOT_AUDITED
+from fedprox.diagnostics.privacy_audit import NOT_AUDITED, at_points
 from fedprox.diagnostics.privacy_audit import audit_privacy as run_audit
 from fedprox.errors import InputError, require, users_level
 from fedprox.parts.privacy.setting import check_delta, delta_warnings
@@ -53,11 +53,11 @@ def audit_privacy(
 ) -> None:
     """Audit the privacy of an experiment by canaries.
 
-    It trains each method of the file, with clients or rows that take part or not by a coin, guesses
-    the coins from what the run releases, and prints a lower bound of epsilon beside the printed
-    one. It runs with the first seed, and leaves out targets, selection and evaluations. A lower
-    bound above the printed epsilon refutes the guarantee, and the exit status is then 1. A small
-    one proves nothing.
+    It trains each method and sweep point of the file, with clients or rows that take part or not by
+    a coin, guesses the coins from what the run releases, and prints a lower bound of epsilon beside
+    the printed one. It runs with the first seed, and leaves out targets, selection and evaluations.
+    A lower bound above the printed epsilon refutes the guarantee, and the exit status is then 1. A
+    small one proves nothing. It needs the extra jax-privacy.
 
     Bad input is reported in one line, with exit status 2.
     """
@@ -68,14 +68,17 @@ def audit_privacy(
     given = {k: v for k, v in resolved.settings.items() if k not in (*NOT_AUDITED, "evaluation")}
     refuted = False
     for method in resolved.methods:
-        audit = run_audit(
-            method=method,
-            canaries=canaries,
-            confidence=confidence,
-            seed=experiment.seeds[0],
-            **given,
-        )
-        console.print(f"{method.name}\n{audit}\n")
-        refuted |= audit.refuted
+        if method.pooled and resolved.privacy.of_clients:
+            continue  # it has no clients to hide
+        for name, chosen in at_points(method, resolved.settings["solver"]):
+            audit = run_audit(
+                method=chosen,
+                canaries=canaries,
+                confidence=confidence,
+                seed=experiment.seeds[0],
+                **given,
+            )
+            console.print(f"{name}\n{audit}\n", highlight=False, soft_wrap=True)
+            refuted |= audit.refuted
     if refuted:
         raise typer.Exit(1)

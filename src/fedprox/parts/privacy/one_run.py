@@ -9,24 +9,26 @@ the guesses are right with a probability of at most
     \qquad W \sim \mathrm{Binomial}\Big(r, \frac{1}{1 + e^{-\epsilon}}\Big)
 
 (Steinke, Nasr and Jagielski 2023, `Privacy Auditing with One (1) Training Run
-<https://arxiv.org/abs/2305.08846>`_, Theorem 5.2 and the program of appendix D). An epsilon at
-which this is at most :math:`1 - c` is refuted with confidence :math:`c`, with all smaller ones.
+<https://arxiv.org/abs/2305.08846>`_). An epsilon at which this is at most :math:`1 - c` is refuted
+with confidence :math:`c`.
 
-The auditor of jax-privacy 2.0 has the same bound for guesses on one side alone, and corrects its
-choice of a threshold by the number of thresholds that it kept after looking at the scores. Here
-numbers of guesses are fixed before the run, on both sides.
+The bound of some guesses is computed by jax-privacy. It would also choose how many guesses count,
+but on one side alone, and it corrects the significance for the thresholds that are left after a
+look at the coins. Here the numbers of guesses are fixed before the run, on both sides and on one,
+and the significance is divided by how many these are.
+
+jax-privacy is imported inside functions: it is an extra, and takes a second.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-SHARES = 1.0, 0.5, 0.25, 0.125, 0.0625
-"""Shares of the canaries that are guessed; the best one counts, and all are corrected for it."""
+from fedprox.errors import installing, require
 
-MOST_EPSILON, PRECISION = 1e4, 1e-6
-"""Where the search for a bound ends, and how exact it is."""
+SHARES = 1.0, 0.5, 0.25, 0.125, 0.0625
+"""Shares of the canaries that are guessed on both sides; half of each are guessed on one."""
 
 
 class Guesses(NamedTuple):
@@ -43,74 +45,50 @@ class Guesses(NamedTuple):
     right: int
 
 
-def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The largest probability that as many guesses are right under a guarantee.
-
-    Example:
-        Ten right guesses of ten refute epsilon = 0:
-
-        >>> p_value(Guesses(10, 10, 10), 0.0, 0.0) == 2.0**-10
-        True
-    """
-    from scipy import special, stats
-
-    canaries, made, right = guesses
-    correct = special.expit(epsilon)
-    tail = float(stats.binom.sf(right - 1, made, correct))
-    if not delta:
-        return tail
-    fewer = np.arange(1, right + 1)
-    below = stats.binom.sf(right - fewer - 1, made, correct) - tail
-    slope = float(np.max(below / fewer, initial=0.0))
-    return min(1.0, tail + 2 * canaries * delta * slope)
+def auditing() -> Any:
+    """jax-privacy's auditor, or `InputError` without the extra."""
+    try:
+        from jax_privacy import auditing
+    except ImportError:
+        line = f"an audit of privacy needs jax-privacy: {installing('jax-privacy')}"
+    else:
+        return auditing
+    require(False, line)
+    raise AssertionError
 
 
 def lower_bound(guesses: Guesses, delta: float, significance: float) -> float:
     """The largest epsilon that some guesses refute at a significance; 0 if they refute none.
 
-    Example:
-        >>> round(lower_bound(Guesses(1000, 1000, 700), 0.0, 0.05), 2)
-        0.73
+    >>> round(lower_bound(Guesses(1000, 1000, 700), 1e-5, 0.05), 4)
+    0.7317
     """
-
-    def refuted(epsilon: float) -> bool:
-        return p_value(guesses, epsilon, delta) <= significance
-
-    if not refuted(0.0):
+    canaries, made, right = guesses
+    if not right:
         return 0.0
-    low, high = 0.0, 1.0
-    while refuted(high) and high < MOST_EPSILON:
-        low, high = high, 2 * high
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
-
-
-def numbers_of_guesses(canaries: int) -> list[int]:
-    """The numbers of guesses that are tried, even and at least 2.
-
-    >>> numbers_of_guesses(100)
-    [100, 50, 24, 12, 6]
-    """
-    return sorted({max(2, 2 * int(share * canaries / 2)) for share in SHARES}, reverse=True)
+    # a score of 1 is a guess, "in" if it is right; a score of 0 is none; there must be an "out"
+    out = np.repeat([1.0, 0.0], [made - right, canaries - made])
+    auditor = auditing().CanaryScoreAuditor(np.ones(right), out if len(out) else np.zeros(1))
+    threshold = auditing().Explicit(1.0)
+    return float(auditor.epsilon_one_run(significance, delta, threshold_strategy=threshold))
 
 
 def guessed(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> list[Guesses]:
-    """Half of each number of guesses say that the canaries of the largest scores are in the run.
+    """Guesses of several numbers, on both sides and on one.
 
-    The other half say that those of the smallest are not. Equal scores are ordered by their place,
-    which says nothing of the coins.
+    Half of the guesses say that the canaries of the largest scores are in the run, and half that
+    those of the smallest are not; and then the first half alone. Equal scores are ordered by their
+    place, which says nothing of the coins.
 
-    >>> guessed(np.array([3.0, -1.0, 2.0, 0.0]), np.array([True, False, False, False]))
-    [Guesses(canaries=4, made=4, right=3), Guesses(canaries=4, made=2, right=2)]
+    >>> guessed(np.array([3.0, -1.0, 2.0, 0.0]), np.array([True, False, False, False]))[:2]
+    [Guesses(canaries=4, made=4, right=3), Guesses(canaries=4, made=2, right=1)]
     """
-    ordered = present[np.argsort(scores, kind="stable")]
+    ordered, canaries = present[np.argsort(scores, kind="stable")], len(scores)
     found = []
-    for made in numbers_of_guesses(len(scores)):
-        half = made // 2
-        right = int(ordered[-half:].sum() + (~ordered[:half]).sum())
-        found.append(Guesses(len(scores), made, right))
+    for share in SHARES:
+        half = max(1, int(share * canaries / 2))
+        inside, outside = int(ordered[-half:].sum()), int((~ordered[:half]).sum())
+        found += [Guesses(canaries, 2 * half, inside + outside), Guesses(canaries, half, inside)]
     return found
 
 
@@ -119,23 +97,19 @@ class Bound(NamedTuple):
 
     Attributes:
         epsilon: The lower confidence bound.
-        guesses: The guesses that give it.
-        p: The probability of such guesses, at most, if the guarantee holds.
         most: The bound if all guesses had been right.
+        guesses: The guesses that give it.
     """
 
     epsilon: float
-    guesses: Guesses
-    p: float
     most: float
+    guesses: Guesses
 
 
-def bound_of(tried: list[Guesses], epsilon: float, delta: float, confidence: float) -> Bound:
+def bound_of(tried: list[Guesses], delta: float, confidence: float) -> Bound:
     """The bound of the best of several numbers of guesses, corrected for all (Bonferroni)."""
     significance = (1 - confidence) / len(tried)
     found = [lower_bound(each, delta, significance) for each in tried]
-    p = min(1.0, len(tried) * min(p_value(each, epsilon, delta) for each in tried))
-    all_right = (Guesses(each.canaries, each.made, each.made) for each in tried)
-    most = max(lower_bound(each, delta, significance) for each in all_right)
-    best = max(range(len(tried)), key=lambda i: (found[i], tried[i].right / tried[i].made))
-    return Bound(found[best], tried[best], p, most)
+    most = max(lower_bound(each._replace(right=each.made), delta, significance) for each in tried)
+    best = max(range(len(tried)), key=lambda i: (found[i], tried[i].made))
+    return Bound(found[best], most, tried[best])
