@@ -55,7 +55,8 @@ def _of_clients(
     rounds = protocol.rounds
     mechanism = _mechanism(protocol, releases, privacy, protocol.cohort.clients_per_round, rounds)
     names = ", ".join(dict.fromkeys(method.algorithm.name for method in methods))
-    yield Text(f"{names}: {RELEASES[releases]}", style="bold")
+    what = RELEASES[releases] if privacy.of_server else "a noised message of each client a round"
+    yield Text(f"{names}: {what}", style="bold")
     yield _facts(privacy, mechanism, rounds, protocol.cohort.clients_per_round)
     yield Text()
     yield Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}")

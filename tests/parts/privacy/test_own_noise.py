@@ -5,6 +5,7 @@ from typing import Any
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld
@@ -46,7 +47,7 @@ def moved(given: Privacy, seed: int = 0) -> Any:
 
 def noise_of(client: int, seed: int, t: int) -> Any:
     """The standard normal numbers of a client of FedAvg in a round."""
-    key = jax.random.wrap_key_data(round_key(seed, t), impl="threefry2x32")
+    key = jax.random.wrap_key_data(jnp.asarray(round_key(seed, t)), impl="threefry2x32")
     for word in noise_words(fp.fedavg(), SOLVER, {"learning_rate": 0.1}):
         key = jax.random.fold_in(key, word)
     words = jax.random.key_data(jax.random.fold_in(key, client))

@@ -569,6 +569,21 @@ def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
     return jax.tree.map(lambda a: a * scale, tree), before
 
 
+def sound_or_silent(
+    sent: Message, after: ClientState, before: ClientState
+) -> tuple[Message, ClientState]:
+    """A message and its client's state; zeros and the state before if either is not finite.
+
+    Such a client then is as one that sends zeros, and nobody else can tell.
+
+    >>> sound_or_silent(jnp.array([1.0, jnp.nan]), 2.0, 3.0)[0].tolist()
+    [0.0, 0.0]
+    """
+    good = sound(sent, after)
+    state = jax.tree.map(lambda a, b: jnp.where(good > 0, a, b), after, before)
+    return scaled(good, sent), state
+
+
 def possible_bits(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
     """The mean of numbers that are 1/2 or -1/2 is between them."""
     del hparams, steps
@@ -723,19 +738,15 @@ def private_on_clients(algorithm: Algorithm, clip: float, noise_multiplier: floa
     that is not finite counts as zero before its noise, since a message that is missing would tell.
 
     A client's key follows from the round's, ``hparams["noise_key"]``, and the client's number among
-    the columns of its context. Without a key, as where shapes are computed, there is no noise.
-
-    Args:
-        algorithm: The method, from `private` without noise.
-        clip: :math:`C`.
-        noise_multiplier: :math:`z`.
+    the columns of its context. Without a key, as where shapes are computed, there is no noise. The
+    method is one from `private` without noise.
     """
 
     def message(
         state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
     ) -> tuple[Clipped, ClientState]:
         sent, own_state = algorithm.client.message(state, hparams, context, solution)
-        value = scaled(sound(sent.message), sent.message)
+        value, own_state = sound_or_silent(sent.message, own_state, context.state)
         words = hparams.get("noise_key")
         if words is not None and noise_multiplier:
             key = jax.random.wrap_key_data(words, impl="threefry2x32")
