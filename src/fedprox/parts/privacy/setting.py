@@ -576,7 +576,7 @@ def sound_or_silent(
 
     Such a client then is as one that sends zeros, and nobody else can tell.
 
-    >>> sound_or_silent(jnp.array([1.0, jnp.nan]), 2.0, 3.0)[0].tolist()
+    >>> sound_or_silent(jnp.array([1.0, jnp.nan]), None, None)[0].tolist()
     [0.0, 0.0]
     """
     good = sound(sent, after)
