@@ -127,6 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
     "private examples": {
         "privacy": privacy(unit="example", epsilon=8.0, noise_multiplier=None, accountant="rdp")
     },
+    "private clients that trust nobody": NOISED | {"privacy": privacy(trust="none")},
     "slow devices": {
         "population": fp.Population(
             *([1.0, 2.0] * (CLIENTS // 2), 100.0, 50.0, 0.1),

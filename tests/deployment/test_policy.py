@@ -155,6 +155,13 @@ ELSEWHERE = {
     # what a node does not report, a run does without
     "measured_rows": "test_measures.py::test_seventy_one_evaluations_do_not_give_a_row",
     "privacy.exact_measures": "test_measures.py::test_a_private_run_goes_on_without_measures",
+    # a node does these itself, and refuses a run whose first round would exceed its epsilon
+    "privacy.own.clip": "test_own_noise.py::test_a_sum_is_of_clipped_messages_with_the_noise_that_"
+    "is_declared",
+    "privacy.own.epsilon": "test_own_noise.py::test_a_node_answers_no_more_than_its_epsilon_over_"
+    "all_runs",
+    "privacy.own.delta": "test_own_noise.py::test_epsilon_is_that_of_all_sums_of_a_client",
+    "privacy.own.rounds": "test_own_noise.py::test_several_runs_share_the_rounds_of_a_node",
     "secure.peers": "secure/test_rounds.py::test_a_node_that_is_not_known_is_not_summed_with",
 }
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.coordinator import Ledger, read_ledger
+from fedprox.deployment.crypto import NORMALS_AT_ONCE, system_normals
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy
-from fedprox.deployment.remote import NORMALS_AT_ONCE, system_normals
 from fedprox.errors import InputError
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.parts.privacy.accounting import Mechanism, epsilon_of

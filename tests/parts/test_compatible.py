@@ -137,6 +137,7 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
         "privacy": {"noise_multiplier": 0.0, "adaptive_clip": fp.AdaptiveClip()},
     },
     "CORRELATED": {"privacy": {"mechanism": "banded"}} | CYCLIC,
+    "OWN_NOISE": {"privacy": {"trust": "none"}},
     "OTHER_MODEL": {"evaluation": fp.Evaluation(model="cohort")},
     "LAST_MODELS": {"evaluation": fp.Evaluation(model="clients")},
     "evaluation.gradients": {"evaluation": fp.Evaluation()},

@@ -31,6 +31,7 @@ from fedprox.deployment.coordinator import (
     Coordinator,
     Ledger,
     check_deployable,
+    own_noise_in_words,
     read_ledger,
     require_same_clients,
 )
@@ -160,7 +161,8 @@ def deploy(
             console.print(f"{printable(folder)} is complete; nothing to do")
             return
         declared = [printable(declared_in_words(each)) for each in joined.descriptions]
-        for line in (*declared, *_guarantee(server)):
+        own = map(printable, own_noise_in_words(joined, server.methods))
+        for line in (*declared, *own, *_guarantee(server)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
         def write_ledger(_: Record) -> None:

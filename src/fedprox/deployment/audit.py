@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedprox.deployment.kept import NodeSpent
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.policy import PrivacyPolicy
+from fedprox.deployment.policy import Bound
 from fedprox.deployment.wire import READS, Request
 from fedprox.errors import InputError, foreign, reason, require
 from fedprox.files.whole import BINARY, NO_LINK, append, naming
@@ -81,7 +81,7 @@ def line_of(
 
 
 def cost_of(
-    request: Request, before: NodeSpent, after: NodeSpent, limit: PrivacyPolicy | None
+    request: Request, before: NodeSpent, after: NodeSpent, limit: Bound | None
 ) -> dict[str, Any]:
     """What an answer has cost: rounds, and with privacy an upper bound of epsilon after it.
 
@@ -306,7 +306,7 @@ def in_words(line: Mapping[str, Any]) -> str:
     why = f": {line['why']}" if "why" in line else ""
     sizes = f"{line.get('bytes_in', 0):,} bytes in, {line.get('bytes_out', 0):,} bytes out"
     cost = [f"{key} {line[key]}" for key in ("rounds",) if key in line]
-    for key in ("epsilon", "epsilon_of_all"):
+    for key in ("epsilon", "epsilon_of_all", "own_epsilon"):
         if key in line:
             value = "without bound" if line[key] is None else rounded_up(line[key])
             cost.append(f"{key.replace('_', ' ')} {value}")

@@ -55,6 +55,7 @@ from fedprox.model import Params, digest, trainable
 from fedprox.parts import compatible
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.faults import Faults
+from fedprox.parts.privacy.setting import releases
 from fedprox.precision import require_single
 from fedprox.protocol.method import Method, checked_methods, sweep_points
 from fedprox.protocol.protocol import Protocol
@@ -285,6 +286,34 @@ def _securing(experiment: Experiment, resolved: Resolved, nodes: Sequence[str]) 
     return Securing.model_validate(given.model_dump() | {"nodes": sorted(nodes)})
 
 
+def own_noise(joined: Joined, methods: Sequence[Method]) -> dict[str, Table]:
+    """The norm and the noise multiplier for each method, of nodes that add noise themselves."""
+    return {
+        each.name: {
+            "clip": each.own.clip,
+            "noise_multiplier": [
+                each.own.multiplier(
+                    method.protocol.rounds, len(method.points), releases(method.algorithm)
+                )
+                for method in methods
+            ],
+        }
+        for each in joined.descriptions
+        if each.own is not None
+    }
+
+
+def own_noise_in_words(joined: Joined, methods: Sequence[Method]) -> list[str]:
+    """A line for each node that adds noise itself."""
+    silent = [each.name for each in joined.descriptions if not each.reports]
+    return [
+        f"node {name} adds noise of its own to its sums: noise multiplier "
+        f"{', '.join(f'{noise:.4g}' for noise in own['noise_multiplier'])}, norm {own['clip']:g}"
+        f"{'; it reports no measures' * (name in silent)}"
+        for name, own in own_noise(joined, methods).items()
+    ]
+
+
 class Coordinator:
     """An experiment on the nodes that have joined: what all its methods share.
 
@@ -312,6 +341,8 @@ class Coordinator:
         protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
         self.methods = checked_methods(protocol, self.resolved.methods)
         self.protocol = self.methods[0].protocol
+        if own := own_noise(joined, self.methods):
+            self.resolved.table["data"]["own_noise"] = own
         self.nodes, self.owner, self.kind = joined.nodes, joined.owner, joined.kind
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0

@@ -12,6 +12,7 @@ References:
 """
 
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -217,6 +219,27 @@ def normals(count: int) -> NDArray[np.float64]:
     u, v = (words + 0.5).reshape(2, half) * 2.0**-64
     radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+NORMALS_AT_ONCE = 1 << 18
+"""Numbers that are drawn together."""
+
+
+def system_normals(like: Any) -> Any:
+    """Independent standard normal numbers in single precision, one for each number of a tree.
+
+    >>> bool(abs(system_normals({"w": np.zeros((3, 2))})["w"]).max() < 9.5)
+    True
+    """
+    return jax.tree.map(lambda a: _normals_in_blocks(math.prod(a.shape)).reshape(a.shape), like)
+
+
+def _normals_in_blocks(count: int) -> NDArray[np.float32]:
+    drawn = np.empty(count, np.float32)
+    for first in range(0, count, NORMALS_AT_ONCE):
+        part = drawn[first : first + NORMALS_AT_ONCE]
+        part[:] = normals(len(part))
+    return drawn
 
 
 def read_public_key(file: Path) -> bytes:

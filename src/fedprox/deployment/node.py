@@ -39,6 +39,7 @@ from fedprox.deployment.kept import (
 from fedprox.deployment.moments import require_enough, summed_part
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
+from fedprox.deployment.own_noise import SiteGuarantee
 from fedprox.deployment.payload import RoundPart, at_points, filled
 from fedprox.deployment.policy import (
     REPORTS,
@@ -138,12 +139,17 @@ class Node:
             )
         if policy.measured_rows is not None:
             require_whole("policy.measured_rows", policy.measured_rows, least=policy.fewest_rows)
+        own = None
         if policy.privacy is not None:
-            require_number("policy.privacy.epsilon", policy.privacy.epsilon, positive=True)
-            require_number("policy.privacy.delta", policy.privacy.delta, most=1, positive=True)
-            hidden = Hidden.of(policy.privacy.unit, federation.train.sizes)
-            hidden.require_delta("policy.privacy.delta", policy.privacy.delta)
-            for line in hidden.warnings("policy.privacy.delta", policy.privacy.delta):
+            policy.privacy.require_whole()
+            own = policy.privacy.own
+        self.own = None if own is None else SiteGuarantee(own, folder, len(federation))
+        if policy.bound is not None:
+            require_number("policy.privacy.epsilon", policy.bound.epsilon, positive=True)
+            require_number("policy.privacy.delta", policy.bound.delta, most=1, positive=True)
+            hidden = Hidden.of(policy.bound.unit, federation.train.sizes)
+            hidden.require_delta("policy.privacy.delta", policy.bound.delta)
+            for line in hidden.warnings("policy.privacy.delta", policy.bound.delta):
                 warnings.warn(line, stacklevel=users_level())
         self.name, self.federation, self.policy = name, federation, policy
         self.folder, self.runs, self.mesh = folder, folder / "runs", lane_mesh()
@@ -172,13 +178,15 @@ class Node:
 
         Each request is logged in one line, and has a line of the node's audit.
         """
-        before = self.spent
+        before, own_before = self.spent, self.own and self.own.spent
         request, packed, outcome, why = self._answered(parcel)
 
         def line() -> dict[str, Any]:
             cost = {}
             if request is not None:
-                cost = cost_of(request, before, self.spent, self.policy.privacy)
+                cost = cost_of(request, before, self.spent, self.policy.bound)
+            if self.own is not None and self.own.spent is not own_before:
+                cost["own_epsilon"] = self.own.epsilon(self.federation.names)
             return line_of(parcel, request, packed, outcome, why) | cost
 
         self.audit.add(line)
@@ -240,9 +248,9 @@ class Node:
         if request.kind == "describe":
             sampled = self.policy.measured_rows is not None
             data = self.federation, self.reports
-            return {
-                "description": description_of(self.name, __version__, *data, sampled=sampled)
-            }, {}
+            described = description_of(self.name, __version__, *data, sampled=sampled)
+            own = None if self.own is None else self.own.declared
+            return {"description": described.model_copy(update={"own": own})}, {}
         setup = required(request.setup, f"{request.kind}: the setup is missing")
         self.policy.check(setup)
         if setup.secure is not None:
@@ -282,6 +290,9 @@ class Node:
             self.policy.check_counted(jobs, part.counted)
         else:
             part = self._train(request, setup, method, work, jobs, pay)
+        if self.own is not None:
+            noise = self.own.multiplier(setup, method.given, method.points)
+            part = self.own.noised(part, jobs, noise)
         if setup.secure is None:
             return {}, part.arrays()
         return {}, self._sums.masked(request, setup, part)
@@ -323,6 +334,9 @@ class Node:
         self.policy.check_planned(method.given, method.solver, self.federation.train.sizes)
         rounds = max(0, setup.rounds - 1 - spent.round) * method.points
         self.policy.check_rounds(self.spent.rounds, rounds)
+        if self.own is not None and rounds:
+            noise = self.own.multiplier(setup, method.given, method.points)
+            self.own.paid(self.federation.names, noise, method.points)
         keep_last_runs(self.runs, setup.run, RUNS_KEPT)
 
     def _pay(self, request: Request, setup: Setup, method: NodeMethod, digest: str) -> None:
@@ -340,6 +354,9 @@ class Node:
             hiding is None or own.releases <= hiding.rounds,
             f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",
         )
+        if self.own is not None and work is not None:
+            noise = self.own.multiplier(setup, method.given, method.points)
+            self.own.pay(work.names, noise, method.points)
         if after != self.spent:
             write_kept(self.folder, after)
             self.spent = after
@@ -353,7 +370,8 @@ class Node:
             federation, model = replace(held, classes=setup.data.classes), self._model_of(setup)
             rows = self.policy.measured_rows
             oldest = list(self._methods)[: max(0, len(self._methods) - METHODS_KEPT + 1)]
-            method = NodeMethod(setup, federation, model, self.mesh, data, rows)
+            clip = None if self.own is None else self.own.given.clip
+            method = NodeMethod(setup, federation, model, self.mesh, data, rows, clip)
             for old in oldest:
                 del self._methods[old]
             self._methods[key] = method
@@ -420,6 +438,10 @@ class Node:
             raise InputError("moments: no rows of other nodes standardize this node's data")
         private = setup.privacy is not None or setup.private_steps is not None
         require(not private, "moments: they have no noise; with [privacy] give mean and scale")
+        require(
+            self.own is None,
+            "moments: they have no noise, and the node has policy.privacy.own; give mean and scale",
+        )
         count, rows = len(self.federation), len(self.federation.train)
         fewest = self.policy.fewest_clients
         require(count >= fewest, f"moments: {count} clients; policy.fewest_clients = {fewest}")

@@ -24,7 +24,10 @@ from fedprox.table_layout import Layout, training_moments
 
 NODE_HEADERS = {
     name: f"[{name}]"
-    for name in ("data", "deal", "keys", "policy", "policy.privacy", "policy.secure")
+    for name in (
+        *("data", "deal", "keys", "policy", "policy.privacy", "policy.privacy.own"),
+        "policy.secure",
+    )
 }
 
 S = TypeVar("S", bound=Section)

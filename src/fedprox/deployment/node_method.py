@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm, ClientState, State
 from fedprox.deployment.combine import NodeMeasures, evaluation_shapes
+from fedprox.deployment.own_noise import check_noised, clipped
 from fedprox.deployment.payload import RoundPart, SentState, at_points, coded_of, sent_state_of
 from fedprox.deployment.wire import NodeWork, Setup
 from fedprox.devices.mesh import accept_host_arrays, shard
@@ -130,10 +131,11 @@ class NodeMethod:
         mesh: Mesh,
         data: DeviceData,
         measured_rows: int | None,
+        own_clip: float | None = None,
     ) -> None:
         self.setup, self.mesh, self.federation = setup, mesh, federation
         self.given, self.method, self.measuring = methods_on_node(
-            setup, federation, model, measured_rows
+            setup, federation, model, measured_rows, own_clip
         )
         self.algorithm, self.solver = self.method.algorithm, self.method.solver
         self.model = self.method.protocol.model
@@ -393,9 +395,16 @@ def model_on_node(setup: Setup, like: Federation, base: str | None) -> Model:
 
 
 def methods_on_node(
-    setup: Setup, federation: Federation, model: Model, measured_rows: int | None
+    setup: Setup,
+    federation: Federation,
+    model: Model,
+    measured_rows: int | None,
+    own_clip: float | None = None,
 ) -> tuple[Algorithm, Method, Method]:
-    """A method as the library has it, that which trains on a node, and that evaluated there."""
+    """A method as the library has it, that which trains on a node, and that evaluated there.
+
+    With noise of its own a node clips what clients send to a norm.
+    """
     section = checked(SolverSection, setup.solver, "solver")
     solver, _ = solver_of(section)
     algorithm, _ = method_of(setup.method, section, solver, "method")
@@ -424,12 +433,16 @@ def methods_on_node(
     )
     fitted = protocol.fitted(algorithm)
     check_case(Case(protocol, fitted, algorithm.solver(solver), "deployment"))
+    if own_clip is not None:
+        check_noised(setup, Case(protocol, fitted, algorithm.solver(solver), "deployment"))
     evaluation = replace(protocol.evaluation, rows=measured_rows)  # which the node decides
     protocol = replace(protocol, evaluation=evaluation)
     of_all = {"clients": setup.clients, "per_round": setup.clients_per_round}
     trained, measured = (
         on_nodes(protocol.reported(algorithm, sent=sent, **of_all)) for sent in ("code", "message")
     )
+    if own_clip is not None:
+        trained = clipped(trained, own_clip)
     training = replace(protocol, evaluation=Evaluation(gradients=False))
     return algorithm, Method(training, trained), Method(protocol, measured)
 

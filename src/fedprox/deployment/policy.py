@@ -8,7 +8,7 @@ many steps clients take and where they stop needs no check: their messages are c
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -65,8 +65,35 @@ Reportable = Literal["loss", "accuracy", "metrics", "gradients"]
 REPORTS: tuple[Reportable, ...] = get_args(Reportable)
 
 
+class OwnPrivacy(Section):
+    """`own` of `[policy.privacy]`: the guarantee of a node's clients, whatever a run asks."""
+
+    epsilon: float = Field(
+        description="Epsilon of each client's messages, of all runs together.", examples=[8.0]
+    )
+    delta: float = Field(
+        description="Delta of this epsilon, below one over the node's clients.", examples=[1e-5]
+    )
+    clip: float = Field(description="Largest norm of a client's message.", examples=[1.0])
+    rounds: int | None = Field(
+        default=None,
+        description="Rounds, over all runs and for each sweep point, that are to use it up; those "
+        "of a run if left out, so that a client that took part in all of them takes part in no "
+        "other run.",
+        examples=[500],
+    )
+
+
+class Bound(NamedTuple):
+    """The weakest guarantee of a run that a node accepts, as in `PrivacyPolicy`."""
+
+    unit: Unit
+    epsilon: float
+    delta: float
+
+
 class PrivacyPolicy(Section):
-    """`[policy.privacy]`: the weakest guarantee of differential privacy that a node accepts."""
+    """`[policy.privacy]`: the weakest guarantee that a node accepts, and the one of its own."""
 
     unit: Unit = Field(
         default="client",
@@ -74,11 +101,14 @@ class PrivacyPolicy(Section):
         "row. Runs that hide the other are refused.",
         examples=["example"],
     )
-    epsilon: float = Field(
-        description="Largest epsilon of all runs together; the node counts what it has answered.",
+    epsilon: float | None = Field(
+        default=None,
+        description="Largest epsilon of all runs together; the node counts what it has answered. "
+        "Left out together with `delta`, runs need no guarantee; then there must be `own`.",
         examples=[4.0],
     )
-    delta: float = Field(
+    delta: float | None = Field(
+        default=None,
         description="Delta at which this epsilon is computed, whatever delta a run has. It must be "
         "below one over the number of clients of a run, or of rows of the node's client with "
         "fewest; a tenth of that or less is usual.",
@@ -91,6 +121,31 @@ class PrivacyPolicy(Section):
         "rows and labels. Without them runs are trained blindly.",
         examples=[True],
     )
+    own: OwnPrivacy | None = Field(
+        default=None,
+        description="The node's own guarantee: it clips the messages of its clients and adds noise "
+        "to their sum itself, whatever a run asks, and refuses rounds beyond its epsilon. It keeps "
+        "count in `own.json` in its folder.",
+        examples=[{"epsilon": 8.0, "delta": 1e-5, "clip": 1.0}],
+    )
+
+    @property
+    def bound(self) -> Bound | None:
+        """The weakest guarantee of runs; None if they need none."""
+        if self.epsilon is None or self.delta is None:
+            return None
+        return Bound(self.unit, self.epsilon, self.delta)
+
+    def require_whole(self) -> None:
+        """Raise `InputError` unless it bounds runs, or has a guarantee of its own."""
+        require(
+            (self.epsilon is None) == (self.delta is None),
+            "policy.privacy: give epsilon and delta, or none of both",
+        )
+        require(
+            self.epsilon is not None or self.own is not None,
+            "policy.privacy: give epsilon and delta, or own, or all of them",
+        )
 
 
 class SecurePolicy(Section):
@@ -203,6 +258,11 @@ class Policy(Section):
     )
 
     @property
+    def bound(self) -> Bound | None:
+        """The weakest guarantee of differential privacy of a run; None if it needs none."""
+        return None if self.privacy is None else self.privacy.bound
+
+    @property
     def reported(self) -> list[Reportable]:
         """The measures that the node reports without noise, if it has enough clients."""
         if self.privacy is not None and not self.privacy.exact_measures:
@@ -224,7 +284,7 @@ class Policy(Section):
             "compression: each client's message travels by itself; that needs "
             "policy.fewest_clients = 1",
         )
-        weakest = self.privacy
+        weakest = self.bound
         if weakest is not None:
             most = f"epsilon = {weakest.epsilon:g} with delta = {weakest.delta:g}"
             given = {"client": setup.privacy, "example": setup.private_steps}
@@ -285,13 +345,13 @@ class Policy(Section):
         before: Composed | None = None,
     ) -> None:
         """Raise `InputError` if a private run costs more epsilon than is left."""
-        if self.privacy is None:
+        if self.bound is None:
             return
         clients = hiding.mechanism.clients
         among = Hidden(clients, f"the {clients:,} clients of this run")
-        among.require_delta("policy.privacy.delta", self.privacy.delta)
+        among.require_delta("policy.privacy.delta", self.bound.delta)
         taken = (*others, (hiding.mechanism, hiding.rounds))
-        _require_left(self.privacy, taken, before, "for this run")
+        _require_left(self.bound, taken, before, "for this run")
 
     def check_steps(
         self,
@@ -299,7 +359,7 @@ class Policy(Section):
         before: Mapping[str, Composed] = MappingProxyType({}),
     ) -> None:
         """Raise `InputError` if the private steps of a client cost more epsilon than is left."""
-        most = self.privacy
+        most = self.bound
         for name, steps in clients.items() if most else ():
             if most and quick_epsilon(steps, most.delta, before.get(name)) > most.epsilon:
                 whose = f"for each row of client {name!r}, of this run"
@@ -403,7 +463,7 @@ def _require_calibrated(setup: Setup) -> None:
 
 
 def _require_left(
-    most: PrivacyPolicy,
+    most: Bound,
     taken: Sequence[tuple[Mechanism, int]],
     before: Composed | None,
     whose: str,

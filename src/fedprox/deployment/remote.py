@@ -8,7 +8,6 @@ examples nodes do it all, and the coordinator counts.
 """
 
 import logging
-import math
 import secrets
 import time
 import warnings
@@ -41,7 +40,7 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.coordinator import Coordinator, RemoteMethod
-from fedprox.deployment.crypto import normals
+from fedprox.deployment.crypto import system_normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.moments import standardize
 from fedprox.deployment.node_method import planned_rows, shares_of_first
@@ -327,14 +326,16 @@ class RemoteSeed:
             at, own = places[index], jobs.take(places[index])
             if secret is not None:
                 secret.require_masked(answered)
-            one = possible if secret is None else None
+            # noise of the node's own makes messages that no client can send
+            noised = server.joined.descriptions[index].own is not None
+            one = possible if secret is None and not noised else None
             part = checked_part(answered.arrays, own, sent[index], points, one)
             if secret is not None:
                 every = part.counts.any(axis=0).all()
                 require(every, "no update counts, and its message is in the sum")
             elif coded is not None:
                 part = coded.summed(part, own, self.setup.seed, t)
-            if self.private and secret is None:
+            if self.private and secret is None and not noised:
                 clipped = part.message.message if kind == "train" else part.message
                 require_clipped(part, clipped, np.asarray(state.clip))
             return NodePart(index, at, part, answered)
@@ -363,6 +364,8 @@ class RemoteSeed:
         found, total = list(parts.values()), None
         if secret is not None and found:
             try:
+                if any(server.joined.descriptions[each.node].own for each in found):
+                    possible = None
                 found, total = _unmasked(secret, found, possible)
             except InputError as error:
                 self._warn(f"round {t + 1}: {error}: without this round's updates")
@@ -560,24 +563,3 @@ def _faulty_rows(
     """The faulty updates of a round, rows of (round, point, client)."""
     jobs, points = np.nonzero(faulty)
     return np.stack([np.full(len(jobs), t), points, clients[jobs]], axis=1)
-
-
-NORMALS_AT_ONCE = 1 << 18
-"""Numbers that are drawn together."""
-
-
-def system_normals(like: Any) -> Any:
-    """Independent standard normal numbers in single precision, one for each number of a tree.
-
-    >>> bool(abs(system_normals({"w": np.zeros((3, 2))})["w"]).max() < 9.5)
-    True
-    """
-    return jax.tree.map(lambda a: _normals_in_blocks(math.prod(a.shape)).reshape(a.shape), like)
-
-
-def _normals_in_blocks(count: int) -> NDArray[np.float32]:
-    drawn = np.empty(count, np.float32)
-    for first in range(0, count, NORMALS_AT_ONCE):
-        part = drawn[first : first + NORMALS_AT_ONCE]
-        part[:] = normals(len(part))
-    return drawn

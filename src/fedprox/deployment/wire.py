@@ -238,6 +238,29 @@ class Clients(Head):
         return self
 
 
+class SiteNoise(Head):
+    """What a node does itself to the messages of its clients, whatever a run asks.
+
+    Attributes:
+        clip: Largest norm of a client's message, before it is weighted and summed.
+        noise_multiplier: Standard deviation of the noise over this norm, if a single sum were to
+            use up the node's epsilon.
+        rounds: Rounds, over all runs, that are to use it up; None for those of a run.
+    """
+
+    clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
+    noise_multiplier: Annotated[float, Field(ge=NOISES[0], le=NOISES[1])]
+    rounds: Positive | None = None
+
+    def multiplier(self, rounds: int, points: int, releases: int) -> float:
+        """The noise multiplier of each sum of a run.
+
+        >>> SiteNoise(clip=1.0, noise_multiplier=2.0).multiplier(rounds=25, points=1, releases=1)
+        10.0
+        """
+        return self.noise_multiplier * math.sqrt((self.rounds or rounds * points) * releases)
+
+
 class Description(Head):
     """What a node says of itself.
 
@@ -246,6 +269,7 @@ class Description(Head):
         kind: What its clients' data have in common.
         central_validation: Number of validation rows that belong to no client.
         reports: The measures that the node reports.
+        own: The noise that the node adds itself; None if it adds none.
     """
 
     name: Name
@@ -254,6 +278,7 @@ class Description(Head):
     clients: Clients
     central_validation: NotNegative
     reports: list[str]
+    own: SiteNoise | None = None
 
 
 class PrivateRounds(Head):

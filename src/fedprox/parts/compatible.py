@@ -209,6 +209,7 @@ OF_ROWS = Chosen("privacy.unit", "example", "run it without privacy")
 CORRELATED = Chosen(
     "privacy.mechanism", lambda name: name != "independent", 'it must be "independent"'
 )
+OWN_NOISE = Chosen("privacy.trust", "none", 'it must be "server"')
 # what is measured
 OTHER_MODEL = Chosen("evaluation.model", lambda name: name != "server", 'it must be "server"')
 LAST_MODELS = Chosen("evaluation.model", "clients", 'it must be "server" or "cohort"')
@@ -278,6 +279,7 @@ ROWS = tuple(
         (ON_NODES, "evaluation.client_records", "nodes report no client"),
         (CLIENTS_ON_NODES, "population", NO_TIME),
         (EXAMPLES_ON_NODES, "asynchronous", OWN_STEPS),
+        (ON_NODES, OWN_NOISE, "each site sets policy.privacy.own in its node's file"),
         (CODED_BY_NODES, "asynchronous", "messages then travel in full"),
         (CODED_BY_NODES, OTHER_MODEL, "nodes then send no models"),
         (needs.KEEPS_STATE, CLIPPED_ON_NODES, "nodes store it before messages are compared"),
@@ -329,6 +331,10 @@ ROWS = tuple(
         ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
         (needs.ADAPTS, [CLIENTS, OF_ROWS], "that loss has no noise"),
         (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
+        (OWN_NOISE, CORRELATED, "clients keep no noise between rounds"),
+        (OWN_NOISE, "privacy.adaptive_clip", "no client's bit has noise"),
+        (OWN_NOISE, REPLACED, TWICE),
+        (needs.EXCHANGES, OWN_NOISE, "no gradient has noise of its client's own"),
         # privacy of examples
         (needs.POOLED, OF_ROWS, ""),
         (

@@ -55,18 +55,19 @@ def _of_clients(
     rounds = protocol.rounds
     mechanism = _mechanism(protocol, releases, privacy, protocol.cohort.clients_per_round, rounds)
     names = ", ".join(dict.fromkeys(method.algorithm.name for method in methods))
-    yield Text(f"{names}: {RELEASES[releases]}", style="bold")
-    yield _facts(privacy, mechanism, rounds)
+    what = RELEASES[releases] if privacy.of_server else "a noised message of each client a round"
+    yield Text(f"{names}: {what}", style="bold")
+    yield _facts(privacy, mechanism, rounds, protocol.cohort.clients_per_round)
     yield Text()
     yield Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}")
     yield _by_rounds(protocol, privacy, mechanism)
     yield Text()
-    if mechanism.noise_multiplier and mechanism.strategy is None:
+    if mechanism.noise_multiplier and mechanism.strategy is None and privacy.of_server:
         kept = "epsilon" if privacy.epsilon else "noise in the mean"
         yield Text(f"Larger cohorts and fewer rounds, with the same {kept}")
         yield _alternatives(protocol, privacy, releases)
         yield Text()
-    yield from map(Text, statement(mechanism, rounds))
+    yield from map(Text, statement(mechanism, rounds, trusted=privacy.of_server))
 
 
 def _of_examples(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
@@ -104,7 +105,9 @@ def guarantee(method: Method) -> list[str]:
     """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
     rounds = method.protocol.rounds
     if method.mechanism:
-        return statement(method.mechanism, rounds)
+        privacy = method.protocol.privacy
+        trusted = privacy is None or privacy.of_server
+        return statement(method.mechanism, rounds, trusted=trusted)
     worst, _ = _worst([Spent(method, seed) for seed in method.protocol.seeds], rounds)
     return statement(worst[0], rounds, taken=worst[1]) if worst else []
 
@@ -135,12 +138,13 @@ def _mechanism(
 
 def _deviation(privacy: Privacy, noise: float, count: int) -> str:
     """The standard deviation of the noise in each coordinate of a mean, as text."""
-    return f"{noise * privacy.clip / count if noise else 0.0:.5g}"
+    noises = 1 if privacy.of_server else math.sqrt(count)
+    return f"{noise * privacy.clip / count * noises if noise else 0.0:.5g}"
 
 
-def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int) -> TextTable:
+def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int, mean: int) -> TextTable:
     """The noise, the largest cohort, and what its limit costs."""
-    noise, mean = mechanism.noise_multiplier, mechanism.clients_per_round
+    noise = mechanism.noise_multiplier
     rows = [("noise multiplier", f"{noise:.5g}", _target(privacy))]
     if privacy.adaptive_clip:
         of_messages = f"{privacy.update_noise(noise):.5g}"

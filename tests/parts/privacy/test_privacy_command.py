@@ -118,6 +118,18 @@ def test_an_epsilon_gives_the_noise(count: int, file: Path, capsys: Any) -> None
     assert count == 60 or in_mean[0] > in_mean[3] > in_mean[4]
 
 
+def test_clients_that_trust_nobody(file: Path, capsys: Any) -> None:
+    text = printed(capsys, file, *settings('privacy.trust="none"'))
+    assert "fedavg, fedprox: a noised message of each client a round" in text
+    assert re.search(rf"noise in the mean +{4 * 0.5 / 6**0.5:.5g}", text)
+    header, *table = rows(text, "Epsilon after a number of rounds, with delta = 0.001")
+    assert header == ["rounds", "pld", "rdp"]
+    whole = Mechanism(1, 1, "bernoulli", None, 4.0, 1, 1e-3, "pld")
+    assert float(table[-1][1]) == pytest.approx(epsilon_of(whole, 20), abs=1e-3)
+    assert "Trust: each client, which clips its own messages" in text
+    assert "Larger cohorts" not in text
+
+
 def test_a_method_with_an_exchange_pays_twice(file: Path, capsys: Any) -> None:
     changes = settings("method.0.name=feddane", "method.0.mu=0.1", "privacy.accountant=rdp")
     text = printed(capsys, file, *changes)
@@ -197,6 +209,7 @@ def test_the_section_becomes_the_setting(file: Path) -> None:
         "adaptive_clip": {"quantile": 0.5, "rate": 0.1, "count_noise": 6.0},
         "unit": "client",
         "mechanism": "independent",
+        "trust": "server",
     }
 
 

@@ -658,10 +658,13 @@ def _pld_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
     return float(whole.get_epsilon_for_delta(delta))
 
 
-def statement(mechanism: Mechanism, rounds: int, taken: int = 0) -> list[str]:
+def statement(
+    mechanism: Mechanism, rounds: int, taken: int = 0, *, trusted: bool = True
+) -> list[str]:
     """The whole guarantee in plain sentences, with what it assumes and leaves out.
 
-    Clients hide, or examples in the local steps that the worst client has taken.
+    Clients hide, or examples in the local steps that the worst client has taken. Clients that do
+    not trust the server have noise of their own.
 
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -670,12 +673,16 @@ def statement(mechanism: Mechanism, rounds: int, taken: int = 0) -> list[str]:
         epsilon = 1.987 and delta = 1e-05.
     """
     epsilon = epsilon_of(mechanism, taken or rounds)
-    *own, trust = _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds)
+    *own, trust = (
+        _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds, trusted=trusted)
+    )
+    what = "The models of all" if taken or trusted else "What a client sends in all"
+    are = "are" if taken or trusted else "is"
     return [
         "The models have no privacy guarantee: epsilon is infinite."
         if epsilon == math.inf
-        else f"The models of all {rounds:,} rounds together are (epsilon, delta)-differentially "
-        f"private with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
+        else f"{what} {rounds:,} rounds together {are} (epsilon, delta)-differentially private "
+        f"with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
         *own,
         f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
         f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
@@ -686,8 +693,10 @@ def statement(mechanism: Mechanism, rounds: int, taken: int = 0) -> list[str]:
     ]
 
 
-def _of_rounds(mechanism: Mechanism, rounds: int) -> list[str]:
+def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]:
     """What hides clients, and whom they trust."""
+    if not trusted:
+        return _of_messages(mechanism, rounds)
     other = (
         "one client is replaced by another, which moves a sum by up to twice the clipping norm"
         if mechanism.replaces
@@ -709,6 +718,23 @@ def _of_rounds(mechanism: Mechanism, rounds: int) -> list[str]:
         "earlier ones.",
         *_mechanism(mechanism, rounds),
         "the server, which sees each client's clipped message and adds the noise.",
+    ]
+
+
+def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
+    """What hides clients that add noise to their own messages, and whom they trust."""
+    strategy = mechanism.strategy
+    times = rounds if strategy is None else strategy.participations(rounds)
+    return [
+        "Unit: a client with all of its rows.",
+        "Neighbouring federations: one client's messages are replaced by ones of zeros, which "
+        "moves what it sends by up to the clipping norm before its noise. The number of clients, "
+        "and who takes part, are public.",
+        "Sampling: no amplification is counted, and it need not stay secret who takes part.",
+        f"Composition: a client sends at most {times:,} message{'s' * (times > 1)}, each with "
+        "noise of its own, in units of the clipping norm a standard deviation of "
+        f"{mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
+        "each client, which clips its own messages and adds the noise; nobody beyond it.",
     ]
 
 

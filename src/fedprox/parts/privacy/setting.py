@@ -22,6 +22,9 @@ method's own update reads it. A client's state stays with the client: it is neit
 released. How many clients came is not public, so the method reads the fixed share q in place of the
 share that took part.
 
+Without a trusted server (`trust` "none") each client adds noise to its own clipped message, and the
+server adds none (`private_on_clients`).
+
 A method with a first exchange releases two sums a round: gradients, then messages. Both are clipped
 to the same norm and get noise of their own.
 
@@ -32,7 +35,7 @@ has it, and a run that is resumed goes on with it. Clients do not read it, so no
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -61,12 +64,23 @@ from fedprox.errors import (
     check_fields,
     require,
     require_number,
+    require_one_of,
     require_whole,
     shown,
 )
+from fedprox.federation import Federation
 from fedprox.model import Params
 from fedprox.parts.faults import Faults
-from fedprox.parts.part import Columns, LocalGradient, Part, Reduction, Setting, StepsTaken
+from fedprox.parts.part import (
+    Columns,
+    LocalGradient,
+    Part,
+    Reduction,
+    Setting,
+    StepsTaken,
+    scaled,
+    sound,
+)
 from fedprox.parts.privacy.accounting import (
     NOISES,
     Accountant,
@@ -91,6 +105,9 @@ from fedprox.precision import real_type
 
 Unit = Literal["client", "example"]
 """What privacy hides: a client with all of its rows, or one row."""
+
+Trust = Literal["server", "none"]
+"""Whom clients trust with messages without noise."""
 
 CLIPS = 1e-9, 1e9
 """Smallest and largest clipping norm, with whose squares single precision computes."""
@@ -178,6 +195,11 @@ class Privacy(Part):
             `Cohort.min_separation` - 1 noises of a model's size on the server, "blt" one to four.
             Correlated noise is for clients, with "cyclic" sampling and a fixed number of rounds,
             and needs the extra jax-privacy.
+        trust: "server" adds noise once to the sum of a round. With "none" each client adds noise of
+            the standard deviation :math:`z C` to its own message, so that nobody sees it without;
+            the mean of K clients then has :math:`\sqrt K` times as much. A client's messages of
+            all rounds in which it takes part are composed, without amplification by sampling. For
+            the unit "client"; nobody is trusted with rows in any case.
 
     Raises:
         InputError: If a number is out of range, neither or both of `epsilon` and
@@ -205,6 +227,7 @@ class Privacy(Part):
     capacity: PositiveInt | None = None
     unit: Unit = "client"
     mechanism: Correlation = "independent"
+    trust: Trust = "server"
 
     def __post_init__(self) -> None:
         check_fields("privacy", self)
@@ -213,6 +236,16 @@ class Privacy(Part):
                 self.unit == "client" or getattr(self, name) is None,
                 f'privacy.{name}: it is for privacy.unit = "client"; leave it out',
             )
+        require(
+            self.unit == "client" or self.of_server,
+            f'privacy.trust = "{self.trust}"; it is for privacy.unit = "client", since clients '
+            "trust nobody with their rows in any case: leave it out",
+        )
+        require(
+            self.of_server or self.capacity is None,
+            f'privacy.capacity = {self.capacity}; with privacy.trust = "none" no accounting needs '
+            "a limit: leave it out",
+        )
         unbounded = self.noise_multiplier == 0 and self.clip == math.inf
         if not unbounded:
             require_number("privacy.clip", self.clip, positive=True)
@@ -240,6 +273,11 @@ class Privacy(Part):
     def of_clients(self) -> bool:
         """Whether clients hide, and not their rows."""
         return self.unit == "client"
+
+    @property
+    def of_server(self) -> bool:
+        """Whether a server adds the noise that hides clients."""
+        return self.trust == "server"
 
     own_noise = True
     """Whether each sweep point of each method has noise of its own."""
@@ -317,11 +355,26 @@ class Privacy(Part):
         if not self.of_clients:
             return method
         what = self.of_run(method, setting)
-        noise = what.noise_multiplier, what.clients_per_round, what.clients
+        noise = what.noise_multiplier, setting.per_round, what.clients
+        if not self.of_server:
+            silent = private(
+                method, replace(self, epsilon=None, noise_multiplier=0.0), 0.0, *noise[1:]
+            )
+            return private_on_clients(silent, self.clip, what.noise_multiplier)
         correlated = None
         if what.strategy is not None and what.strategy.correlates:
             correlated = Correlated.of(what.strategy, method, setting.params)
         return private(method, self, *noise, correlated)
+
+    def columns(self, clients: NDArray[Any], federation: Federation) -> Columns:
+        """The clients' numbers, from which noise of their own follows."""
+        del federation
+        return {} if self.of_server else {NUMBER: np.asarray(clients, np.int32)}
+
+    def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
+        """The same, as the messages of clients read them."""
+        del key
+        return {} if self.of_server else {NUMBER: numbers[NUMBER]}
 
     def reduce(self, reduction: Reduction) -> Reduction:
         """What is not finite counts as zero, with or without `Faults`, if clients hide."""
@@ -404,8 +457,9 @@ def mechanism_of(
 ) -> Mechanism:
     """The mechanism of a run, with its capacity chosen and its noise calibrated.
 
-    Under Poisson sampling, `clients_per_round` is the mean. The noise is calibrated to `rounds`. A
-    method with an exchange has 2 releases in a round.
+    Under Poisson sampling, `clients_per_round` is the mean. Without a trusted server who takes part
+    is known, so a client counts as one that takes part in each round. The noise is calibrated to
+    `rounds`. A method with an exchange has 2 releases in a round.
 
     Example:
         >>> privacy = Privacy(1.0, noise_multiplier=1.2)
@@ -418,6 +472,9 @@ def mechanism_of(
         clients_per_round <= clients,
         f"cohort.clients_per_round = {clients_per_round:,}; there are {clients:,} clients",
     )
+    if not privacy.of_server and strategy is None:
+        require_one_of("cohort.sampling", sampling, ("bernoulli", "uniform"))
+        clients_per_round, sampling = clients, "bernoulli"  # as if all took part in each round
     mechanism = Mechanism(
         clients,
         clients_per_round,
@@ -514,6 +571,21 @@ def clip_to(norm: jax.Array | float, tree: Any) -> tuple[Any, jax.Array]:
     before = norm_bound(tree)
     scale = jnp.where(before > norm, norm / before, 1.0)
     return jax.tree.map(lambda a: a * scale, tree), before
+
+
+def sound_or_silent(
+    sent: Message, after: ClientState, before: ClientState
+) -> tuple[Message, ClientState]:
+    """A message and its client's state; zeros and the state before if either is not finite.
+
+    Such a client then is as one that sends zeros, and nobody else can tell.
+
+    >>> sound_or_silent(jnp.array([1.0, jnp.nan]), None, None)[0].tolist()
+    [0.0, 0.0]
+    """
+    good = sound(sent, after)
+    state = jax.tree.map(lambda a, b: jnp.where(good > 0, a, b), after, before)
+    return scaled(good, sent), state
 
 
 def possible_bits(hparams: HParams, mean: Clipped, steps: jax.Array) -> jax.Array:
@@ -657,3 +729,34 @@ def private(
             sent=lambda gradient: clip_to(privacy.clip, gradient)[0],
         ),
     )
+
+
+NUMBER = "noise_of"
+"""The column of clients' numbers, from which noise of their own follows."""
+
+
+def private_on_clients(algorithm: Algorithm, clip: float, noise_multiplier: float) -> Algorithm:
+    r"""A method whose clients add noise to their own messages.
+
+    Client :math:`k` sends :math:`m_k \min(1, C / \|m_k\|) + \mathcal N(0, z^2 C^2 I)`. A message
+    that is not finite counts as zero before its noise, since a message that is missing would tell.
+
+    A client's key follows from the round's, ``hparams["noise_key"]``, and the client's number among
+    the columns of its context. Without a key, as where shapes are computed, there is no noise. The
+    method is one from `private` without noise.
+    """
+
+    def message(
+        state: Guarded, hparams: HParams, context: ClientContext, solution: Solution
+    ) -> tuple[Clipped, ClientState]:
+        sent, own_state = algorithm.client.message(state, hparams, context, solution)
+        value, own_state = sound_or_silent(sent.message, own_state, context.state)
+        words = hparams.get("noise_key")
+        if words is not None and noise_multiplier:
+            key = jax.random.wrap_key_data(words, impl="threefry2x32")
+            own = jax.random.key_data(jax.random.fold_in(key, context.columns[NUMBER]))
+            normals = standard_normals(own, MESSAGES, value)
+            value = add_scaled(value, noise_multiplier * clip, normals)
+        return sent._replace(message=value), own_state
+
+    return algorithm._replace(client=algorithm.client._replace(message=message))
