@@ -33,6 +33,7 @@ from fedprox.errors import InputError
 from fedprox.experiment import parse
 from fedprox.parts.privacy import AdaptiveClip, setting
 from fedprox.parts.privacy.accounting import Mechanism
+from fedprox.parts.privacy.correlated import Strategy
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import (
     EVERYTHING,
@@ -72,6 +73,10 @@ TABLES: dict[str, dict[str, Any]] = {
     "an epsilon of clients": table_of(
         FEDPROX, cohort={"sampling": "uniform"},
         privacy=RDP | {"epsilon": 6.015625, "adaptive_clip": {"quantile": 0.6}},
+    ),
+    "correlated noise": table_of(
+        FEDPROX, cohort={"sampling": "cyclic", "min_separation": 2, "clients_per_round": 2},
+        privacy={"clip": 0.5, "delta": 1e-3, "noise_multiplier": 1.0, "mechanism": "banded"},
     ),
     "a noise of examples": table_of(
         FEDPROX, privacy=RDP | {"unit": "example", "noise_multiplier": 1.0}
@@ -149,7 +154,9 @@ def test_frozen_values_are_the_nodes_own() -> None:
     assert digests(more) != [run.digest]
 
 
-MECHANISM = Mechanism(5, 4, "bernoulli", 4, 1.0, 1, 1e-3, "pld")
+MECHANISM = Mechanism(
+    5, 2, "cyclic", None, 1.0, 1, 1e-3, "pld", Strategy("banded", 2, 3, (1.0, 0.5))
+)
 FULL = Setup(
     run="run1",
     number=0,
@@ -214,6 +221,11 @@ CHANGED: dict[str, Any] = {
     "privacy.mechanism.releases": 2,
     "privacy.mechanism.delta": 1e-4,
     "privacy.mechanism.accountant": "rdp",
+    "privacy.mechanism.strategy.kind": "blt",
+    "privacy.mechanism.strategy.separation": 3,
+    "privacy.mechanism.strategy.rounds": 4,
+    "privacy.mechanism.strategy.scale": (1.0, 0.25),
+    "privacy.mechanism.strategy.decay": (0.5,),
     "privacy.rounds": 4,
     "private_steps": None,
     "private_steps.clip": 2.0,
@@ -238,13 +250,14 @@ def fields(kind: Any, prefix: str = "") -> Iterator[str]:
     """The fields of a setup, with those of its parts."""
     parts = {"privacy": PrivateRounds, "private_steps": PrivateSteps, "secure": Securing}
     names = kind.model_fields if issubclass(kind, BaseModel) else kind._fields
+    tuples = {"mechanism": Mechanism, "strategy": Strategy}
     for name in names:
-        if name != "mechanism":
-            yield prefix + name
+        if name in tuples:
+            yield from fields(tuples[name], f"{prefix}{name}.")
+            continue
+        yield prefix + name
         if not prefix and name in parts:
             yield from fields(parts[name], f"{name}.")
-        if name == "mechanism":
-            yield from fields(Mechanism, f"{prefix}mechanism.")
 
 
 def with_change(part: Any, name: str, value: Any) -> Any:

@@ -26,6 +26,7 @@ from tests.settings import ADAPTERS, BASE, FEDERATION, half, halves, privacy
 STEPS = {"solver": fp.Solver(0.1, "all", steps=2, gamma=0.5), "evaluation": fp.Evaluation()}
 CLOCK = fp.Population(step_seconds=1.0)
 BUFFER = {"asynchronous": fp.Asynchronous(1), "population": CLOCK}
+CYCLIC = {"cohort": fp.Cohort(3, sampling="cyclic", min_separation=2)}
 TOP_K = fp.Compression("top-k", share=0.5)
 
 
@@ -100,6 +101,8 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "COMPUTED_MODEL": {"changes": {"server.params": doubled}},
     "OTHER_EVALUATED": {"changes": {"server.evaluated": doubled}},
     "NOT_UNIFORM": {"cohort": fp.Cohort(6, "bernoulli")},
+    "CYCLIC": CYCLIC,
+    "NOT_CYCLIC": {"cohort": fp.Cohort(3)},
     "REPLACED": {"cohort": fp.Cohort(4, "proportional")},
     "SOME_CLIENTS": {"cohort": fp.Cohort(4)},
     "OVER_SELECTION": {"cohort": fp.Cohort(4, over_selection=1.5), "population": CLOCK},
@@ -127,12 +130,13 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "attack": {"attack": fp.Attack("label-flip", share=0.3)},
     "LIES": {"attack": fp.Attack("sign-flip", share=0.3)},
-    "privacy": {"privacy": privacy(unit="example")},
-    "CLIENTS": {"privacy": privacy(noise_multiplier=0.0)},
-    "OF_ROWS": {"privacy": privacy(unit="example")},
+    "privacy": {"privacy": {"unit": "example"}},
+    "CLIENTS": {"privacy": {"noise_multiplier": 0.0}},
+    "OF_ROWS": {"privacy": {"unit": "example"}},
     "privacy.adaptive_clip": {
-        "privacy": privacy(noise_multiplier=0.0, adaptive_clip=fp.AdaptiveClip()),
+        "privacy": {"noise_multiplier": 0.0, "adaptive_clip": fp.AdaptiveClip()},
     },
+    "CORRELATED": {"privacy": {"mechanism": "banded"}} | CYCLIC,
     "OTHER_MODEL": {"evaluation": fp.Evaluation(model="cohort")},
     "LAST_MODELS": {"evaluation": fp.Evaluation(model="clients")},
     "evaluation.gradients": {"evaluation": fp.Evaluation()},
@@ -189,7 +193,11 @@ def example(*names: str) -> dict[str, Any]:
         plain["cohort"] = fp.Cohort(len(FEDERATION))
     found = {key: value for key, value in BASE.items() if key != "methods"} | plain
     for name in names:
-        found |= {"method": OF_METHODS[name]} if name in OF_METHODS else OF_SETTINGS[name]
+        given = {"method": OF_METHODS[name]} if name in OF_METHODS else OF_SETTINGS[name]
+        hidden = found.get("privacy", {}) | given.get("privacy", {})
+        found |= given | ({"privacy": hidden} if hidden else {})
+    if "privacy" in found:
+        found["privacy"] = privacy(**found["privacy"])
     found["method"] = changed(found["method"], found.pop("changes", {}))
     return found
 

@@ -30,6 +30,10 @@ OUTSIDE: Mapping[str, str] = {
     "privacy.mechanism.capacity": "it follows from the clients; a node computes epsilon with it",
     "privacy.mechanism.releases": "it must be what the method releases",
     "privacy.mechanism.accountant": "each proves an upper bound of epsilon",
+    "privacy.mechanism.strategy.rounds": "it must be `rounds`",
+    "privacy.mechanism.strategy.scale": "it follows from kind, separation and rounds; a node "
+    "computes epsilon with it",
+    "privacy.mechanism.strategy.decay": "it follows from kind, separation and rounds, as the scale",
     "private_steps.accountant": "each proves an upper bound of epsilon",
     "secure.nodes": "they are those that have joined; each must be among policy.secure.peers",
 }
@@ -41,7 +45,9 @@ def asked_of(setup: Setup) -> Table:
     """What a setup asks of a node, as the experiment file alone decides it."""
     table = setup.model_dump(mode="json")
     if setup.privacy is not None:
-        table["privacy"]["mechanism"] = setup.privacy.mechanism._asdict()
+        mechanism = setup.privacy.mechanism
+        strategy = None if mechanism.strategy is None else mechanism.strategy._asdict()
+        table["privacy"]["mechanism"] = mechanism._asdict() | {"strategy": strategy}
     if setup.privacy is not None and setup.privacy.epsilon is not None:
         del table["privacy"]["mechanism"]["noise_multiplier"]
     if setup.private_steps is not None and setup.private_steps.epsilon is not None:

@@ -63,8 +63,10 @@ def _privacy(given: Privacy | None, described: Described) -> Table:
     if given.unit == "example":
         return {"privacy": None, "private_steps": declared | noise | {"delta": given.delta}}
     adaptive = None if given.adaptive_clip is None else asdict(given.adaptive_clip)
-    sampling = described.parts["cohort"].sampling
-    mechanism = {"sampling": sampling, "delta": given.delta} | noise
+    cohort, strategy = described.parts["cohort"], None
+    if cohort.min_separation is not None:
+        strategy = {"kind": given.kind_of_noise, "separation": cohort.min_separation}
+    mechanism = {"sampling": cohort.sampling, "delta": given.delta, "strategy": strategy} | noise
     return {
         "privacy": declared | {"adaptive_clip": adaptive, "mechanism": mechanism},
         "private_steps": None,
@@ -149,6 +151,9 @@ def _privacy_in_words(asked: Table) -> list[str]:
     else:
         lines[0] += f", noise multiplier {flat['noise_multiplier']:g}"
         lines.append("epsilon follows from the clients' number; policy.privacy bounds it")
+    if flat.get("strategy") is not None:
+        apart = "a client takes part at most once in {separation} rounds; noise of rounds: {kind}"
+        lines.append(apart.format(**flat["strategy"]))
     if flat.get("adaptive_clip") is not None:
         lines.append(f"the clip follows the clients' norms: {_keys(flat['adaptive_clip'])}")
     if key == "privacy" and asked["secure"] is None:

@@ -256,12 +256,16 @@ class Privacy(Part):
         """Whether the noise of a round depends on that of earlier rounds."""
         return self.mechanism != "independent" and self.noise_multiplier != 0
 
+    @property
+    def kind_of_noise(self) -> Correlation:
+        """How the noise of rounds is correlated; without noise it is not."""
+        return self.mechanism if self.correlates else "independent"
+
     def strategy(self, setting: Setting) -> Strategy | None:
         """How noise is correlated; None unless rounds of a client are a number of rounds apart."""
         if setting.min_separation is None:
             return None
-        kind = self.mechanism if self.correlates else "independent"
-        return strategy_of(kind, setting.min_separation, setting.rounds)
+        return strategy_of(self.kind_of_noise, setting.min_separation, setting.rounds)
 
     def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
         """Raise `InputError` if delta is too large to mean anything."""
