@@ -119,6 +119,10 @@ CASES: dict[str, dict[str, Any]] = {
     | {
         "privacy": privacy(0.5, 0.01, adaptive_clip=fp.AdaptiveClip(), capacity=4),
     },
+    "private measures": {
+        "cohort": fp.Cohort(CLIENTS),
+        "privacy": privacy(measures=fp.NoisedMeasures(4.0, noise_multiplier=9.0)),
+    },
     "two noised sums": NOISED | {"privacy": privacy(), "methods": fp.feddane(mu=0.1)},
     "private examples": {
         "privacy": privacy(unit="example", epsilon=8.0, noise_multiplier=None, accountant="rdp")

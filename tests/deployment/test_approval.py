@@ -116,7 +116,7 @@ def test_a_node_computes_the_digest_that_the_file_has(
     # a digest has no calibrated noise, whose search takes seconds
     monkeypatch.setattr(setting, "calibrated_steps", lambda *_: 1.5)
     monkeypatch.setattr(
-        setting, "calibrated_mechanism", lambda what, *_: what._replace(noise_multiplier=1.5)
+        setting, "calibrated_beside", lambda what, *_: what._replace(noise_multiplier=1.5)
     )
     table = TABLES[name]
     server = server_of({**table, "data": {"name": "deployment"}}, nodes)

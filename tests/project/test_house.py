@@ -29,7 +29,7 @@ FLOORS = [
     {"parts", "results"},
     {"protocol"},
     {"engine"},
-    {"epsilon"},
+    {"epsilon", "released"},
     {"loop"},
     {"diagnostics"},
     {"report"},
