@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedprox.engine.compiled.evaluation import Measures
+from fedprox.engine.compiled.evaluation import ByClient, Measures
 from fedprox.federation import Rows
 from fedprox.parts.privacy.measures import (
     Array,
@@ -25,7 +25,7 @@ def released_by_key(method: Method, exact: Measures, seed: int, done: int) -> Me
     assert protocol.privacy is not None
     planned = protocol.privacy.of_measures(protocol.evaluations)
     assert planned is not None
-    sums = sums_of(protocol, exact)
+    sums = sums_of(protocol, exact.by_client)
     noise = planned[0].noise_multiplier
     words = method.values["noise_words"]
     means = sums.means(noise_by_key(sums, noise, seed, done, words))
@@ -59,9 +59,9 @@ def released(means: Mapping[str, Array], public: Mapping[str, Any]) -> Measures:
     return Measures(means["train_loss"], None, None, held_out | dict(public), {}, None, None)  # type: ignore[arg-type]
 
 
-def sums_of(protocol: Protocol, exact: Measures) -> Sums:
+def sums_of(protocol: Protocol, by_client: ByClient | None) -> Sums:
     """The sums of an evaluation that are released, without noise."""
-    by_client, read, noised = exact.by_client, protocol.measured, protocol.noised
+    read, noised = protocol.measured, protocol.noised
     assert by_client is not None
     assert by_client.held_out is not None
     assert noised is not None

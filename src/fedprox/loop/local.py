@@ -432,6 +432,7 @@ class LocalSeed:
     """The rounds of one seed on this machine's devices."""
 
     repeated: Sequence[range] = ()  # a round that is repeated has the same noise
+    measured_before = 0  # as an evaluation
 
     def __init__(
         self, local: LocalMethod, planned: Iterator[Call], store: Store, seed: int, done: int

@@ -339,7 +339,6 @@ ROWS = tuple(
         (CORRELATED, NOT_CYCLIC, "it hides clients whose rounds are a number of rounds apart"),
         (CORRELATED, "privacy.adaptive_clip", "what is taken back must have the norm it had"),
         (EXACT, CHOICE, "these have no noise"),
-        (ON_NODES, "privacy.measures", "nodes do not count evaluations"),
         ("privacy.measures", REPLACES, "its guarantee is for a client that is replaced"),
         ("privacy.measures", SEVERAL_LABELS, "a row moves a count of them by more than one"),
         ("privacy.measures", "evaluation.clients", "all clients are evaluated"),
