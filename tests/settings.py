@@ -123,6 +123,10 @@ CASES: dict[str, dict[str, Any]] = {
         "cohort": fp.Cohort(3, "cyclic", min_separation=2),
         "privacy": privacy(mechanism="banded"),
     },
+    "private measures": {
+        "cohort": fp.Cohort(CLIENTS),
+        "privacy": privacy(measures=fp.NoisedMeasures(4.0, noise_multiplier=9.0)),
+    },
     "two noised sums": NOISED | {"privacy": privacy(), "methods": fp.feddane(mu=0.1)},
     "private examples": {
         "privacy": privacy(unit="example", epsilon=8.0, noise_multiplier=None, accountant="rdp")

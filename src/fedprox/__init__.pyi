@@ -60,7 +60,7 @@ from fedprox.parts.attack import Attack
 from fedprox.parts.compression import Compression
 from fedprox.parts.faults import Faults
 from fedprox.parts.population import DayNight, Intervals, LogNormal, Population, read_population
-from fedprox.parts.privacy import AdaptiveClip, Privacy
+from fedprox.parts.privacy import AdaptiveClip, NoisedMeasures, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.predictions import predict
@@ -114,6 +114,7 @@ __all__ = [
     "Metric",
     "Model",
     "Newcomers",
+    "NoisedMeasures",
     "OnClient",
     "OnServer",
     "Population",

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from fedprox.engine.planning.round_work import LocalSteps, steps_of_run
-from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
+from fedprox.parts.privacy.accounting import Releases, epsilon_beside, epsilon_of, worst_steps
+from fedprox.parts.privacy.measures import evaluations_of
 from fedprox.protocol.method import Method, kept
 
 
@@ -17,7 +18,8 @@ def noise_of(method: Method) -> float | None:
     """The noise multiplier of a method, given or calibrated; None without privacy."""
     privacy = method.protocol.privacy
     if privacy is not None and method.protocol.hides_examples:
-        return privacy.noise_of_steps(partial(steps_of_run, method))
+        taken = partial(steps_of_run, method)
+        return privacy.noise_of_steps(taken, method.protocol.evaluations)
     return None if method.mechanism is None else method.mechanism.noise_multiplier
 
 
@@ -28,10 +30,13 @@ class Spent:
         method: The method.
         seed: The seed.
         repeated: Rounds that were released before an interruption and are repeated.
+        measured: Evaluations likewise.
     """
 
-    def __init__(self, method: Method, seed: int, repeated: Sequence[range] = ()) -> None:
-        self.method, self.repeated = method, sum(map(len, repeated))
+    def __init__(
+        self, method: Method, seed: int, repeated: Sequence[range] = (), measured: int = 0
+    ) -> None:
+        self.method, self.repeated, self.measured = method, sum(map(len, repeated)), measured
         self.steps = LocalSteps(method, seed, repeated) if method.protocol.hides_examples else None
 
     def epsilon(self, rounds: int) -> float | None:
@@ -40,11 +45,21 @@ class Spent:
             mechanism = self.method.mechanism
             if mechanism is None:
                 return None
-            strategy = mechanism.strategy
+            strategy, done = mechanism.strategy, rounds
             if strategy is not None and self.repeated and rounds:
                 rounds = strategy.rounds  # a bound, since these rounds may be any of the run
-            return epsilon_of(mechanism, rounds + self.repeated)
+            return epsilon_beside(mechanism, rounds + self.repeated, self.evaluated(done))
         return self.worst(rounds)[1]
+
+    def evaluated(self, rounds: int) -> Releases | None:
+        """What the evaluations up to a round have released; None if they have no noise."""
+        protocol = self.method.protocol
+        privacy = protocol.privacy
+        planned = None if privacy is None else privacy.of_measures(protocol.evaluations)
+        if planned is None:
+            return None
+        done = evaluations_of(protocol.rounds, protocol.evaluation.every, rounds)
+        return planned[0], done + self.measured
 
     def worst(self, rounds: int) -> tuple[Releases | None, float]:
         """The steps with the largest epsilon after some rounds, and it; None for no steps."""
@@ -53,7 +68,8 @@ class Spent:
         assert noise is not None
         assert self.steps is not None
         taken = privacy.released(self.steps.after(rounds))
+        beside = self.evaluated(rounds)
         if not taken:
-            return None, 0.0
-        worst = worst_steps(noise, taken)
-        return worst, epsilon_of(*worst)
+            return None, 0.0 if beside is None else epsilon_of(*beside)
+        worst = worst_steps(noise, taken, beside)
+        return worst, epsilon_beside(*worst, beside)

@@ -47,6 +47,7 @@ class Purpose(IntEnum):
     SKEW = 27
     GROUPS = 28
     CANARIES = 29
+    MEASURES = 30
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
@@ -55,14 +56,18 @@ def check_seed(seed: int, name: str = "seed") -> None:
     require(seed < 2**63, f"{name} = {shown(seed)}; it must be below 2^63")
 
 
-def _philox(seed: int, purpose: Purpose, round_: int, client: int) -> np.random.Philox:
+def _philox(
+    seed: int, purpose: Purpose, round_: int, client: int, own: int = 0
+) -> np.random.Philox:
     key = np.array([seed, purpose], np.uint64)
-    counter = np.array([0, 0, client, round_], np.uint64)
+    counter = np.array([0, own, client, round_], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
 
-def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> np.random.Generator:
-    """A stream as a NumPy generator.
+def generator(
+    seed: int, purpose: Purpose, round_: int = 0, client: int = 0, own: int = 0
+) -> np.random.Generator:
+    """A stream as a NumPy generator; `own` tells runs of a comparison apart that share none.
 
     >>> a = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
     >>> b = generator(0, Purpose.COHORT, round_=3).integers(10, size=4)
@@ -70,7 +75,7 @@ def generator(seed: int, purpose: Purpose, round_: int = 0, client: int = 0) -> 
     True
     """
     check_seed(seed)
-    return np.random.Generator(_philox(seed, purpose, round_, client))
+    return np.random.Generator(_philox(seed, purpose, round_, client, own))
 
 
 class Streams:

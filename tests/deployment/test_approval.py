@@ -23,6 +23,7 @@ from fedprox.deployment.policy import Policy
 from fedprox.deployment.wire import (
     ArrayKind,
     DataKind,
+    PrivateMeasures,
     PrivateRounds,
     PrivateSteps,
     Securing,
@@ -116,7 +117,7 @@ def test_a_node_computes_the_digest_that_the_file_has(
     # a digest has no calibrated noise, whose search takes seconds
     monkeypatch.setattr(setting, "calibrated_steps", lambda *_: 1.5)
     monkeypatch.setattr(
-        setting, "calibrated_mechanism", lambda what, *_: what._replace(noise_multiplier=1.5)
+        setting, "calibrated_beside", lambda what, *_: what._replace(noise_multiplier=1.5)
     )
     table = TABLES[name]
     server = server_of({**table, "data": {"name": "deployment"}}, nodes)
@@ -185,6 +186,9 @@ FULL = Setup(
     private_steps=PrivateSteps(
         clip=1.0, epsilon=None, noise_multiplier=1.0, delta=1e-3, accountant="pld"
     ),
+    measures=PrivateMeasures(
+        loss_bound=8.0, share=None, only=None, noise_multiplier=9.0, delta=1e-3, evaluations=4
+    ),
     secure=Securing(threshold=3, bound=1.0, bits=32, honest=1, nodes=["a", "b", "c"]),
     compression=None,
     products=False,
@@ -233,6 +237,14 @@ CHANGED: dict[str, Any] = {
     "private_steps.noise_multiplier": 2.0,
     "private_steps.delta": 1e-4,
     "private_steps.accountant": "rdp",
+    "measures": None,
+    "measures.loss_bound": 4.0,
+    "measures.share": 0.1,
+    "measures.only": ["train_loss"],
+    "measures.noise_multiplier": 8.0,
+    "measures.delta": 1e-4,
+    "measures.evaluations": 5,
+    "measures.again": 1,
     "secure": None,
     "secure.threshold": 4,
     "secure.bound": 2.0,
@@ -249,7 +261,9 @@ and if not says why in `OUTSIDE`."""
 
 def fields(kind: Any, prefix: str = "") -> Iterator[str]:
     """The fields of a setup, with those of its parts."""
+    parts: dict[str, Any]
     parts = {"privacy": PrivateRounds, "private_steps": PrivateSteps, "secure": Securing}
+    parts |= {"measures": PrivateMeasures}
     names = kind.model_fields if issubclass(kind, BaseModel) else kind._fields
     tuples = {"mechanism": Mechanism, "strategy": Strategy}
     for name in names:

@@ -324,6 +324,11 @@ ALONE: dict[str, tuple[Any, str]] = {
         | {"noise_multiplier": 0.0, "delta": 0.1, "accountant": "pld"},
         SAME,
     ),
+    "setup__measures": (
+        {"loss_bound": 8.0, "share": None, "only": None}
+        | {"noise_multiplier": 1.0, "delta": 0.1, "evaluations": 9},
+        REFUSED,
+    ),
     "setup__secure": (
         {"threshold": 3, "bound": 1.0, "bits": 32, "honest": 1, "nodes": []},
         REFUSED,

@@ -385,6 +385,17 @@ def test_exact_measures_are_reported_if_the_node_says_so(make: Made) -> None:
     assert node.reports == ["loss", "accuracy", "metrics"]
 
 
+def test_noise_of_a_run_in_measures_is_not_the_nodes_guarantee() -> None:
+    policy = guarded()
+    assert policy.privacy is not None
+    exact = policy.privacy.model_copy(update={"exact_measures": True})
+    other = policy.privacy.model_copy(update={"own": None, "epsilon": 1.0, "delta": 1e-3})
+    assert policy.reported_with_noise == []
+    for privacy in (exact, other):
+        told = policy.model_copy(update={"privacy": privacy}).reported_with_noise
+        assert told == ["loss", "accuracy"]
+
+
 OWN = "it refuses: policy.privacy.own is as"
 
 

@@ -28,6 +28,9 @@ CLOCK = fp.Population(step_seconds=1.0)
 BUFFER = {"asynchronous": fp.Asynchronous(1), "population": CLOCK}
 CYCLIC = {"cohort": fp.Cohort(3, sampling="cyclic", min_separation=2)}
 TOP_K = fp.Compression("top-k", share=0.5)
+MEASURES = fp.NoisedMeasures(8.0, noise_multiplier=1.0)
+PIXELS = fp.Federation.from_arrays([(np.ones((2, 3)), np.zeros((2, 3), int))] * 6)
+OF_PIXELS = fp.Model(lambda _: {"w": jnp.ones(2)}, lambda params, x: x[..., None] * params["w"])
 
 
 def augmented(key: Any, rows: Any) -> Any:
@@ -131,6 +134,15 @@ OF_SETTINGS: dict[str, dict[str, Any]] = {
     "attack": {"attack": fp.Attack("label-flip", share=0.3)},
     "LIES": {"attack": fp.Attack("sign-flip", share=0.3)},
     "privacy": {"privacy": {"unit": "example"}},
+    "EXACT": {"privacy": {"unit": "example"}},
+    "privacy.measures": {
+        "privacy": {"measures": MEASURES},
+        "cohort": fp.Cohort(len(FEDERATION)),
+    },
+    "REPLACES": {"privacy": {"accountant": "rdp"}, "cohort": fp.Cohort(4)},
+    "SEVERAL_LABELS": {"privacy": {"unit": "example"}, "federation": PIXELS, "model": OF_PIXELS},
+    "GRADIENTS": {"evaluation": fp.Evaluation()},
+    "METRICS": {"model": dataclasses.replace(MODEL, metrics={"f1": fp.metrics.f1()})},
     "CLIENTS": {"privacy": {"noise_multiplier": 0.0}},
     "OF_ROWS": {"privacy": {"unit": "example"}},
     "privacy.adaptive_clip": {

@@ -30,7 +30,7 @@ FLOORS = [
     {"parts", "results"},
     {"protocol"},
     {"engine"},
-    {"epsilon"},
+    {"epsilon", "released"},
     {"loop"},
     {"diagnostics"},
     {"report"},

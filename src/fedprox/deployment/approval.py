@@ -34,6 +34,7 @@ OUTSIDE: Mapping[str, str] = {
     "privacy.mechanism.strategy.scale": "it follows from kind, separation and rounds; a node "
     "computes epsilon with it",
     "privacy.mechanism.strategy.decay": "it follows from kind, separation and rounds, as the scale",
+    "measures.again": "it counts evaluations that are repeated; policy.privacy bounds their cost",
     "private_steps.accountant": "each proves an upper bound of epsilon",
     "secure.nodes": "they are those that have joined; each must be among policy.secure.peers",
 }
@@ -52,6 +53,10 @@ def asked_of(setup: Setup) -> Table:
         del table["privacy"]["mechanism"]["noise_multiplier"]
     if setup.private_steps is not None and setup.private_steps.epsilon is not None:
         del table["private_steps"]["noise_multiplier"]
+    if setup.measures is None:
+        del table["measures"]
+    elif setup.measures.share is not None:
+        del table["measures"]["noise_multiplier"]
     return _inside(table)
 
 

@@ -95,13 +95,24 @@ def cost_of(
     cost: dict[str, Any] = {"rounds": after.rounds - before.rounds}
     own, hiding, steps = after.of(setup), setup.privacy, setup.private_steps
     names = [] if request.work is None else request.work.names
+    evaluated = [] if own.measured is None else [(own.measured, own.evaluations)]
+    if request.kind == "evaluate" and evaluated:
+        names = list(after.steps)
     if hiding is not None:
-        cost["epsilon"] = _bound([(hiding.mechanism, own.releases)], hiding.mechanism.delta)
+        released = [(hiding.mechanism, own.releases)] if own.releases else []
+        cost["epsilon"] = _bound([*released, *evaluated], hiding.mechanism.delta)
         if limit is not None:
             cost["epsilon_of_all"] = _bound(after.private, limit.delta, after.before)
     elif steps is not None and names:
-        # the last mechanism of a client is that of this request
-        taken = [([(after.steps[name][-1][0], own.steps[name])], None) for name in names]
+        # the last mechanism of a client, but for evaluations, is that of this run
+        last = {
+            name: [each for each, _ in after.steps[name] if each != own.measured][-1:]
+            for name in names
+        }
+        taken = [
+            ([(each, own.steps.get(name, 0)) for each in last[name]] + evaluated, None)
+            for name in names
+        ]
         cost["epsilon"] = _worst(taken, steps.delta)
         if limit is not None:
             every = [(after.steps[name], after.steps_before.get(name)) for name in names]

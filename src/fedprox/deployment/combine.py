@@ -231,6 +231,7 @@ class Declared(NamedTuple):
         least_loss: Least loss of an example; -inf for a loss of the user's own.
         has_accuracy: Whether the model has an accuracy.
         weight: The largest weight of its measures.
+        noise: Whether its measures have noise, with which they may be any finite numbers.
     """
 
     share: float
@@ -240,6 +241,7 @@ class Declared(NamedTuple):
     least_loss: float
     has_accuracy: bool
     weight: float = 1.0
+    noise: bool = False
 
 
 def declared_by(description: Description, share: float, model: Model) -> Declared:
@@ -298,7 +300,7 @@ def check_sums(sums: NodeMeasures, declared: Declared) -> None:
             has_value = name == "loss" or declared.has_accuracy
             # a model that diverged has no finite loss on rows that are always measured
             finite = has_value and not (declared.central and part == "validation")
-            _check_mean(part, name, sums[measure], most, finite=finite)
+            _check_mean(part, name, sums[measure], most, finite=finite, noise=declared.noise)
             if name == "loss":
                 _require_least(part, sums[measure]["sum"], declared.least_loss)
     if "scatter" in sums:
@@ -311,7 +313,7 @@ def check_sums(sums: NodeMeasures, declared: Declared) -> None:
 
 
 def _check_mean(
-    part: str, name: str, mean: Mapping[str, Array], most: int, *, finite: bool
+    part: str, name: str, mean: Mapping[str, Array], most: int, *, finite: bool, noise: bool
 ) -> None:
     """Raise `InputError` unless a measure's sum and number of rows can be."""
     total, rows = mean["sum"], mean["rows"]
@@ -325,7 +327,7 @@ def _check_mean(
         f"its {part} {name} is not finite: {total.tolist()}",
     )
     require(
-        name == "loss" or not ((total < 0) | (total > rows * (1 + ROUNDING))).any(),
+        noise or name == "loss" or not ((total < 0) | (total > rows * (1 + ROUNDING))).any(),
         f"it counts {total.tolist()} correct {part} labels of {rows.tolist()}",
     )
 

@@ -24,6 +24,7 @@ from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
 from fedprox.deployment.joining import Joined, stand_in
 from fedprox.deployment.node_method import on_nodes, parameters_in_words
+from fedprox.deployment.noised import declared_with_noise
 from fedprox.deployment.payload import Possible, at_points, coded_of, sent_state_of
 from fedprox.deployment.policy import require_threshold
 from fedprox.deployment.sum_keys import OperatorKeys
@@ -31,6 +32,7 @@ from fedprox.deployment.wire import (
     VERSION,
     Allowed,
     Array,
+    PrivateMeasures,
     PrivateRounds,
     PrivateSteps,
     Request,
@@ -78,6 +80,7 @@ class Ledger:
         released: Round up to which the rounds have been released.
         repeated: Rounds, first and end, that were released, and after an interruption once more,
             each time.
+        measured: Evaluations with noise that have been asked for.
         clients: The training rows of each client, by node and client, in their order.
         mean: What is subtracted from each numeric column of a table, if the rows of all nodes
             standardize it; empty if they do not.
@@ -91,6 +94,7 @@ class Ledger:
     clients: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    measured: int = 0
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
@@ -104,6 +108,11 @@ class Ledger:
         self.released += 1
         self.write()
 
+    def measure(self) -> None:
+        """Count an evaluation with noise, on disk."""
+        self.measured += 1
+        self.write()
+
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
@@ -111,7 +120,8 @@ class Ledger:
 
     def content(self) -> bytes:
         """The content of the file."""
-        return LEDGER.dump_json(self, exclude={"folder"})
+        without = {"folder"} if self.measured else {"folder", "measured"}
+        return LEDGER.dump_json(self, exclude=without)
 
 
 LEDGER = TypeAdapter(Ledger)
@@ -244,6 +254,8 @@ def _require_measures(resolved: Resolved, reported: Collection[str]) -> None:
         needs.append(("selection", resolved.selection.measure or VALIDATION_LOSS))
     for what, measure in needs:
         kind = "loss" if measure in LOSSES else "accuracy" if measure in ACCURACIES else "metrics"
+        if resolved.privacy is not None and resolved.privacy.measures is not None:
+            continue  # nodes report what has noise
         require(
             kind in reported,
             f'{what} needs {measure}, and no node reports "{kind}" (policy.report, and '
@@ -323,6 +335,7 @@ class Coordinator:
         secure: How messages are summed in secret; None if the operator sees each node's.
         repeated: Rounds of a private run that were released before an interruption and are repeated
             after it, each time.
+        measured_before: Evaluations with noise likewise.
         dishonest: Why nodes are left out of secure sums, by index.
         keys: What nodes have agreed on for the next secure sums; None if there is nothing.
     """
@@ -347,6 +360,7 @@ class Coordinator:
         self.mesh = lane_mesh(1)
         self.session, self.asked = secrets.token_hex(4), 0
         self.repeated: Sequence[range] = ()
+        self.measured_before = 0
         self.dishonest: dict[int, str] = {}
         self.keys: OperatorKeys | None = None
         sizes, base = self.protocol.federation.train.sizes, self.protocol.model.base
@@ -399,7 +413,24 @@ class Coordinator:
                 delta=given.delta,
                 accountant=given.accountant or "pld",
             )
-        return {"privacy": rounds, "private_steps": steps}
+        return {"privacy": rounds, "private_steps": steps, "measures": self._measures()}
+
+    def _measures(self) -> PrivateMeasures | None:
+        """How the measures of a run get noise."""
+        given, evaluations = self.protocol.privacy, self.protocol.evaluations
+        planned = None if given is None else given.of_measures(evaluations)
+        if given is None or given.measures is None or planned is None:
+            return None
+        noised = given.measures
+        return PrivateMeasures(
+            loss_bound=noised.loss_bound,
+            share=noised.share,
+            only=None if noised.only is None else list(noised.only),
+            noise_multiplier=planned[0].noise_multiplier,
+            delta=given.delta,
+            evaluations=evaluations,
+            again=self.measured_before,
+        )
 
     def number(self, method: Method) -> int:
         """A method's number in the experiment."""
@@ -488,14 +519,14 @@ class RemoteMethod:
         self.update = jit_once(partial(_updated, algorithm))
         self.evaluated = jit_once(partial(evaluated, algorithm))
         self.shapes = evaluation_shapes(protocol.model, server.kind, points)
+        setup = server.setup(method, protocol.seeds[0])
         self.declared = [
-            declared_by(each, float(share), protocol.model)
+            declared_with_noise(declared_by(each, float(share), protocol.model), setup)
             for each, share in zip(server.joined.descriptions, server.shares, strict=True)
         ]
         possible = algorithm.client.possible
         self._possible = None if possible is None else jit_once(jax.vmap(possible))
         if server.secure is not None:
-            setup = server.setup(method, protocol.seeds[0])
             for like in self.messages.values():
                 fixed_point_of(setup, "train").require_hidden(size_of(jax.tree.leaves(like)))
         self.prepare()

@@ -13,6 +13,7 @@ from fedprox.experiment.resolved import Described
 from fedprox.experiment.schema import Table
 from fedprox.experiment.sections import Experiment
 from fedprox.parts.privacy import Privacy
+from fedprox.parts.privacy.measures import evaluations_of
 from fedprox.protocol.method import sweep_points
 
 
@@ -43,6 +44,8 @@ def runs_asked(experiment: Experiment) -> list[RunAsked]:
     settings, given = SimpleNamespace(**described.parts), experiment.deployment.secure
     secure = None if given is None else given.model_dump()
     more = _privacy(described.parts["privacy"], described) | {"secure": secure}
+    every, rounds = described.parts["evaluation"].every, experiment.rounds
+    more |= _noised(described.parts["privacy"], evaluations_of(rounds, every, rounds))
     return [
         RunAsked(
             method,
@@ -71,6 +74,22 @@ def _privacy(given: Privacy | None, described: Described) -> Table:
         "privacy": declared | {"adaptive_clip": adaptive, "mechanism": mechanism},
         "private_steps": None,
     }
+
+
+def _noised(given: Privacy | None, evaluations: int) -> Table:
+    """How a run's measures get noise, likewise; empty if they get none."""
+    if given is None or given.measures is None:
+        return {}
+    measures = given.measures
+    declared: Table = {
+        "loss_bound": measures.loss_bound,
+        "share": measures.share,
+        "only": None if measures.only is None else list(measures.only),
+        "delta": given.delta,
+        "evaluations": evaluations,
+    }
+    noise = {} if measures.share is not None else {"noise_multiplier": measures.noise_multiplier}
+    return {"measures": declared | noise}
 
 
 def in_words(run: RunAsked) -> list[tuple[str, str]]:
@@ -162,7 +181,12 @@ def _privacy_in_words(asked: Table) -> list[str]:
         lines.append("the nodes add the noise, so the operator sees no sum without it")
     else:
         lines.append("the node adds the noise to each local step")
-    lines.append("measures have no noise")
+    noised = asked.get("measures")
+    if noised is None:
+        lines.append("measures have no noise")
+    else:
+        count, bound = noised["evaluations"], noised["loss_bound"]
+        lines.append(f"measures: {count} evaluations with noise, losses clipped to {bound:g}")
     return lines
 
 

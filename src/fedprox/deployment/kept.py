@@ -14,12 +14,12 @@ client of the node was drawn, are rounds too, and a round that is repeated is pa
 evaluation beyond that of its round pays the next one, since measures of chosen models reveal as
 much as other answers. A request that is repeated has the same answer and pays nothing.
 
-The releases of a private run are counted likewise, from what is released alone: evaluations have no
-noise, and are outside the guarantee. Rounds after the last request of a run are not known to the
-node, and so are not counted. Of a run with cyclic cohorts all rounds are counted at its first, as
-one release, since the noise of each is correlated with that of others. Private local steps are
-counted for each client. The same request has other rows and other noise once it is computed anew,
-and so is paid anew.
+The releases of a private run are counted likewise, from what is released alone: evaluations without
+noise are outside the guarantee, and those with noise are counted one by one. Rounds after the last
+request of a run are not known to the node, and so are not counted. Of a run with cyclic cohorts all
+rounds are counted at its first, as one release, since the noise of each is correlated with that of
+others. Private local steps are counted for each client. The same request has other rows and other
+noise once it is computed anew, and so is paid anew.
 
 An answer must not cost more the more a node has answered. So releases are counted by what they
 release for the last `EXACTLY` different mechanisms alone; those before are composed to a bound.
@@ -35,6 +35,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -199,6 +200,8 @@ class RunSpent(Head):
         mechanism: What a round releases; None without privacy.
         whole: What all rounds release together, if they are counted so.
         steps: Private local steps of each client.
+        evaluations: Evaluations with noise.
+        measured: What each of these releases; None without.
         request: Digest of the last request.
     """
 
@@ -209,6 +212,8 @@ class RunSpent(Head):
     mechanism: Mechanism | None = None
     whole: Mechanism | None = None
     steps: dict[str, NotNegative] = Field(default_factory=dict)
+    evaluations: NotNegative = 0
+    measured: Mechanism | None = None
     request: str = ""
 
 
@@ -249,7 +254,9 @@ class NodeSpent(NodeMemory):
         own = self.of(setup)
         counted = (own.mechanism, own.releases) if own.whole is None else (own.whole, 1)
         # never below 0, where rounds of this run are in `before`
-        return [(each, max(0, n - counted[1] * (each == counted[0]))) for each, n in self.private]
+        counts = Counter({counted[0]: counted[1]})
+        counts[own.measured] += own.evaluations
+        return [(each, max(0, n - counts[each])) for each, n in self.private]
 
     def with_steps(self, steps: Mapping[str, tuple[Mechanism, int]]) -> dict[str, Taken]:
         """The private steps of each of some clients, with some more that they take."""
@@ -261,11 +268,13 @@ class NodeSpent(NodeMemory):
         points: int,
         digest: str,
         steps: Mapping[str, tuple[Mechanism, int]] = MappingProxyType({}),
+        of_rows: Collection[str] = (),
     ) -> "NodeSpent":
-        """What is spent once a request is answered."""
+        """What is spent once a request is answered; with noise, evaluations are of rows."""
         assert request.setup is not None
         own, hiding = self.of(request.setup), request.setup.privacy
-        if own.request == digest and not steps:
+        measures = request.setup.measures if request.kind == "evaluate" else None
+        if own.request == digest and not steps and measures is None:
             return self
         kind, t, round_, answered = request.kind, request.round, own.round, own.answered
         more, released, releases = 0, own.released, 0
@@ -290,6 +299,8 @@ class NodeSpent(NodeMemory):
             mechanism=mechanism,
             whole=whole,
             steps=own.steps | {name: own.steps.get(name, 0) + n for name, (_, n) in steps.items()},
+            evaluations=own.evaluations + (measures is not None),
+            measured=own.measured if measures is None else measures.mechanism,
             request=digest,
         )
         name = request.setup.name
@@ -300,9 +311,15 @@ class NodeSpent(NodeMemory):
             private = _with(self.others(request.setup), whole, 1)
         elif whole is None and mechanism is not None and releases:
             private = _with(private, mechanism, releases)
+        if measures is not None and hiding is not None:
+            private = _with(private, measures.mechanism, 1)
         private, before = _bounded(private, self.before)
         taken, steps_before = dict(self.steps), dict(self.steps_before)
-        for client, each in self.with_steps(steps).items():
+        more_of = self.with_steps(steps)
+        if measures is not None:
+            evaluated = dict.fromkeys(of_rows, (measures.mechanism, 1))
+            more_of |= self.with_steps(evaluated)
+        for client, each in more_of.items():
             taken[client], composed = _bounded(each, self.steps_before.get(client), alike)
             if composed is not None:
                 steps_before[client] = composed

@@ -23,6 +23,7 @@ import numpy as np
 from fedprox import __version__
 from fedprox.algorithms.base import ClientState
 from fedprox.columns import Columns, Moments, joined
+from fedprox.deployment import noised
 from fedprox.deployment.audit import Audit, Outcome, cost_of, line_of
 from fedprox.deployment.combine import OF_LOSS, NodeMeasures, arrays_of, by_measure
 from fedprox.deployment.crypto import Identity
@@ -265,12 +266,17 @@ class Node:
         check_declaration(setup, method.given, method.points)
         if setup.privacy is not None:
             others, before = self.spent.others(setup), self.spent.before
+            measured = setup.measures
+            if measured is not None:
+                evaluations = measured.evaluations + measured.again
+                others = [*others, (measured.mechanism, evaluations)]
             self.policy.check_privacy(setup.privacy, others, before)
         if request.kind == "prepare":
             self._prepare(request, setup, method)
             return {}, {}
         if request.kind == "advertise":
-            return self._sums.advertise(request, setup, self._measures(method, self.reports)), {}
+            asked = self._asked(setup, method, self._reports(setup))
+            return self._sums.advertise(request, setup, asked), {}
         digest = hashlib.blake2b(head, digest_size=16).hexdigest()
         pay = partial(self._pay, request, setup, method, digest)
         if request.kind == "evaluate":
@@ -330,6 +336,13 @@ class Node:
         require(not unknown, f"planned: clients {', '.join(unknown)} are not on this node")
         left = {name: max(0, n - spent.steps.get(name, 0)) for name, n in planned.items()}
         steps = self.spent.with_steps(method.releases(left))
+        if setup.measures is not None and setup.private_steps is not None:
+            planned_evaluations = max(0, setup.measures.evaluations - spent.evaluations)
+            names = dict.fromkeys(method.index, (setup.measures.mechanism, planned_evaluations))
+            steps = {
+                name: [*steps.get(name, self.spent.steps.get(name, [])), more]
+                for name, more in names.items()
+            }
         self.policy.check_steps(steps, self.spent.steps_before)
         self.policy.check_planned(method.given, method.solver, self.federation.train.sizes)
         rounds = max(0, setup.rounds - 1 - spent.round) * method.points
@@ -344,12 +357,23 @@ class Node:
         work, steps = request.work, dict[str, tuple[Mechanism, int]]()
         if work is not None:
             steps = method.releases(dict(zip(work.names, work.steps, strict=True)))
-        after = self.spent.paid(request, method.points, digest, steps)
-        self.policy.check_steps({name: after.steps[name] for name in steps}, after.steps_before)
+        measured = setup.measures if request.kind == "evaluate" else None
+        of_rows = [*method.index] if measured and setup.private_steps is not None else []
+        after = self.spent.paid(request, method.points, digest, steps, of_rows)
+        changed = {*steps, *of_rows}
+        self.policy.check_steps({name: after.steps[name] for name in changed}, after.steps_before)
         self.policy.check_rounds(self.spent.rounds, after.rounds - self.spent.rounds)
         own, hiding = after.of(setup), setup.privacy
-        taken = method.releases({name: own.steps[name] for name in steps})
-        self.policy.check_declared_steps(setup.private_steps, taken)
+        taken = method.releases({name: own.steps.get(name, 0) for name in changed})
+        beside = None
+        if setup.measures is not None:
+            beside = setup.measures.mechanism, own.evaluations
+        self.policy.check_declared_steps(setup.private_steps, taken, beside)
+        most = setup.measures and setup.measures.evaluations + setup.measures.again
+        require(
+            not most or own.evaluations <= most,
+            f"{own.evaluations} evaluations with noise; the run has declared {most}",
+        )
         require(
             hiding is None or own.releases <= hiding.rounds,
             f"{own.releases} private rounds; the run has declared {hiding and hiding.rounds}",
@@ -462,27 +486,48 @@ class Node:
         method: NodeMethod,
         pay: Callable[[], None],
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        report, most = self.reports, setup.rounds
+        report, most = self._reports(setup), setup.rounds
         require(request.round <= most, f"round {request.round}; the run has {most} rounds")
-        measures, share = self._measures(method, report), 1.0
+        measures, share = self._asked(setup, method, report), 1.0
         if setup.secure is not None:
             secret = self._sums.check_next(request, setup)
             share = share_of(secret, len(self.federation.train))
+            if setup.measures is not None and setup.privacy is not None:
+                share = len(self.federation) / setup.clients  # clients weigh the same
         params = self._model_in(request, method)
         shown: NodeMeasures = {}
         if measures:
             pay()
             sums = method.evaluate(params)
-            if self._selects(sums):
+            if setup.measures is not None:
+                shown = noised.shown(method.measuring.protocol, setup, sums, measures)
+            elif self._selects(sums):
                 # whoever chooses the model would choose whose losses are summed
                 require(setup.secure is None, "evaluate: some of its losses are not finite")
                 report = [measure for measure in report if measure == "accuracy"]
                 measures = self._measures(method, report)
-            known = by_measure(sums)
-            shown = {each: known[each] for each in measures if each in known}
+            if setup.measures is None:
+                known = by_measure(sums)
+                shown = {each: known[each] for each in measures if each in known}
         if setup.secure is not None:
             return {}, self._sums.masked_measures(request, setup, method.shapes, shown, share)
         return {"withheld": [str(each) for each in REPORTS if each not in report]}, arrays_of(shown)
+
+    def _reports(self, setup: Setup) -> list[str]:
+        """The measures that the node reports in a run."""
+        if setup.measures is None:
+            return self.reports
+        enough = len(self.federation) >= self.policy.fewest_clients
+        return [*self.policy.reported_with_noise] if enough else []
+
+    def _asked(self, setup: Setup, method: NodeMethod, report: Collection[str]) -> list[str]:
+        """As `_measures`, in a run whose measures may have noise."""
+        measures = self._measures(method, report)
+        if setup.measures is None:
+            return measures
+        known = noised.names_of(method.measuring.protocol)
+        # losses that are not reported are not released, and without them nothing is
+        return [each for each in measures if each in known] if "loss" in measures else []
 
     def _selects(self, sums: EvaluationSums) -> bool:
         """Whether some clients are left out of losses, which would show the others' alone."""

@@ -296,10 +296,11 @@ class NodeMethod:
             if self._evaluation is None:
                 planned = plan_evaluation(self.measuring, self.data, self.reading, self.mesh)
                 shape, inputs, specs = planned
+                model = self.measuring.protocol.measured_model
                 request = ProgramSpec(
-                    lambda: evaluation_program(self.model, self.mesh, shape, specs),
+                    lambda: evaluation_program(model, self.mesh, shape, specs),
                     (self.model.base, params, inputs),
-                    ("sums", self.model, self.mesh, shape),
+                    ("sums", model, self.mesh, shape),
                 )
                 self._evaluation = accept_host_arrays(compiled(request)), inputs
             program, inputs = self._evaluation
@@ -413,6 +414,10 @@ def methods_on_node(
         privacy = setup.privacy.clipping
     elif setup.private_steps is not None:
         privacy = setup.private_steps.setting
+    if setup.measures is not None:
+        if privacy is None:
+            raise InputError("measures: noise without privacy of clients or rows")
+        privacy = replace(privacy, measures=setup.measures.setting)
     if setup.compression is not None:
         checked(schema_of(Compression), setup.compression, "compression")
         compression = Compression(**setup.compression)

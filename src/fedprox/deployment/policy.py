@@ -27,7 +27,7 @@ from fedprox.parts.privacy.accounting import (
     Composed,
     Hidden,
     Mechanism,
-    epsilon_of,
+    epsilon_beside,
     epsilon_together,
     quick_epsilon,
     rounded_up,
@@ -116,7 +116,8 @@ class PrivacyPolicy(Section):
     )
     exact_measures: bool = Field(
         default=False,
-        description="Whether losses, accuracies and metrics in `report` are answered. They have no "
+        description="Whether losses, accuracies and metrics in `report` are answered in runs whose "
+        "`privacy.measures` gives them no noise. They have no "
         "noise and cost no epsilon: from those of models that it chooses, an operator can compute "
         "rows and labels. Without them runs are trained blindly.",
         examples=[True],
@@ -272,6 +273,16 @@ class Policy(Section):
         never = {"gradients"} if masked else set()
         return [each for each in REPORTS if each in self.report and each not in never]
 
+    @property
+    def reported_with_noise(self) -> list[Reportable]:
+        """The measures that the node reports with noise, in runs that account for it.
+
+        A node with a guarantee of its own reports none, as this noise is the run's.
+        """
+        if self.privacy is not None and self.privacy.own and not self.privacy.exact_measures:
+            return []
+        return [each for each in ("loss", "accuracy") if each in self.report]
+
     def check(self, setup: Setup) -> None:
         """Raise `InputError` if the policy does not allow what a run asks for."""
         if self.runs is not None:
@@ -366,17 +377,21 @@ class Policy(Section):
                 _require_left(most, steps, before.get(name), whose)
 
     def check_declared_steps(
-        self, declared: PrivateSteps | None, clients: Mapping[str, tuple[Mechanism, int]]
+        self,
+        declared: PrivateSteps | None,
+        clients: Mapping[str, tuple[Mechanism, int]],
+        beside: tuple[Mechanism, int] | None = None,
     ) -> None:
         """Raise `InputError` if steps of an approved run cost more epsilon than was approved.
 
-        Given are the private steps of each client in this run.
+        Given are the private steps of each client in this run, and evaluations with noise.
         """
         if self.runs is None or declared is None or declared.epsilon is None:
             return
         for name, steps in clients.items():
-            if quick_epsilon([steps], declared.delta) > declared.epsilon:
-                epsilon = epsilon_of(*steps)
+            released = [steps] if beside is None else [steps, beside]
+            if quick_epsilon(released, declared.delta) > declared.epsilon:
+                epsilon = epsilon_beside(*steps, beside)
                 require(
                     epsilon <= declared.epsilon,
                     f"epsilon = {rounded_up(epsilon)} for each row of client {name!r}; epsilon = "
@@ -454,7 +469,8 @@ def _require_calibrated(setup: Setup) -> None:
     hiding = setup.privacy
     if hiding is None or hiding.epsilon is None:
         return
-    epsilon = epsilon_of(hiding.mechanism, setup.rounds)
+    beside = setup.measures and setup.measures.planned
+    epsilon = epsilon_beside(hiding.mechanism, setup.rounds, beside)
     require(
         epsilon <= hiding.epsilon,
         f"privacy: {setup.rounds} rounds cost epsilon = {rounded_up(epsilon)}; the run declares "

@@ -44,6 +44,7 @@ from fedprox.deployment.crypto import system_normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.moments import standardize
 from fedprox.deployment.node_method import planned_rows, shares_of_first
+from fedprox.deployment.noised import noise_of_operator
 from fedprox.deployment.payload import (
     Possible,
     checked_part,
@@ -64,6 +65,7 @@ from fedprox.loop.execution import Done, Measuring, RunState, Start, added
 from fedprox.loop.following import Callback, Report
 from fedprox.loop.train import training
 from fedprox.model import Params
+from fedprox.parts.privacy.measures import evaluations_of
 from fedprox.parts.privacy.setting import delta_warnings
 from fedprox.protocol.method import Method
 from fedprox.results.run import Run
@@ -116,6 +118,9 @@ class Nodes:
             ledger = self.server.ledger
             ledger.begin(start.round)
             self.server.repeated = [range(*rounds) for rounds in ledger.repeated]
+            protocol, done = method.protocol, start.round
+            known = evaluations_of(protocol.rounds, protocol.evaluation.every, done)
+            self.server.measured_before = max(0, ledger.measured - (known if done else 0))
         yield RemoteExecution(self.server, method)
 
 
@@ -136,6 +141,7 @@ class RemoteSeed:
         self.remote, self.server, self.method = remote, remote.server, remote.method
         self.seed, self.params, self.done = start.seed, start.params, start.round
         self.private, self.repeated = self.method.protocol.hides_clients, self.server.repeated
+        self.measured_before = self.server.measured_before
         self.setup = self.server.setup(self.method, start.seed)
         # also in a round without answers, which cost privacy; with secure sums nodes add it
         self.adds_noise = self.private and self.setup.secure is None
@@ -433,7 +439,10 @@ class RemoteSeed:
         """
         began, server = time.perf_counter(), self.server
         arrays = [np.asarray(a) for a in jax.tree.leaves(self.remote.evaluated(state))]
-        nodes = range(len(server.nodes) if server.joined.reports else 0)
+        noised = self.setup.measures is not None
+        nodes = range(len(server.nodes) if server.joined.reports or noised else 0)
+        if noised:
+            server.ledger.measure()
         requests: Mapping[int, Request] = {
             index: server.request("evaluate", self.setup, round=self.done) for index in nodes
         }
@@ -488,7 +497,10 @@ class RemoteSeed:
             f"{self.method.name}, seed {self.seed}: no node answered an evaluation; resume the run "
             "when nodes are connected",
         )
-        protocol = server.protocol
+        protocol, noised = server.protocol, self.setup.measures
+        if noised is not None and self.private and secret is None:  # else nodes add it
+            reported = {name: each for _, sums in nodes_sums for name, each in sums.items()}
+            nodes_sums += noise_of_operator(noised, self.setup.clients, reported)
         validated = protocol.federation.validation is not None
         measures = measures_together(protocol.model, nodes_sums, remote.shapes, validated=validated)
         return measures, Done(network=self._cost(began, answers))

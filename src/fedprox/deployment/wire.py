@@ -38,9 +38,11 @@ from fedprox.parts.privacy.accounting import (
     NOISES,
     Accountant,
     Mechanism,
+    Releases,
     as_one,
     check_mechanism,
 )
+from fedprox.parts.privacy.measures import Noised, NoisedMeasures, gaussian
 from fedprox.parts.privacy.setting import CLIPS
 
 VERSION = 13
@@ -328,6 +330,46 @@ class PrivateSteps(Head):
         return Privacy(**self.model_dump(exclude={"epsilon"}), unit="example")
 
 
+class PrivateMeasures(Head):
+    """How the measures of a run get noise: see `fedprox.NoisedMeasures`.
+
+    Attributes:
+        loss_bound: The largest loss that counts as it is.
+        share: Part of the run's epsilon to which the noise is calibrated; None if the experiment
+            gives the noise.
+        only: The measures that are released; None for all.
+        noise_multiplier: The noise of an evaluation over the most that a client, or a row, moves.
+        delta: Delta of the run's guarantee.
+        evaluations: Evaluations of the run.
+        again: Evaluations that are repeated after an interruption.
+    """
+
+    loss_bound: Annotated[float, Field(gt=0, le=SINGLE[1])]
+    share: Annotated[float, Field(gt=0, lt=1)] | None
+    only: list[Noised] | None
+    noise_multiplier: Annotated[float, Field(ge=0, le=NOISES[1])]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    evaluations: Positive
+    again: NotNegative = 0
+
+    @property
+    def setting(self) -> NoisedMeasures:
+        """The same as a setting."""
+        return NoisedMeasures(
+            self.loss_bound, noise_multiplier=self.noise_multiplier, only=self.only
+        )
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What an evaluation releases about a client, or about a row."""
+        return gaussian(self.noise_multiplier, self.delta)
+
+    @property
+    def planned(self) -> Releases:
+        """What all evaluations of the run release, without those that are repeated."""
+        return self.mechanism, self.evaluations
+
+
 class Securing(Head):
     """How the messages of a run are summed in secret.
 
@@ -429,6 +471,7 @@ class Setup(Head):
             no limit.
         privacy: What hides the clients; None for nothing.
         private_steps: How local steps hide rows; None if they do not.
+        measures: How measures get noise; None if they have none.
         secure: How messages are summed in secret; None if the coordinator sees each node's.
         compression: How each client's message travels by itself; None for sums in full.
         products: Whether the mean of adapters is that of their products.
@@ -453,6 +496,7 @@ class Setup(Head):
     deadline: Annotated[float, Field(gt=0, le=LARGEST)] | None
     privacy: PrivateRounds | None
     private_steps: PrivateSteps | None
+    measures: PrivateMeasures | None = None
     secure: Securing | None
     compression: Table | None
     products: bool

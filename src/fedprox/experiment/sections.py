@@ -17,7 +17,7 @@ from fedprox.loop.described import IN_PYTHON
 from fedprox.loop.simulate import simulate
 from fedprox.model.variants import lora
 from fedprox.parts.population import QUANTITIES, DayNight, LogNormal
-from fedprox.parts.privacy.setting import AdaptiveClip
+from fedprox.parts.privacy import AdaptiveClip, NoisedMeasures
 from fedprox.protocol.protocol import OBJECTS, Protocol, Storage
 from fedprox.report.saved import load_model
 from fedprox.results.target import StopAtTarget, Target, target_of
@@ -129,7 +129,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "period": (float | None, "Seconds after which the times of the file begin anew."),
         },
     },
-    "privacy": {"types": {"adaptive_clip": schema_of(AdaptiveClip) | None}},
+    "privacy": {
+        "types": {
+            "adaptive_clip": schema_of(AdaptiveClip) | None,
+            "measures": schema_of(NoisedMeasures, types={"only": list[str] | None}) | None,
+        }
+    },
 }
 """What keys of a section differ from the fields of its object, as arguments of `schema_of`."""
 

@@ -175,11 +175,13 @@ class SeedExecution(Protocol):
 
     Attributes:
         repeated: Rounds that were released before an interruption and are repeated.
+        measured_before: Evaluations with noise likewise.
         measured: The last measures that this machine's devices compute, perhaps still; None without
             any.
     """
 
     repeated: Sequence[range]
+    measured_before: int
     measured: Measures | None
 
     def next(self, now: RunState) -> RunState:

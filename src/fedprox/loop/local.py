@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -60,6 +60,7 @@ from fedprox.model import Params
 from fedprox.precision import real_type
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
+from fedprox.released import released_by_key
 
 PLANS_AHEAD = 3
 """Number of calls that are planned ahead in the background."""
@@ -391,7 +392,7 @@ class LocalMethod:
     def begin(self, start: Start) -> "LocalSeed":
         """Begin the remaining rounds of a seed."""
         planned = self._first.pop() if self._first else self._plan(start)
-        return LocalSeed(self, planned, self._open_store(start.params), start.seed)
+        return LocalSeed(self, planned, self._open_store(start.params), start.seed, start.round)
 
     def _open_store(self, params: Params) -> Store:
         """Open the store of client state."""
@@ -431,16 +432,19 @@ class LocalSeed:
     """The rounds of one seed on this machine's devices."""
 
     repeated: Sequence[range] = ()  # a round that is repeated has the same noise
+    measured_before = 0  # as an evaluation
 
     def __init__(
-        self, local: LocalMethod, planned: Iterator[Call], store: Store, seed: int
+        self, local: LocalMethod, planned: Iterator[Call], store: Store, seed: int, done: int
     ) -> None:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
         self.measured: Measures | None = None
+        self.done = done
 
     def next(self, now: RunState) -> RunState:
         """Start the rounds of the next call, which reuses the memory of the state."""
         call, method = next(self.planned), self.local.method
+        self.done = call.done
         programs = self.local.programs(call.layout)
         after = self._run_program(programs, call, now)
         self.store.write(call.clients, after.client_state)
@@ -485,9 +489,12 @@ class LocalSeed:
 
     def evaluate(self, state: State) -> Measuring:
         """Begin to measure a state."""
+        done = self.done
         self.measured = self.local.evaluate(state)
-        begun = self.measured, Done()
-        return lambda: begun
+        begun, method = (self.measured, Done()), self.local.method
+        if not method.protocol.clips_measures:
+            return lambda: begun
+        return cache(lambda: (released_by_key(method, begun[0], self.seed, done), Done()))
 
     def measure_own(self, now: RunState) -> Mapping[str, Sequence[float]]:
         """Measure the clients' own models, if there are any."""

@@ -68,10 +68,11 @@ def records_of(
     }
     if method.reduction.screen:
         labels = [f"{run.label}, seed {run.seed}" for run in runs]
-        at_points |= method.reduction.screen.measures_of(faulty, labels, protocol.federation.names)
+        found = method.reduction.screen.measures_of(faulty, labels, protocol.federation.names)
+        at_points |= {} if protocol.clips_measures else found  # which has names of clients
     if protocol.evaluation.by_client:
-        found = [fairness(each)._asdict() for _, each in _by_client(done.measures, protocol)]
-        at_points |= {f"client_accuracy_{key}": [each[key] for each in found] for key in found[0]}
+        fair = [fairness(each)._asdict() for _, each in _by_client(done.measures, protocol)]
+        at_points |= {f"client_accuracy_{key}": [each[key] for each in fair] for key in fair[0]}
     same = {
         "solves": len(work.jobs.client),
         "clients": work.clients,
@@ -87,7 +88,7 @@ def records_of(
         measured = done.measures.given is not False
         same |= {"nodes": len(since.network["nodes"]), "measured": measured}
     for part in method.parts:
-        same |= part.measures(work.jobs.columns)
+        same |= part.recorded(work.jobs.columns)
     taken, bits = since.steps_at(points), protocol.message_bits(algorithm)
     metrics = {name: np.asarray(each) for name, each in done.measures.metrics.items()}
     always = [f"{part}_{name}" for part in ("train", "test") for name in protocol.model.metrics]

@@ -191,7 +191,8 @@ class SeedRun:
         self.stage: Stage | None = None
         self.keep_best = _best_keeper(self.protocol, runs)
         self.early_end = EarlyEnd(self.protocol, len(runs))
-        self.spent = Spent(method, start.seed, self.execution.repeated)
+        before = self.execution.repeated, self.execution.measured_before
+        self.spent = Spent(method, start.seed, *before)
         self.pending = deque[PendingEvaluation]()
         self.calls = deque[tuple[int, jax.Array]]()
         adapt = method.algorithm.adapt

@@ -150,7 +150,7 @@ class Asynchronous(Part):
         """The steps in the order of the devices' events."""
         return server_steps(self, Events(devices()), most)
 
-    def measures(self, columns: Columns) -> Mapping[str, float]:
+    def recorded(self, columns: Columns) -> Mapping[str, float]:
         """The mean staleness of a round's updates."""
         late = columns.get("age", np.zeros(0))
         return {"staleness": float(late.mean()) if len(late) else 0.0}

@@ -222,8 +222,32 @@ NO_GRADIENTS = Chosen(
 CHOICE = Chosen(
     "",
     lambda c: c.selection.selects and not isinstance(c.federation.validation, Examples),
-    "give a validation set that belongs to no client",
+    "give privacy.measures, or a validation set that belongs to no client",
     "selection by clients' measures",
+)
+GRADIENTS = Chosen("evaluation.gradients", instead="it must be False")
+METRICS = Chosen("model.metrics", bool, "use a model without", "a model with metrics")
+EXACT = Chosen(
+    "",
+    lambda c: c.privacy is not None and c.privacy.measures is None,
+    words="privacy without privacy.measures",
+)
+REPLACES = Chosen(
+    "",
+    lambda c: (
+        c.read("privacy.unit") == "client"
+        and c.privacy.noise_multiplier != 0
+        and c.cohort.sampling == "uniform"
+        and c.cohort.clients_per_round < c.clients
+    ),
+    'cohort.sampling must be "bernoulli" or "cyclic"',
+    "uniform sampling with hidden clients",
+)
+SEVERAL_LABELS = Chosen(
+    "",
+    lambda c: c.read("privacy.unit") == "example" and c.federation.train.y.ndim > 1,
+    "leave privacy.measures out",
+    "hidden rows with several labels each",
 )
 # where rounds are computed
 PROCESSES = Chosen("", lambda _: jax.process_count() > 1, "use one", "a run of several processes")
@@ -326,13 +350,23 @@ ROWS = tuple(
         (CLIENTS, OTHER_MODEL, "no other model has noise"),
         (CORRELATED, NOT_CYCLIC, "it hides clients whose rounds are a number of rounds apart"),
         (CORRELATED, "privacy.adaptive_clip", "what is taken back must have the norm it had"),
-        ("privacy", CHOICE, "these have no noise"),
+        (EXACT, CHOICE, "these have no noise"),
+        ("privacy.measures", REPLACES, "its guarantee is for a client that is replaced"),
+        ("privacy.measures", SEVERAL_LABELS, "a row moves a count of them by more than one"),
+        ("privacy.measures", "evaluation.clients", "all clients are evaluated"),
+        (
+            "privacy.measures",
+            ["evaluation.fine_tune", "evaluation.by_client", "evaluation.client_records"],
+            "it has no form with noise",
+        ),
+        ("privacy.measures", [GRADIENTS, METRICS], "these have no form with noise"),
         ("privacy", ALL_STANDARDIZE, "mean and deviation of all rows have no noise"),
         ([needs.POOLED, needs.NOT_PRIVATE], CLIENTS, ""),
         (needs.ADAPTS, [CLIENTS, OF_ROWS], "that loss has no noise"),
         (needs.EXCHANGES, "privacy.adaptive_clip", "gradients and updates differ in their norms"),
         (OWN_NOISE, CORRELATED, "clients keep no noise between rounds"),
         (OWN_NOISE, "privacy.adaptive_clip", "no client's bit has noise"),
+        (OWN_NOISE, "privacy.measures", "the server adds their noise"),
         (OWN_NOISE, REPLACED, TWICE),
         (needs.EXCHANGES, OWN_NOISE, "no gradient has noise of its client's own"),
         # privacy of examples

@@ -136,6 +136,7 @@ class Setting(NamedTuple):
         sampling: How they are drawn, see `Cohort.sampling`.
         rounds: Number of rounds T.
         min_separation: Rounds from one of a client to its next, at least; None if that may be any.
+        evaluations: How often a run is evaluated.
         sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
             "message", or the "code" in which it travels.
     """
@@ -146,6 +147,7 @@ class Setting(NamedTuple):
     sampling: Any
     rounds: int
     min_separation: int | None = None
+    evaluations: int = 0
     sent: Literal["arrives", "message", "code"] = "arrives"
 
 
@@ -318,7 +320,7 @@ class Part:
         del devices, most
         return None
 
-    def measures(self, columns: Columns) -> Mapping[str, float]:
+    def recorded(self, columns: Columns) -> Mapping[str, float]:
         """What records say of a round by this part, from the columns of its jobs."""
         del columns
         return {}
@@ -343,9 +345,9 @@ class Part:
         del per_round
         return 1
 
-    def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
-        """What local steps take, given the steps of a whole run; None for the gradient itself."""
-        del taken
+    def local_gradient(self, taken: StepsTaken, evaluations: int) -> LocalGradient | None:
+        """What local steps take, given the steps and evaluations of a run; None: the gradient."""
+        del taken, evaluations
         return None
 
 

@@ -173,7 +173,9 @@ class Method:
 
     @property
     def has_own_models(self) -> bool:
-        """Whether evaluations measure models that clients have for themselves."""
+        """Whether evaluations measure models that clients have for themselves, without noise."""
+        if self.protocol.noised is not None:
+            return False
         tuned = self.protocol.evaluation.fine_tune is not None
         return (tuned or self.algorithm.several_models) and not self.algorithm.pooled
 

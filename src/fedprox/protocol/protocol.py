@@ -30,7 +30,7 @@ from fedprox.errors import (
     require_whole,
     shown,
 )
-from fedprox.federation import Federation
+from fedprox.federation import Examples, Federation
 from fedprox.measures import lower_is_better, measures
 from fedprox.model import (
     Model,
@@ -52,6 +52,7 @@ from fedprox.parts.part import Part, Setting
 from fedprox.parts.population import Population
 from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.accounting import Mechanism
+from fedprox.parts.privacy.measures import BoundedLoss, NoisedMeasures, evaluations_of
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
 from fedprox.protocol.cohort import Cohort
@@ -241,6 +242,7 @@ class Protocol:
             sampling=cohort.sampling,
             rounds=self.rounds,
             min_separation=cohort.min_separation,
+            evaluations=self.evaluations,
         )
 
     def columns(self, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -288,6 +290,30 @@ class Protocol:
     def is_recorded(self, done: int) -> bool:
         """Whether the model is evaluated after so many rounds."""
         return done == self.rounds or done % self.evaluation.every == 0
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of a run."""
+        return evaluations_of(self.rounds, self.evaluation.every, self.rounds)
+
+    @property
+    def noised(self) -> NoisedMeasures | None:
+        """The noise of measures; None for measures as they are."""
+        return None if self.privacy is None else self.privacy.measures
+
+    @property
+    def clips_measures(self) -> bool:
+        """Whether measures are clipped client by client, or row by row, and then get noise."""
+        return self.noised is not None
+
+    @cached_property
+    def measured_model(self) -> Model:
+        """The model with the loss that evaluations read."""
+        noised, model = self.noised, self.model
+        if noised is None or not self.hides_examples:
+            return model
+        loss: Any = BoundedLoss(model.loss, noised.loss_bound)
+        return replace(model, loss=loss)
 
     @property
     def waits(self) -> bool:
@@ -365,7 +391,13 @@ class Protocol:
     @cached_property
     def measures(self) -> tuple[str, ...]:
         """The names of all measures that records have."""
-        return measures_of(self.model, self.sampled)
+        known = measures_of(self.model, self.sampled)
+        if self.noised is None:
+            return known
+        of_clients, public = self.noised.among(known), tuple[str, ...]()
+        if isinstance(self.sampled.validation, Examples):
+            public = tuple(name for name in known if name.startswith("validation_"))
+        return (*(name for name in of_clients if name not in public), *public)
 
     @cached_property
     def by_client(self) -> bool:
@@ -373,11 +405,12 @@ class Protocol:
 
         A sample of clients needs them for standard errors. If only some of the test or validation
         rows are read, they are needed to weight each client by all of its rows. Otherwise they are
-        returned only if records show them.
+        returned only if records show them, or they are to be clipped.
         """
         held_out = zip(self.measured.parts[1:], self.sampled.parts[1:], strict=True)
         partial = any(len(read) < len(whole) for read, whole in held_out)
         shown_by_client = self.evaluation.by_client or self.evaluation.client_records
+        shown_by_client = shown_by_client or self.noised is not None
         return partial or self.evaluation.clients is not None or shown_by_client
 
     @cached_property

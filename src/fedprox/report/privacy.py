@@ -12,6 +12,7 @@ from fedprox.parts.privacy.accounting import (
     Mechanism,
     Releases,
     as_one,
+    epsilon_beside,
     epsilon_of,
     rounded_up,
     statement,
@@ -23,9 +24,11 @@ from fedprox.parts.privacy.correlated import (
     last_deviation,
     reach,
 )
+from fedprox.parts.privacy.measures import evaluations_of
 from fedprox.parts.privacy.setting import Privacy, mechanism_of, releases
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
+from fedprox.released import deviations
 from fedprox.report.table import TextTable, facts, grid
 
 LARGER, FEWER = (2, 4), (2, 4)
@@ -56,8 +59,9 @@ def _of_clients(
     mechanism = _mechanism(protocol, releases, privacy, protocol.cohort.clients_per_round, rounds)
     names = ", ".join(dict.fromkeys(method.algorithm.name for method in methods))
     what = RELEASES[releases] if privacy.of_server else "a noised message of each client a round"
+    beside = privacy.of_measures(protocol.evaluations)
     yield Text(f"{names}: {what}", style="bold")
-    yield _facts(privacy, mechanism, rounds, protocol.cohort.clients_per_round)
+    yield _facts(privacy, mechanism, rounds, protocol.cohort.clients_per_round, beside)
     yield Text()
     yield Text(f"Epsilon after a number of rounds, with delta = {mechanism.delta:g}")
     yield _by_rounds(protocol, privacy, mechanism)
@@ -67,7 +71,9 @@ def _of_clients(
         yield Text(f"Larger cohorts and fewer rounds, with the same {kept}")
         yield _alternatives(protocol, privacy, releases)
         yield Text()
-    yield from map(Text, statement(mechanism, rounds, trusted=privacy.of_server))
+    yield from _plans(privacy, methods[0])
+    trusted = privacy.of_server
+    yield from map(Text, statement(mechanism, rounds, beside=beside, trusted=trusted))
 
 
 def _of_examples(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
@@ -98,18 +104,54 @@ def _of_examples(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
     yield Text(f"Epsilon of the worst client, with delta = {privacy.delta:g}")
     yield shown
     yield Text()
-    yield from map(Text, statement(worst[0], method.protocol.rounds, taken=worst[1]))
+    yield from _plans(privacy, method)
+    yield from map(Text, _of_worst(method, worst))
+
+
+def _of_worst(method: Method, worst: Releases) -> list[str]:
+    """The guarantee for the rows of the worst client."""
+    protocol = method.protocol
+    assert protocol.privacy is not None
+    beside = protocol.privacy.of_measures(protocol.evaluations)
+    return statement(worst[0], protocol.rounds, taken=worst[1], beside=beside)
+
+
+SELDOMER = 1, 2, 5
+"""Factors of the rounds between evaluations that the page compares."""
+
+
+def _plans(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
+    """What plans of evaluations cost, and how much noise their measures have."""
+    if privacy.measures is None:
+        return
+    protocol = method.protocol
+    rounds, every = protocol.rounds, protocol.evaluation.every
+    plans = sorted({min(factor * every, rounds) for factor in SELDOMER} | {rounds})
+    names = list(deviations(protocol, 0.0))
+    header = ("evaluations", "every", "noise multiplier", "epsilon of measures alone")
+    shown = grid((*header, *(f"noise in {name}" for name in names)))
+    for each in plans:
+        one, count = privacy.of_measures(evaluations_of(rounds, each, rounds)) or (None, 0)
+        assert one is not None
+        noise = deviations(protocol, one.noise_multiplier)
+        cells = f"{count:,}", f"{each:,}", f"{one.noise_multiplier:.5g}"
+        numbers = (f"{noise[name]:.3g}" for name in names)
+        style = "bold" if each == every else ""
+        shown.add_row(*cells, rounded_up(epsilon_of(one, count)), *numbers, style=style)
+    yield Text("Measures with noise, which is smaller for fewer evaluations")
+    yield shown
+    yield Text()
 
 
 def guarantee(method: Method) -> list[str]:
     """The whole guarantee of a method's run in plain sentences; empty if no client takes a step."""
     rounds = method.protocol.rounds
-    if method.mechanism:
-        privacy = method.protocol.privacy
-        trusted = privacy is None or privacy.of_server
-        return statement(method.mechanism, rounds, trusted=trusted)
+    privacy, evaluations = method.protocol.privacy, method.protocol.evaluations
+    if method.mechanism and privacy:
+        beside, trusted = privacy.of_measures(evaluations), privacy.of_server
+        return statement(method.mechanism, rounds, beside=beside, trusted=trusted)
     worst, _ = _worst([Spent(method, seed) for seed in method.protocol.seeds], rounds)
-    return statement(worst[0], rounds, taken=worst[1]) if worst else []
+    return _of_worst(method, worst) if worst else []
 
 
 def _target(privacy: Privacy) -> str:
@@ -133,7 +175,15 @@ def _mechanism(
     """The mechanism of the protocol's runs with other privacy, cohorts and rounds."""
     clients, sampling = len(protocol.federation), protocol.cohort.sampling
     given = clients, clients_per_round, sampling, rounds
-    return mechanism_of(privacy, *given, releases, privacy.strategy(protocol.setting))
+    beside = _evaluated(protocol, privacy, rounds, rounds)
+    return mechanism_of(privacy, *given, releases, privacy.strategy(protocol.setting), beside)
+
+
+def _evaluated(protocol: Protocol, privacy: Privacy, rounds: int, done: int) -> Releases | None:
+    """The evaluations of a run of so many rounds, up to one of them; None without noise."""
+    every = protocol.evaluation.every
+    planned = privacy.of_measures(evaluations_of(rounds, every, rounds))
+    return planned and (planned[0], evaluations_of(rounds, every, done))
 
 
 def _deviation(privacy: Privacy, noise: float, count: int) -> str:
@@ -142,7 +192,9 @@ def _deviation(privacy: Privacy, noise: float, count: int) -> str:
     return f"{noise * privacy.clip / count * noises if noise else 0.0:.5g}"
 
 
-def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int, mean: int) -> TextTable:
+def _facts(
+    privacy: Privacy, mechanism: Mechanism, rounds: int, mean: int, beside: Releases | None
+) -> TextTable:
     """The noise, the largest cohort, and what its limit costs."""
     noise = mechanism.noise_multiplier
     rows = [("noise multiplier", f"{noise:.5g}", _target(privacy))]
@@ -157,7 +209,7 @@ def _facts(privacy: Privacy, mechanism: Mechanism, rounds: int, mean: int) -> Te
         rows.append(("largest cohort", f"{mechanism.capacity:,}", f"mean {mean:,}"))
     if mechanism.cut and noise:
         free = mechanism._replace(capacity=None)
-        cost = [epsilon_of(each, rounds) for each in (mechanism, free)]
+        cost = [epsilon_beside(each, rounds, beside) for each in (mechanism, free)]
         shown = " with the limit, and without ".join(f"{epsilon:.4f}" for epsilon in cost)
         rows.append(("cost of the limit", f"{max(0.0, cost[0] - cost[1]):.4f}", shown))
     return facts(rows)
@@ -201,7 +253,8 @@ def _by_rounds(protocol: Protocol, privacy: Privacy, mechanism: Mechanism) -> Te
     for name, each in _accountants(protocol, privacy, mechanism).items():
         this = each == (mechanism if mechanism.cut else unlimited)
         shown.add_column(name, justify="right", style="bold" if this else "")
-        known = [rounded_up(epsilon_of(each, t)) for t in tenths] if each else []
+        beside = {t: _evaluated(protocol, privacy, protocol.rounds, t) for t in tenths}
+        known = [rounded_up(epsilon_beside(each, t, beside[t])) for t in tenths] if each else []
         columns.append(known or ["not accounted"] * len(tenths))
     for rounds, *cells in zip(tenths, *columns, strict=True):
         shown.add_row(f"{rounds:,}", *cells)
@@ -217,7 +270,7 @@ def _accountants(
     if mechanism.everybody or mechanism.strategy is not None:
         return {name: mechanism._replace(accountant=name) for name in ("pld", "rdp")}
     noise = mechanism.noise_multiplier
-    given = replace(privacy, accountant="pld", epsilon=None, noise_multiplier=noise)
+    given = replace(privacy, accountant="pld", epsilon=None, noise_multiplier=noise, measures=None)
     count = protocol.cohort.clients_per_round
     limited = _mechanism(protocol, mechanism.releases, given, count, protocol.rounds)
     return {
@@ -240,7 +293,8 @@ def _alternatives(protocol: Protocol, privacy: Privacy, releases: int) -> TextTa
     shown = grid(("clients a round", "rounds", "noise multiplier", "noise in the mean", "epsilon"))
     for each, count, t in plans:
         changed = _mechanism(protocol, releases, each, count, t)
-        epsilon, noise = epsilon_of(changed, t), changed.noise_multiplier
+        beside, noise = _evaluated(protocol, each, t, t), changed.noise_multiplier
+        epsilon = epsilon_beside(changed, t, beside)
         cells = f"{count:,}", f"{t:,}", f"{noise:.5g}", _deviation(each, noise, count)
         style = "bold" if (count, t) == (mean, rounds) else ""
         shown.add_row(*cells, rounded_up(epsilon), style=style)

@@ -337,11 +337,18 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             "best accuracy is the test accuracy at the round of the highest validation accuracy: "
             "test rows choose nothing"
         )
+    private = {(number_of(run.final, "delta"), _noised(run)) for run in runs if _private(run)}
     lines += [
         f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
-        'privacy.unit = "example", for one run\'s models; losses, accuracies and the choice among '
-        "runs are measured on clients' data and are outside the guarantee"
-        for delta in sorted({number_of(run.final, "delta") for run in runs if _private(run)})
+        'privacy.unit = "example", for one run\'s models'
+        + (
+            ", losses and accuracies; counts of clients and the choice among runs are outside the "
+            "guarantee"
+            if noised
+            else "; losses, accuracies and the choice among runs are measured on clients' data and "
+            "are outside the guarantee"
+        )
+        for delta, noised in sorted(private)
     ]
     lines += dict.fromkeys(filter(None, map(_separated, runs)))
     if (points := max(run.sweep_points for run in runs)) > 1:
@@ -361,6 +368,11 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def _private(run: Run) -> bool:
     """Whether a run has privacy."""
     return has(run.final, "delta")
+
+
+def _noised(run: Run) -> bool:
+    """Whether the losses and accuracies of a private run have noise."""
+    return bool((run.experiment.get("privacy") or {}).get("measures"))
 
 
 def _separated(run: Run) -> str:

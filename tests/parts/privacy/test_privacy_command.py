@@ -247,3 +247,29 @@ def test_the_page_of_correlated_noise_says_what_it_gains(
     assert gained > 1
     assert re.search(rf"gain +{gained:.3g} +times less", text)
     assert "correlated noise of a banded Toeplitz matrix" in text
+
+
+def test_the_page_says_what_plans_of_evaluations_cost(file: Path, capsys: Any) -> None:
+    """A share of epsilon, all evaluations counted; fewer have less noise."""
+    text = file.read_text().replace("noise_multiplier = 4.0", 'epsilon = 2.0\naccountant = "rdp"')
+    text = text.replace("[privacy]", "[evaluation]\nevery = 4\ngradients = false\n\n[privacy]")
+    file.write_text(text)
+    measures = 'privacy.measures={ share = 0.25, loss_bound = 8.0, only = ["train_loss"] }'
+    out = printed(capsys, file, *settings(measures))
+    _, *table = rows(out, "Measures with noise, which is smaller for fewer evaluations")[-5:]
+    table = [row for row in table if row[0].isdigit()]
+    assert [(int(row[0]), int(row[1])) for row in table] == [(6, 4), (4, 8), (2, 20)]
+    for count, _, noise, alone, deviation in table:
+        one = Mechanism(1, 1, "bernoulli", None, float(noise), 1, 1e-3, "rdp")
+        assert epsilon_of(one, int(count)) == pytest.approx(0.5, rel=2e-3)
+        assert 0.499 <= float(alone) <= 0.5
+        assert float(deviation) == pytest.approx(8 * float(noise) / 60, rel=5e-3)
+    (last,) = [row for row in rows(out, "Epsilon after a number of rounds") if row[0] == "20"]
+    assert 1.999 <= float(last[3]) <= 2.0
+    joined = " ".join(out.split())
+    for words in (
+        "The models and measures of all 20 rounds together",
+        "Measures: 6 evaluations, each of which releases losses and accuracies with noise once",
+        "Outside the guarantee: counts of clients and of their steps",
+    ):
+        assert words in joined

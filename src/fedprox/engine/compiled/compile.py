@@ -238,7 +238,8 @@ class Compiler:
 
     def _evaluation(self, layout: Layout, state: State) -> tuple[ProgramSpec, Any]:
         """The evaluation program, and its inputs except the models."""
-        model, params = self.method.protocol.model, evaluated(self.method.algorithm, state)
+        model = self.method.protocol.measured_model
+        params = evaluated(self.method.algorithm, state)
         shape, inputs, specs = plan_evaluation(self.method, self.data, layout, self.mesh)
         measures = partial(measures_of_sums, model)
         spec = ProgramSpec(

@@ -104,6 +104,7 @@ class EvaluationShape(NamedTuple):
         by_client: Whether it returns losses and correct labels client by client.
         widths: Rows of a slice, by part.
         clients: The parts whose jobs are clients.
+        held_out: Whether it also returns those of held-out rows client by client.
     """
 
     gradients: bool
@@ -111,6 +112,7 @@ class EvaluationShape(NamedTuple):
     by_client: bool
     widths: Mapping[str, int]
     clients: frozenset[str]
+    held_out: bool = False
 
 
 class ByClient(NamedTuple):
@@ -119,10 +121,13 @@ class ByClient(NamedTuple):
     Attributes:
         loss: F_k(w); NaN for a client that is left out.
         correct: Number of correct test labels, int32; None without test rows.
+        held_out: Loss and number of correct labels of each part of held-out rows, by its name; None
+            unless the shape asks for them.
     """
 
     loss: jax.Array
     correct: jax.Array | None
+    held_out: Mapping[str, tuple[jax.Array, jax.Array]] | None = None
 
 
 class EvaluationSums(NamedTuple):
@@ -220,7 +225,7 @@ def _evaluate(
         unmeasured = jnp.sum(~measured, axis=0, dtype=jnp.int32)
         weight = jnp.where(unmeasured > 0, shares @ measured, 1.0)
     held_out: dict[str, Any] = {}
-    correct = None
+    correct, by_part = None, dict[str, tuple[jax.Array, jax.Array]]()
     for name in HELD_OUT:
         if name not in parts:
             continue
@@ -240,6 +245,9 @@ def _evaluate(
             **terms,
         }
         correct = met if name == "test" else correct
+        if shape.held_out and name in shape.clients:
+            by_part[name] = mean, met
+    by_client = ByClient(loss, correct, by_part if shape.held_out else None)
     return EvaluationSums(
         shares @ losses,
         weight,
@@ -247,7 +255,7 @@ def _evaluate(
         scatter,
         train,
         **held_out,
-        by_client=ByClient(loss, correct) if shape.by_client else None,
+        by_client=by_client if shape.by_client else None,
     )
 
 
@@ -434,6 +442,7 @@ def plan_evaluation(
         protocol.by_client,
         widths,
         frozenset(clients),
+        protocol.clips_measures,
     )
     shares = replicate(mesh, whole.shares.astype(real_type()))
     return evaluated, (shares, parts), (same, specs)

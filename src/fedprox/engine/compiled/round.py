@@ -539,7 +539,8 @@ class Round:
 
 def local_gradient_of(method: Method) -> LocalGradient:
     """What local steps of a method take of their mini-batches."""
-    steps = (part.local_gradient(partial(steps_of_run, method)) for part in method.parts)
+    given = partial(steps_of_run, method), method.protocol.evaluations
+    steps = (part.local_gradient(*given) for part in method.parts)
     return next((step for step in steps if step), LocalGradient())
 
 

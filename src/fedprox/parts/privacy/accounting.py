@@ -335,21 +335,90 @@ def epsilon_of(mechanism: Mechanism, rounds: int) -> float:
     )
 
 
+@lru_cache(maxsize=4096)
+def epsilon_beside(mechanism: Mechanism, rounds: int, beside: Releases | None) -> float:
+    """As `epsilon_of`, of some rounds and of other releases on the same clients together.
+
+    Example:
+        >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
+        >>> measures = Mechanism(1, 1, "bernoulli", None, 20.0, 1, 1e-5, "rdp"), 11
+        >>> [round(epsilon_beside(mechanism, 100, each), 3) for each in (None, measures)]
+        [1.986, 2.093]
+    """
+    if beside is None or not beside[1]:
+        return epsilon_of(mechanism, rounds)
+    require_accountable(mechanism, noisy=mechanism.noise_multiplier > 0)
+    runs: Counter[Mechanism] = Counter()
+    others = beside[0]._replace(accountant=mechanism.accountant), beside[1]
+    for each, count in (as_one(mechanism, rounds), others):
+        runs[each] += count
+    runs = +runs  # without those of no rounds
+    if any(each.noise_multiplier == 0 for each in runs):
+        return math.inf
+    return _epsilon(runs, mechanism.delta)
+
+
+@lru_cache(maxsize=64)
+def calibrated_beside(
+    mechanism: Mechanism, epsilon: float, rounds: int, beside: Releases | None
+) -> Mechanism:
+    """As `calibrated_mechanism`, beside other releases on the same clients.
+
+    >>> measures = Mechanism(1, 1, "bernoulli", None, 20.0, 1, 1e-5, "rdp"), 11
+    >>> silent = Mechanism(3383, 120, "bernoulli", None, 0.0, 1, 1e-5, "rdp")
+    >>> both = calibrated_beside(silent, 2.0, 100, measures)
+    >>> 1.9998 < epsilon_beside(both, 100, measures) <= 2.0
+    True
+    """
+    if beside is None or not beside[1]:
+        return calibrated_mechanism(mechanism, epsilon, rounds)
+    from scipy import optimize
+
+    target = epsilon * (1 - CLOSENESS)
+
+    def above(noise: float) -> float:
+        spent = epsilon_beside(mechanism._replace(noise_multiplier=noise), rounds, beside)
+        return min(spent, MOST_EPSILON + epsilon) - target
+
+    if mechanism.accountant == "pld":
+        # what the other accountant finds is close, fast, and a little more than is needed
+        quick = mechanism._replace(accountant="rdp", capacity=None)
+        high = calibrated_beside(quick, epsilon, rounds, beside).noise_multiplier
+        low = 0.85 * high
+        while above(low) <= 0:
+            low /= 1.25
+    else:
+        low = high = calibrated_mechanism(mechanism, epsilon, rounds).noise_multiplier
+    while above(high) > 0:
+        low, high = high, 1.25 * high
+        require(
+            high <= NOISES[1],
+            f"privacy.epsilon = {epsilon:g}; the measures leave nothing of it for training: give "
+            "a smaller share, or fewer evaluations",
+        )
+    step = TIGHTNESS * low
+    found = high if low == high else float(optimize.brentq(above, low, high, xtol=step / 4))
+    noise = next(each for k in range(10**6) if above(each := found + k * step / 2) <= 0)
+    return mechanism._replace(noise_multiplier=noise)
+
+
 ALIKE = 1.1
 """Factor between the numbers of rows of clients whose epsilons are bounded together."""
 
 
-def worst_steps(noise_multiplier: float, clients: Iterable[Releases]) -> Releases:
+def worst_steps(
+    noise_multiplier: float, clients: Iterable[Releases], beside: Releases | None = None
+) -> Releases:
     """The steps of several clients with the largest epsilon, which have this noise.
 
     A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
     that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
 
-    All have the same batch, or fewer rows.
+    All have the same batch, or fewer rows, and what is released beside the steps.
     """
 
     def quick(steps: Releases) -> float:
-        return epsilon_of(steps[0]._replace(accountant="rdp"), steps[1])
+        return epsilon_beside(steps[0]._replace(accountant="rdp"), steps[1], beside)
 
     given = {(what._replace(noise_multiplier=noise_multiplier), n) for what, n in clients}
     alike: dict[int, list[Releases]] = {}
@@ -364,13 +433,15 @@ def worst_steps(noise_multiplier: float, clients: Iterable[Releases]) -> Release
         if bounds[key] <= largest:
             break
         for each in alike[key]:
-            if quick(each) > largest and epsilon_of(*each) > largest:
-                worst, largest = each, epsilon_of(*each)
+            if quick(each) > largest and (spent := epsilon_beside(*each, beside)) > largest:
+                worst, largest = each, spent
     return worst
 
 
 @lru_cache(maxsize=4)
-def calibrated_steps(epsilon: float, clients: tuple[Releases, ...]) -> float:
+def calibrated_steps(
+    epsilon: float, clients: tuple[Releases, ...], beside: Releases | None = None
+) -> float:
     """The smallest noise multiplier for which no client's steps cost more than an epsilon.
 
     >>> few = Mechanism(600, 64, "bernoulli", None, 0.0, 1, 1e-5, "pld")
@@ -386,9 +457,10 @@ def calibrated_steps(epsilon: float, clients: tuple[Releases, ...]) -> float:
     noise, worst = 0.0, max(clients, key=share)
     while True:
         silent = worst[0]._replace(noise_multiplier=0.0)
-        noise = max(noise, calibrated_mechanism(silent, epsilon, worst[1]).noise_multiplier)
-        worst = worst_steps(noise, clients)
-        if epsilon_of(*worst) <= epsilon:
+        calibrated = calibrated_beside(silent, epsilon, worst[1], beside)
+        noise = max(noise, calibrated.noise_multiplier)
+        worst = worst_steps(noise, clients, beside)
+        if epsilon_beside(*worst, beside) <= epsilon:
             return noise
 
 
@@ -659,12 +731,17 @@ def _pld_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def statement(
-    mechanism: Mechanism, rounds: int, taken: int = 0, *, trusted: bool = True
+    mechanism: Mechanism,
+    rounds: int,
+    taken: int = 0,
+    beside: Releases | None = None,
+    *,
+    trusted: bool = True,
 ) -> list[str]:
     """The whole guarantee in plain sentences, with what it assumes and leaves out.
 
     Clients hide, or examples in the local steps that the worst client has taken. Clients that do
-    not trust the server have noise of their own.
+    not trust the server have noise of their own. Noised measures are released `beside` the rounds.
 
     Example:
         >>> mechanism = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -672,24 +749,43 @@ def statement(
         The models of all 100 rounds together are (epsilon, delta)-differentially private with
         epsilon = 1.987 and delta = 1e-05.
     """
-    epsilon = epsilon_of(mechanism, taken or rounds)
+    epsilon = epsilon_beside(mechanism, taken or rounds, beside)
     *own, trust = (
         _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds, trusted=trusted)
     )
-    what = "The models of all" if taken or trusted else "What a client sends in all"
-    are = "are" if taken or trusted else "is"
+    what, are = "models" if beside is None else "models and measures", "are"
+    of_all = f"The {what} of all"
+    if not (taken or trusted):
+        of_all, are = "What a client sends in all", "is"
     return [
-        "The models have no privacy guarantee: epsilon is infinite."
+        f"The {what} have no privacy guarantee: epsilon is infinite."
         if epsilon == math.inf
-        else f"{what} {rounds:,} rounds together {are} (epsilon, delta)-differentially private "
+        else f"{of_all} {rounds:,} rounds together {are} (epsilon, delta)-differentially private "
         f"with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
         *own,
+        *_of_measures(beside),
         f"Accountant: {ACCOUNTANTS[mechanism.accountant]}, by dp-accounting "
         f"{importlib.metadata.version('dp-accounting')}; epsilon is an upper bound.",
         f"Trust: {trust} In a simulation all data are in one place.",
-        "Outside the guarantee: losses, accuracies and other measurements on clients' data, which "
-        "have no noise, and the choice among several methods, seeds or sweep points, each of which "
-        "is a run of its own.",
+        f"Outside the guarantee: {MEASURED_EXACTLY if beside is None else COUNTED}, and the choice "
+        "among several methods, seeds or sweep points, each of which is a run of its own.",
+    ]
+
+
+MEASURED_EXACTLY = "losses, accuracies and other measurements on clients' data, which have no noise"
+COUNTED = "counts of clients and of their steps, which have no noise"
+
+
+def _of_measures(beside: Releases | None) -> list[str]:
+    """What evaluations release; empty without noise."""
+    if beside is None:
+        return []
+    one, count = beside
+    return [
+        f"Measures: {count:,} evaluations, each of which releases losses and accuracies with noise "
+        f"once, of a standard deviation of {one.noise_multiplier:.6g} in units of the most that a "
+        "client, or a row, moves them. What is chosen by them, such as the best model or the last "
+        "round, costs nothing more."
     ]
 
 

@@ -137,9 +137,9 @@ class Audited(Privacy):
 
         return hidden._replace(client=hidden.client._replace(message=message))
 
-    def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
+    def local_gradient(self, taken: StepsTaken, evaluations: int) -> LocalGradient | None:
         """As of the audited setting, without rows that do not take part."""
-        hidden = super().local_gradient(taken)
+        hidden = super().local_gradient(taken, evaluations)
         if not isinstance(hidden, NoisedGradient):
             return hidden
         return Blanked(hidden.clip, hidden.noise)

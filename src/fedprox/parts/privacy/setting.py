@@ -87,7 +87,7 @@ from fedprox.parts.privacy.accounting import (
     Hidden,
     Mechanism,
     Releases,
-    calibrated_mechanism,
+    calibrated_beside,
     calibrated_steps,
     require_accountable,
     require_noise,
@@ -100,6 +100,7 @@ from fedprox.parts.privacy.correlated import (
     streaming,
 )
 from fedprox.parts.privacy.examples import NoisedGradient
+from fedprox.parts.privacy.measures import NoisedMeasures
 from fedprox.parts.privacy.numerics import GRADIENTS, MESSAGES, norm_bound, standard_normals
 from fedprox.precision import real_type
 
@@ -167,7 +168,7 @@ class Privacy(Part):
     public.
 
     Losses, accuracies and other measurements on clients' data have no noise and are outside the
-    guarantee.
+    guarantee, unless `measures` gives losses and accuracies noise of their own.
 
     Attributes:
         clip: Largest norm :math:`C` of what a client sends, all arrays of a message together, or of
@@ -200,6 +201,8 @@ class Privacy(Part):
             the mean of K clients then has :math:`\sqrt K` times as much. A client's messages of
             all rounds in which it takes part are composed, without amplification by sampling. For
             the unit "client"; nobody is trusted with rows in any case.
+        measures: The noise of losses and accuracies, which the guarantee then includes; None for
+            measures without noise, outside the guarantee.
 
     Raises:
         InputError: If a number is out of range, neither or both of `epsilon` and
@@ -228,6 +231,7 @@ class Privacy(Part):
     unit: Unit = "client"
     mechanism: Correlation = "independent"
     trust: Trust = "server"
+    measures: NoisedMeasures | None = None
 
     def __post_init__(self) -> None:
         check_fields("privacy", self)
@@ -268,6 +272,12 @@ class Privacy(Part):
             f"privacy.capacity = {self.capacity}; privacy.accountant = "
             f'"{self.accountant}" cannot account for cohorts that are cut: use "pld"',
         )
+        given = self.measures
+        require(
+            given is None or (given.share is None) == (self.epsilon is None),
+            "privacy.measures: share is a part of privacy.epsilon; with privacy.noise_multiplier "
+            "give privacy.measures.noise_multiplier",
+        )
 
     @property
     def of_clients(self) -> bool:
@@ -284,9 +294,11 @@ class Privacy(Part):
 
     @property
     def of_rounds(self) -> str:
-        """Noise that is calibrated to the epsilon of all rounds, or correlated for them."""
+        """Noise that is calibrated to all rounds or correlated for them, and evaluations."""
         if self.epsilon is not None:
             return "the noise of privacy.epsilon"
+        if self.measures is not None:
+            return "the evaluations of privacy.measures"
         return "the noise of privacy.mechanism" if self.correlates else ""
 
     @property
@@ -310,7 +322,7 @@ class Privacy(Part):
         del setting
         check_delta(self, sizes)
 
-    def measures(self, columns: Columns) -> Mapping[str, float]:
+    def recorded(self, columns: Columns) -> Mapping[str, float]:
         """The delta of each epsilon."""
         del columns
         return {"delta": self.delta}
@@ -339,7 +351,16 @@ class Privacy(Part):
         """What a run of a method releases about its clients."""
         _, clients, per_round, sampling, rounds, *_ = setting
         given, strategy = (clients, per_round, sampling, rounds), self.strategy(setting)
-        return mechanism_of(self, *given, releases(method), strategy)
+        beside = self.of_measures(setting.evaluations)
+        return mechanism_of(self, *given, releases(method), strategy, beside)
+
+    def of_measures(self, evaluations: int) -> Releases | None:
+        """What the evaluations of a run release about a client or row; None without noise."""
+        if self.measures is None:
+            return None
+        return self.measures.releases(
+            self.epsilon, self.delta, self.accountant or "pld", evaluations
+        )
 
     def of_steps(self, rows: int, batch: int, noise_multiplier: float = 0.0) -> Mechanism:
         """What each local step on so many rows releases about an example."""
@@ -395,18 +416,19 @@ class Privacy(Part):
         """What local steps release without noise, given as in `StepsTaken`."""
         return tuple((self.of_steps(rows, batch), count) for rows, batch, count in steps)
 
-    def noise_of_steps(self, taken: StepsTaken) -> float:
+    def noise_of_steps(self, taken: StepsTaken, evaluations: int) -> float:
         """The noise multiplier of a local step, for the client with the most to hide."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
-        return calibrated_steps(self.epsilon, self.released(taken()))
+        beside = self.of_measures(evaluations)
+        return calibrated_steps(self.epsilon, self.released(taken()), beside)
 
-    def local_gradient(self, taken: StepsTaken) -> LocalGradient | None:
+    def local_gradient(self, taken: StepsTaken, evaluations: int) -> LocalGradient | None:
         """Local steps take clipped gradients of rows, if these hide."""
         if self.of_clients:
             return None
-        multiplier = self.noise_of_steps(taken)
+        multiplier = self.noise_of_steps(taken, evaluations)
         # without a bound there is no noise
         return NoisedGradient(self.clip, multiplier * self.clip if multiplier else 0.0)
 
@@ -454,12 +476,14 @@ def mechanism_of(
     rounds: int,
     releases: int = 1,
     strategy: Strategy | None = None,
+    beside: Releases | None = None,
 ) -> Mechanism:
     """The mechanism of a run, with its capacity chosen and its noise calibrated.
 
     Under Poisson sampling, `clients_per_round` is the mean. Without a trusted server who takes part
     is known, so a client counts as one that takes part in each round. The noise is calibrated to
-    `rounds`. A method with an exchange has 2 releases in a round.
+    `rounds`. A method with an exchange has 2 releases in a round. Evaluations are released `beside`
+    rounds.
 
     Example:
         >>> privacy = Privacy(1.0, noise_multiplier=1.2)
@@ -493,7 +517,8 @@ def mechanism_of(
     mechanism = mechanism._replace(capacity=_capacity(privacy, mechanism, rounds))
     if privacy.epsilon is None:
         return mechanism
-    return calibrated_mechanism(mechanism._replace(noise_multiplier=0.0), privacy.epsilon, rounds)
+    silent = mechanism._replace(noise_multiplier=0.0)
+    return calibrated_beside(silent, privacy.epsilon, rounds, beside)
 
 
 def _capacity(privacy: Privacy, mechanism: Mechanism, rounds: int) -> int | None:
