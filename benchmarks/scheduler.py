@@ -11,7 +11,7 @@ has no client.
 Clients' rows of 4 and of 784 bytes are read from a file of 2 GB, which the system was asked to drop
 from its cache, in two ways: as the library reads them, and one client after another.
 
-The last two tables are those of docs/performance/scale.md: the cost of rounds over 10^8 clients on
+The last two tables are those of docs/development/scale.md: the cost of rounds over 10^8 clients on
 1, 8 and 64 accelerators. `round_cost` computes them from these times, from the steps measured with
 `benchmarks.models`, and from an assumed accelerator (`Machine`).
 """

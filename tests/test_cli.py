@@ -567,4 +567,4 @@ def test_the_help_of_a_command_has_no_escapes(command: str, capsys: Any) -> None
 
 def test_without_arguments_help_is_shown(capsys: Any) -> None:
     assert status() == 0
-    assert "Run the experiment in a TOML file" in capsys.readouterr().out
+    assert "Train the methods of an experiment file" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from fedprox.parts.privacy.measures import gaussian
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import Site, deployed, simulated, table_of
 from tests.deployment.test_same_results import METHODS
+from tests.variants import mostly_slow
 
 BOUND, Z, DELTA = 2.0, 3.0, 1e-3
 NAMES = ("train_loss", "test_loss", "test_accuracy")
@@ -145,7 +146,7 @@ def test_evaluations_count_for_the_limit_of_a_node(unit: str, nodes: list[Site])
         deployed(noised_table(unit, noise=0.0), answers(nodes, unit))
 
 
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
 def test_a_digest_says_how_measures_get_noise(unit: str, nodes: list[Site], tmp_path: Path) -> None:
     heads, sites = list[Parcel](), nodes
 

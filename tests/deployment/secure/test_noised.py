@@ -14,6 +14,7 @@ from tests.deployment.secure.conftest import NODES, ONE_ROUND, Fresh, answers
 NAMES = ("train_loss", "test_loss", "test_accuracy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_the_sum_has_the_noise_of_every_node(
     unit: str, fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

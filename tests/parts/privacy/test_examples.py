@@ -541,7 +541,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "best": (
         fp.fedavg,
         {"selection": fp.Selection(keep="best", measure="train_loss")},
-        "privacy, since these have no noise; give a validation set that belongs to no client",
+        "since these have no noise; give privacy.measures, or a validation set that belongs to no",
     ),
 }
 

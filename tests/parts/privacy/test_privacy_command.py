@@ -249,6 +249,7 @@ def test_the_page_of_correlated_noise_says_what_it_gains(
     assert "correlated noise of a banded Toeplitz matrix" in text
 
 
+@pytest.mark.slow
 def test_the_page_says_what_plans_of_evaluations_cost(file: Path, capsys: Any) -> None:
     """A share of epsilon, all evaluations counted; fewer have less noise."""
     text = file.read_text().replace("noise_multiplier = 4.0", 'epsilon = 2.0\naccountant = "rdp"')
