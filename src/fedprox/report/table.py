@@ -142,8 +142,9 @@ def common_target(runs: Sequence[Run]) -> Target | None:
     if compared and all(run.validated for run in compared):
         measure = "validation_accuracy"
     best = min((highest(run.history, measure) for run in compared), default=math.nan)
-    # the margin keeps 0.29 from becoming 28 per cent: 100 * 0.29 is just below 29
-    per_cent = math.floor(100 * best + 1e-9) if best >= 0.01 else 0
+    # noise may make an accuracy larger than 1; the margin keeps 0.29, of which 100 times is just
+    # below 29, from becoming 28 per cent
+    per_cent = math.floor(100 * min(best, 1.0) + 1e-9) if best >= 0.01 else 0
     return Target(measure, per_cent / 100) if per_cent else None
 
 

@@ -123,3 +123,5 @@ def test_the_common_target_is_a_whole_per_cent_that_every_sound_run_reaches(best
     diverged.history[1] = replace(diverged.history[1], measures=ruined)
     assert common_target([*runs, diverged]) == Target("test_accuracy", best)
     assert common_target([run_with([np.nan, np.nan])]) is None
+    assert common_target([run_with([-0.2, -0.1])]) is None
+    assert common_target([run_with([0.4, 1.28])]) == Target("test_accuracy", 1.0)
