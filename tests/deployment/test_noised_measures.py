@@ -68,7 +68,7 @@ def test_without_noise_measures_are_those_of_the_simulation(unit: str, nodes: li
     assert ours.final.epsilon == math.inf
 
 
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
 def test_noise_is_in_units_of_what_one_moves(
     unit: str, nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,6 +310,7 @@ def test_the_numbers_of_purposes_never_change() -> None:
         "SKEW": 27,
         "GROUPS": 28,
         "CANARIES": 29,
+        "MEASURES": 30,
     }
 
 
