@@ -1,19 +1,23 @@
 """The files and commands that the pages on deployments print work as printed."""
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 
 from fedprox import cli
-from fedprox.deployment.certificates import node_file
+from fedprox.deployment.audit import checked_lines
+from fedprox.deployment.certificates import make_node_key, node_file
 from fedprox.deployment.node_file import load_node, read_node_file
 from fedprox.deployment.policy import Policy
 from fedprox.experiment import DEPLOYED, parse, read_experiment
 from fedprox.files.toml import parse_toml
+from tests.deployment.federations import deployed
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 
@@ -107,6 +111,35 @@ def test_the_first_federation_takes_ten_commands() -> None:
     assert len(steps) == 10
     assert "--local" in alone
     assert len(text.split()) <= 1200
+
+
+@pytest.mark.slow
+def test_the_pilot_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, of_node = map(parse_toml, blocks("pilot.md", "toml"))
+    names = experiment["deployment"]["names"]
+    nodes = []
+    for name in names:
+        make_node_key(tmp_path / name)
+    monkeypatch.setattr(sys, "argv", ["patients.py", str(tmp_path)])
+    runpy.run_path(str(PAGES.parents[1] / "deploy" / "patients.py"), run_name="__main__")
+    for name in names:
+        own = tmp_path / name
+        of_node["policy"]["secure"]["peers"] = {
+            each: str(tmp_path / each / "node.key.pub") for each in names if each != name
+        }
+        written = parse_toml(node_file(name, "localhost:9092")) | of_node
+        (own / "node.toml").write_text(tomli_w.dumps(written))
+        monkeypatch.chdir(own)
+        nodes.append(load_node(read_node_file(Path("node.toml"))))
+    (run,) = deployed(experiment | {"data": {"name": DEPLOYED}}, [each.answer for each in nodes])
+    assert run.final.round == 20
+    assert 1.9 < run.final.value("epsilon") <= 2.0
+    assert len(run.history) == 2
+    for record in run.history:
+        assert np.isfinite([record.value("train_loss"), record.value("test_accuracy")]).all()
+    for name in names:
+        asked = [each.line["kind"] for each in checked_lines(tmp_path / name / "state")]
+        assert (asked.count("train"), asked.count("evaluate")) == (20, 2)
 
 
 @pytest.mark.parametrize("page", ["deploy.md", "security.md", "operation.md"])
