@@ -215,6 +215,7 @@ def test_json_that_does_not_fit_is_refused(message: str) -> None:
 
 VALUE_ERRORS: list[tuple[str, fp.Column, Any]] = [
     ("column 'a', row 12: 'x': a word; the kind 'number'", fp.Column("a", "number"), words("x")),
+    ("column 'a', row 13: '<1': a word; the", fp.Column("a", "number"), words("3", "<1", "x")),
     ("column 'a', row 12: inf: it must be finite", fp.Column("a", "number"), np.array([np.inf])),
     (
         "column 'a', row 12: 1e\\+39: it is not finite as",

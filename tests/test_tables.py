@@ -487,6 +487,19 @@ def test_a_split_must_be_one_of_three() -> None:
         patients(test="age")
 
 
+def test_a_word_among_numbers_does_not_make_words_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("h,crp,y\na,1.5,0\na,2.5,1\nb,<0.5,0\nb,3.5,1\n")
+    given: dict[str, Any] = {"client": "h", "label": "y"}
+    with pytest.raises(fp.InputError, match=r"column 'crp', row 3: '<0.5': a word, where most are"):
+        fp.Federation.from_table(file, **given)
+    with pytest.raises(fp.InputError, match=r"column 'crp', row 3: '<0.5': a word; the kind"):
+        fp.Federation.from_table(file, **given, kinds={"crp": "number"})
+    categories = fp.Federation.from_table(file, **given, kinds={"crp": "category"})
+    assert categories.columns is not None
+    assert categories.columns.names == ("crp=1.5", "crp=2.5", "crp=3.5", "crp=<0.5")
+
+
 def test_too_many_words_must_be_stated() -> None:
     rows = [{"h": "a", "note": str(i), "y": 0} for i in range(1001)]
     with pytest.raises(fp.InputError, match=r"column 'note': 1,001 different values; state them"):

@@ -382,11 +382,35 @@ def _values(column: Column, given: Array | Words, first: int) -> tuple[Array, Ar
 
 def _no_word(column: Column, given: Words, first: int) -> Array:
     """The values of a column of words that should be numbers: all must be missing."""
-    words = given.codes >= 0
-    if words.any():
+    if (given.codes >= 0).any():
         why = f'a word; the kind {column.kind!r} needs numbers, "category" takes words'
-        raise wrong_value(column.name, given, int(np.argmax(words)), first, why)
+        raise wrong_value(column.name, given, odd_word(given), first, why)
     return np.full(len(given), np.nan)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value reads as a number.
+
+    >>> [_is_number(value) for value in ("39", "4.5e1", "<0.5", "")]
+    [True, True, False, False]
+    """
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def numbers_in(values: Sequence[Any]) -> int:
+    """How many words of a vocabulary read as numbers."""
+    return sum(map(_is_number, values))
+
+
+def odd_word(given: Words) -> int:
+    """The first row with a word that does not read as a number; without one the first word."""
+    words = given.codes >= 0
+    odd = words & ~np.array([*map(_is_number, given.values), True])[given.codes]
+    return int(np.argmax(odd if odd.any() else words))
 
 
 def _dates(column: Column, given: Words, first: int) -> Array:

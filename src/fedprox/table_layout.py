@@ -35,6 +35,8 @@ from fedprox.columns import (
     joined,
     labels_of,
     moments_of,
+    numbers_in,
+    odd_word,
     scaling,
     standardized,
     wrong_value,
@@ -219,6 +221,8 @@ def _column(
             "since 1970-01-01, or leave the column out of features",
         )
         fields["kind"] = "category" if stored.kind == "words" else stored.kind
+        if isinstance(stored.values, Words):
+            _require_words(name, stored.values)
     if fields["kind"] in ("category", "index") and not given.get("values"):
         fields["values"] = _vocabulary(name, stored, rows)
     if isinstance(missing, Mapping):
@@ -228,6 +232,18 @@ def _column(
     elif missing == INDICATOR and "missing" not in given and _has_missing(stored, rows):
         fields["missing"] = missing
     return Column(name, **fields)
+
+
+def _require_words(name: str, given: Words) -> None:
+    """Raise `InputError` if a column has words among numbers, mostly, and no kind is stated."""
+    used = [given.values[code] for code in np.unique(given.codes[given.codes >= 0])]
+    if len(used) / 2 < numbers_in(used) < len(used):
+        quoted = repr(name)
+        why = (
+            f'a word, where most are numbers; kinds = {{{quoted}: "number"}} asks for numbers '
+            'alone, and "category" takes each value as a word'
+        )
+        raise wrong_value(name, given, odd_word(given), 0, why)
 
 
 def _label(name: str, stored: Stored, rows: int, given: Mapping[str, Any]) -> Column:

@@ -40,8 +40,9 @@ NUMPY: dict[str, dict[str, Any]] = {
 }
 """Settings that are NumPy's numbers."""
 
-NEVER_EMPTY = ("no barrier", "NumPy's buffer")
-"""A step of a server without a barrier has a full buffer."""
+NEVER_EMPTY = ("no barrier", "NumPy's buffer", "correlated noise", "private measures")
+"""A step of a server without a barrier has a full buffer; nobody of those who hide is lost, and
+cohorts of one size are never empty."""
 
 
 def test_every_setting_is_tried() -> None:

@@ -332,7 +332,12 @@ def test_nodes_that_read_their_own_tables_are_the_simulation_of_one(tmp_path: Pa
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]))
     both = [f"{name},{line}" for name, own in lines.items() for line in own]
     (tmp_path / "all.csv").write_text("\n".join([f"hospital,{head}", *both]))
-    data = {"label": "ill", "test": 0.2, "kinds": {"weight": {"kind": "number", "unit": "g"}}}
+    kinds: dict[str, Any] = {
+        "weight": {"kind": "number", "unit": "g"},
+        "sex": {"kind": "category", "values": ["f", "m"]},
+        "ill": {"kind": "category", "values": ["no", "yes"]},
+    }
+    data = {"label": "ill", "test": 0.2, "kinds": kinds}
     shared: dict[str, Any] = {"superlink": "", "ca_certificate": "", "key": ""}
     nodes = [
         load_node(
@@ -354,6 +359,12 @@ def test_nodes_that_read_their_own_tables_are_the_simulation_of_one(tmp_path: Pa
     assert run.columns is not None
     assert alone.columns is not None
     np.testing.assert_allclose(numbers_of(run.columns), numbers_of(alone.columns), rtol=1e-12)
+    for name in ("sex", "ill"):
+        fewer = {each: kind for each, kind in kinds.items() if each != name}
+        unstated = data | {"table": str(tmp_path / "a.csv"), "kinds": fewer}
+        given = NodeFile(name="a", folder=str(tmp_path / "c"), data=unstated, **shared)
+        with pytest.raises(InputError, match=f"column '{name}': its values are not stated"):
+            load_node(given)
     part = NodeFile(
         name="part", folder=str(tmp_path / "part"), data=whole, deal=Deal(part=1, parts=2), **shared
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,12 +166,28 @@ def load_node(file: NodeFile, data_dir: Path | None = None) -> Node:
         count = len(layout.columns.numeric)
         plain = replace(layout.columns, mean=(0.0,) * count, scale=(1.0,) * count)
         federation = replace(table.standardized(plain), columns=layout.columns)
+    if "table" in data and file.deal is None and federation.columns is not None:
+        _require_stated(federation.columns, data.get("kinds", {}))
     identity = None
     if file.policy.secure is not None:
         require_flower()
         peers = {name: Path(each) for name, each in file.policy.secure.peers.items()}
         identity = read_identity(file.name, Path(file.key), peers)
     return Node(file.name, federation, Path(file.folder), file.policy, identity, table)
+
+
+def _require_stated(columns: Columns, kinds: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless vocabularies are stated, since a node sends them on."""
+    of_label = [columns.label] if any(isinstance(v, str) for v in columns.label.values) else []
+    for column in (*columns.features, *of_label):
+        stated, name = kinds.get(column.name), column.name
+        if not column.values or (isinstance(stated, Mapping) and stated.get("values")):
+            continue
+        raise InputError(
+            f"column {name!r}: its values are not stated. A node sends them to the operator, and "
+            f"no value of its own rows: kinds = {{ {name} = {{ kind = {column.kind!r}, values = "
+            "[...] } }"
+        )
 
 
 def _standardized(file: NodeFile, layout: Layout, columns: Columns) -> Federation:
