@@ -31,6 +31,9 @@ def hides_clients(privacy: fp.Privacy | None = None, **_: Any) -> bool:
     return privacy is not None and privacy.unit == "client"
 
 
+SEEDS_TRIED = 100_000
+
+
 def with_empty_round(at: int, **options: Any) -> dict[str, Any]:
     """The same settings, such that nobody's message arrives in a round of the first seed.
 
@@ -51,7 +54,9 @@ def with_empty_round(at: int, **options: Any) -> dict[str, Any]:
         streams = Streams(seed, Purpose.DROPOUT)
         return sum(streams.at(t, k).random() >= lost for k in drawn) / max(len(drawn), 1)
 
+    first = seed
     while arriving(at) > 0 or arriving(0) < 1 or any(arriving(t) <= 0.5 for t in rounds if t != at):
+        assert seed < first + SEEDS_TRIED, "no seed has such a round: is a cohort never empty?"
         seed += 1
     seeds = [seed, *others]
     return options | {"seed": np.array(seeds) if isinstance(given, np.ndarray) else seeds}
