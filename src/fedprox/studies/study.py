@@ -79,10 +79,7 @@ def study(
         >>> import fedprox as fp
         >>> federation = fp.datasets.synthetic(clients=4).hold_out(0.2)
         >>> found = fp.study(
-        ...     {
-        ...         "FedAvg": fp.fedavg().with_solver(learning_rate=[0.01, 0.03, 0.1, 0.3]),
-        ...         "FedProx": fp.fedprox(mu=[0.1, 1.0]),
-        ...     },
+        ...     {"FedAvg": fp.fedavg(), "FedProx": fp.fedprox(mu=0.1)},
         ...     data=federation,
         ...     vary={"stragglers": {"none": fp.Systems(0.0), "half": fp.Systems(0.5)}},
         ...     model=fp.models.logistic,
