@@ -1,4 +1,4 @@
-"""The figure of any item: a grid of panels, in which a line has one colour."""
+"""The figure of any item: a grid of panels, in which a line has one colour and dash."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.item import AXES, MEASURES, Item, Panel
+from experiments.engine.item import AXES, MEASURES, RECORDED, Item, Panel
 from experiments.engine.series import LOSS, VALIDATED, VARIANCE, Measured, Series, pick
-from fedprox.report.figure import is_logarithmic
+from fedprox.measures import measure_of
+from fedprox.report.figure import draw_line, dress, in_per_cent, is_logarithmic, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ SHOWN_RANGE = 5
 
 CHARACTERS = 14
 """Characters of the legend that an inch has room for."""
+
+EXTREMES = np.nanmin, np.nanmax
 
 TIMES = 200
 """The times at which seeds are averaged."""
@@ -44,10 +47,10 @@ def figure(item: Item, measured: Measured) -> "Figure":
     Lines are means over seeds, and bands span the least and the greatest value. A line that leaves
     the axes has diverged, or nearly so: see `SHOWN_RANGE`.
     """
-    import matplotlib as mpl  # here, since it is slow to import
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, since it is slow to import
 
-    colours = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    panels = [panel for row in item.panels for panel in row]
+    looks = styles(shown for panel in panels for _, shown, _ in lines_of(panel, measured))
     columns = max(map(len, item.panels))
     size = max(2.9 * columns, 6), 2.4 * len(item.panels) + 0.9
     drawn = Figure(figsize=size, layout="constrained")
@@ -60,22 +63,17 @@ def figure(item: Item, measured: Measured) -> "Figure":
         for axis, panel in zip(axes, row, strict=False):
             groups = []
             for _, shown, group in lines_of(panel, measured):
-                place = list(legend).index(shown) if shown in legend else len(legend)
                 x, values = _aligned(group, panel)
-                colour = colours[2 * place % 20 + 2 * place // 20 % 2]
-                (legend[shown],) = axis.plot(x, values.mean(axis=0), color=colour, linewidth=1.3)
-                if len(group) > 1:
-                    low, high = (_over_seeds(f, values) for f in (np.nanmin, np.nanmax))
-                    axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+                edges = [_over_seeds(f, values) for f in EXTREMES] if len(group) > 1 else []
+                legend[shown] = draw_line(axis, x, values.mean(axis=0), edges, looks[shown])
                 groups.append(values[np.isfinite(values)])
             _set_limits(axis, panel.measure, [values for values in groups if len(values)])
             axis.set_title(panel.title, fontsize=9)
-            axis.set_xlabel(AXES[panel.x], fontsize=8)
+            dress(axis, AXES[panel.x], MEASURES[panel.measure])
             if panel.x == "bits_up":  # codecs differ by factors
                 axis.set_xscale("log", nonpositive="mask")
-            axis.set_ylabel(MEASURES[panel.measure], fontsize=8)
-            axis.tick_params(labelsize=8)
-            axis.grid(alpha=0.3)
+            if panel.measure in RECORDED and measure_of(panel.measure).percent:
+                in_per_cent(axis)
     fit = int(CHARACTERS * size[0] / (max(map(len, legend)) + 6))
     ncols = max(1, min(len(legend), 4 if columns > 2 else 2, fit))
     drawn.legend(

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tomli_w
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 
 import fedprox as fp
@@ -30,7 +33,7 @@ from fedprox.losses import CrossEntropy, top_1
 from fedprox.measures import Measure, measure_of
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import summarise, write_clients, write_figure
-from fedprox.report.figure import Chart, Line, chart, figure, ranked, styles
+from fedprox.report.figure import DASHES, Chart, Line, chart, figure, ranked, styles
 from fedprox.report.page import overlay, section, write_report
 from fedprox.report.records import metrics_line, read_record
 from fedprox.report.saved import model_file
@@ -568,6 +571,90 @@ def test_clients_are_ranked() -> None:
 def test_more_labels_than_colours_still_look_different() -> None:
     looks = styles(str(i) for i in range(32))
     assert len({(look["colour"], look["dash"]) for look in looks.values()}) == 32
+
+
+# Linear RGB as seen without one kind of cone (Machado et al. 2009, severity 1), and in grey
+SEEN = {
+    "by all": np.eye(3),
+    "without long waves": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+    ),
+    "without middle waves": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
+    "without short waves": np.array(
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]
+    ),
+    "in grey": np.tile([0.2126, 0.7152, 0.0722], (3, 1)),
+}
+
+
+def lab(colour: str, seen: np.ndarray) -> np.ndarray:
+    """CIELAB of a colour (D65): unlike one another from a distance of about 10."""
+    coded = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = to_xyz @ np.clip(seen @ linear, 0, 1) / [0.9505, 1.0, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_lines_are_told_apart_in_grey_and_by_colour_blind_readers(seen: str) -> None:
+    looks = list(styles(map(str, range(8))).values())
+    for one, other in combinations(looks, 2):
+        apart = np.linalg.norm(lab(one["colour"], SEEN[seen]) - lab(other["colour"], SEEN[seen]))
+        assert one["dash"] != other["dash"] or apart > 10, (one, other)
+    # 3 : 1 on white, as the guidelines of the web ask of lines
+    assert all(lab(look["colour"], SEEN[seen])[0] < 61 for look in looks)
+
+
+def test_a_line_looks_the_same_in_the_report_and_in_the_figure() -> None:
+    runs = [make_run(f"m{i}") for i in range(6)]
+    axis = figure(runs).axes[0]
+    for run, line in zip(runs, axis.get_lines(), strict=True):
+        look = styles(each.label for each in runs)[run.label]
+        (expected,) = Figure().subplots().plot([0, 1], linestyle=DASHES[look["dash"]])
+        assert line.get_color() == look["colour"]
+        assert line._unscaled_dash_pattern == expected._unscaled_dash_pattern
+
+
+def test_text_of_figures_has_eight_points_on_a_page() -> None:
+    many = [
+        make_run(
+            f"method {i}", losses=[3.0, 1.0 + i], metrics={f"test_m{j}": 0.5 for j in range(3)}
+        )
+        for i in range(5)
+    ]
+    shown = figure(many)
+    shown.draw_without_rendering()
+    assert shown.get_size_inches()[0] <= 7.5
+    written = [text for text in shown.findobj(Text) if text.get_text()]
+    assert len(written) > 20
+    assert min(text.get_fontsize() for text in written) >= 8
+
+
+def test_a_line_that_diverges_does_not_flatten_the_others() -> None:
+    losses = {"a": [2.0, 1.0], "b": [2.0, 1.2], "c": [2.0, 15.0]}
+    axis = figure([make_run(name, losses=values) for name, values in losses.items()]).axes[0]
+    assert axis.get_yscale() == "linear"
+    assert 4 <= axis.get_ylim()[1] < 4.5
+    lines = [Line(name, np.arange(2.0), np.array([values])) for name, values in losses.items()]
+    assert drawn(lines, measure_of("train_loss")).data["y"]["most"] == 4
+    # nor does one without bounds, on a logarithmic axis
+    lines[2] = Line("c", np.arange(2.0), np.array([[2.0, 1e9]]))
+    assert drawn(lines, measure_of("train_loss")).data["y"]["most"] == 8
+    # but a line that is above all others is seen
+    lines[2] = Line("c", np.arange(2.0), np.array([[19.0, 18.0]]))
+    assert drawn(lines, measure_of("train_loss")).data["y"]["most"] == 18
+
+
+def test_accuracies_are_in_per_cent() -> None:
+    axis = next(a for a in figure([make_run()]).axes if a.get_title() == "test accuracy")
+    axis.figure.draw_without_rendering()
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert labels
+    assert all(label.endswith(" %") for label in labels)
 
 
 def test_a_diverged_run_is_named_and_left_out_of_the_clients(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_what_is_written_says_what_the_study_says(finished: tuple[fp.Study, Path
 
 def test_a_figure_has_a_panel_for_each_setting(finished: tuple[fp.Study, Path]) -> None:
     drawn: Any = FIGURE(finished[0], "train_loss")
-    assert [axis.get_title() for axis in drawn.axes] == ["0 %", "50 %"]
+    assert [axis.get_title() for axis in drawn.axes] == ["0 % stragglers", "50 % stragglers"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(METHODS)
     assert drawn.axes[0].get_xlabel() == "round"
     with pytest.raises(fp.InputError, match="along = 'seed'; it must be one of round, time"):

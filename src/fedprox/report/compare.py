@@ -183,8 +183,8 @@ class Difference(NamedTuple):
         method: The method.
         other: The method to which it is compared.
         difference: Mean over seeds of its measure less the other's; infinite if a run diverged.
-        low: Lower end of Student's 95 % confidence interval, of this difference by itself; NaN if
-            it has none.
+        low: Lower end of Student's confidence interval, with the correction of p: it has 0 inside
+            if and only if p is above 0.05. NaN if it has none.
         high: Upper end of this interval.
         p: P-value of Student's t-test (of the sign test if a run diverged), with Holm's correction
             for all differences of the call; NaN with one seed.
@@ -224,17 +224,20 @@ Groups = Mapping[FactorLevels, Mapping[str, Sequence[Run]]]
 
 
 def in_words(levels: FactorLevels) -> str:
-    """FactorLevels in words.
+    """The levels of factors in words: a share is one of its factor.
 
     >>> in_words((("data", "mnist"), ("stragglers", "90 %")))
-    'data mnist, stragglers 90 %'
+    'data mnist, 90 % stragglers'
     """
-    return ", ".join(map(" ".join, levels))
+    return ", ".join(
+        f"{level} {factor}" if level.endswith("%") else f"{factor} {level}"
+        for factor, level in levels
+    )
 
 
 def differences_of(groups: Groups, reading: RunReading, against: str | None) -> list[Difference]:
     """The differences of each method to `against`, or of all pairs of methods."""
-    found = []
+    found: list[tuple[FactorLevels, str, str, NDArray[np.float64]]] = []
     for levels, methods in groups.items():
         if against is None:
             pairs = [(second, first) for first, second in combinations(methods, 2)]
@@ -245,13 +248,27 @@ def differences_of(groups: Groups, reading: RunReading, against: str | None) -> 
         values = {method: _values(runs, reading) for method, runs in methods.items()}
         for method, other in pairs:
             with np.errstate(invalid="ignore"):  # both diverged
-                of_seeds = values[method] - values[other]
-                mean = float(of_seeds.mean())
-            low, high = interval(of_seeds)
-            p, seeds = evidence_of(of_seeds).p, len(of_seeds)
-            found.append(Difference(dict(levels), method, other, mean, low, high, p, seeds))
-    corrected = holm([each.p for each in found])
-    return [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
+                found.append((levels, method, other, values[method] - values[other]))
+    tested = [evidence_of(of_seeds).p for *_, of_seeds in found]
+    return [
+        _difference(*each, p, corrected)
+        for each, p, corrected in zip(found, tested, holm(tested), strict=True)
+    ]
+
+
+def _difference(
+    levels: FactorLevels,
+    method: str,
+    other: str,
+    of_seeds: NDArray[np.float64],
+    p: float,
+    corrected: float,
+) -> Difference:
+    """A difference whose interval has 0 inside if and only if its corrected p is above `LEVEL`."""
+    with np.errstate(invalid="ignore"):
+        mean = float(of_seeds.mean())
+    low, high = interval(of_seeds, 1 - LEVEL * (p / corrected if corrected > 0 else 1.0))
+    return Difference(dict(levels), method, other, mean, low, high, corrected, len(of_seeds))
 
 
 def _values(runs: Sequence[Run], reading: RunReading) -> NDArray[np.float64]:

@@ -8,7 +8,6 @@ table.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from itertools import count
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedprox.errors import require, require_one_of
 from fedprox.measures import COSTS, Measure, measure_of
-from fedprox.report.compare import Groups
+from fedprox.report.compare import Groups, in_words
 from fedprox.report.records import by_label, has, number_of
 from fedprox.report.table import ReportTable, metrics_on_test_rows
 from fedprox.results.run import Run
@@ -28,16 +27,23 @@ if TYPE_CHECKING:
 
 PANELS = ("train_loss", "validation_accuracy", "test_accuracy", "gradient_variance")
 
-LINE_STYLES = ("solid", "dashed", "dotted")
-
 WRAPPED = 56
 """The most characters of a line of a label."""
 
-PER_ROW = 4
+WIDTH, HEIGHT = 7.0, 2.4
+"""Inches of a figure, which are those of a printed page, and of a row of panels."""
+
+PER_ROW = 3
 """The most panels side by side."""
+
+POINTS, TITLE_POINTS = 8, 9
+"""Sizes of text and of titles."""
 
 INCHES = 0.085
 """Width of a character in the legend."""
+
+SHOWN_RANGE = 3
+"""The most height of an axis, in multiples of that of the lower half of the lines."""
 
 LOGARITHMIC_FROM = 20
 """Ratio of greatest to least value above which an axis is logarithmic."""
@@ -45,11 +51,19 @@ LOGARITHMIC_FROM = 20
 FEW_DECADES = 1000
 """That ratio from which a logarithmic axis has labels only at powers of ten, not at 2 and 5."""
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#5c3d00", "#3b2a86", "#7a1f2b", "#222222")
+"""Colours on white paper: four after Okabe and Ito, and four dark ones.
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5508f", "#b07d00", "#2f9fd0", "#5b3f9e", "#555555")
-"""Colours that colour-blind readers can tell apart on white paper (after Okabe and Ito)."""
+Beside the dash, which two of them share, colour-blind readers and grey prints tell them apart.
+"""
 
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = {
+    "solid": "solid",
+    "dash": (0, (5, 2)),
+    "dot": (0, (1, 1.5)),
+    "dashdot": (0, (5, 1.5, 1, 1.5)),
+}
+"""Names of dashes, and Matplotlib's line styles."""
 
 MOST_POINTS = 201
 """Points of a distribution's curve: steps of half a per cent of the clients."""
@@ -160,14 +174,43 @@ class Group(NamedTuple):
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
-    """A style for each label in order of first appearance: all colours first, then dashes.
+    """A style for each label in order of first appearance: a colour of its own and another dash.
 
     >>> looks = styles(["fedavg", "fedprox mu=1", "fedavg"])
     >>> [style["dash"] for style in looks.values()]
-    ['solid', 'solid']
+    ['solid', 'dash']
     """
-    looks = itertools.cycle({"colour": c, "dash": d} for d in DASHES for c in COLOURS)
+    dashes = list(DASHES)
+    looks = (
+        {"colour": colour, "dash": dashes[(place + turn) % len(dashes)]}
+        for turn in itertools.count()
+        for place, colour in enumerate(COLOURS)
+    )
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
+
+
+def highest_shown(lines: Sequence[Line], lowest: float, highest: float) -> float:
+    """The upper end of an axis on which a line that diverges does not flatten the others.
+
+    It is at most `SHOWN_RANGE` times as high as what the lower half of the lines need, along a
+    logarithmic axis if it will be one, and no line is wholly above it.
+
+    >>> steady, diverging = (
+    ...     Line(name, np.arange(2.0), np.array([values]))
+    ...     for name, values in (("a", [2.0, 1.0]), ("b", [2.0, 16.0]))
+    ... )
+    >>> highest_shown([steady, diverging], 1.0, 16.0)
+    4.0
+    """
+    ends = [ends for line in lines if math.isfinite((ends := limits([line]))[0])]
+    if not ends:
+        return highest
+    middle = sorted(most for _, most in ends)[(len(ends) - 1) // 2]
+    if is_logarithmic(lowest, highest):
+        needed = lowest * (middle / lowest) ** SHOWN_RANGE
+    else:
+        needed = lowest + SHOWN_RANGE * (middle - lowest)
+    return min(highest, max(needed, *(least for least, _ in ends)))
 
 
 def chart(
@@ -182,9 +225,10 @@ def chart(
     """A figure of lines, with a line upright at `mark`.
 
     The vertical axis is logarithmic if its numbers span more than a factor of 20. Bands then end at
-    the least of them: such an axis cannot show 0.
+    the least of them: such an axis cannot show 0. A line that diverges may leave the figure above.
     """
     least, most = limits(lines)
+    shown = most if y.percent else highest_shown(lines, least, most)
     log = not y.percent and is_logarithmic(least, most)
     drawn = []
     for line in lines:
@@ -201,6 +245,7 @@ def chart(
             "title": f"{y.axis} (log scale)" if log else y.axis,
             "percent": y.percent,
             "log": log,
+            "most": numbers(np.array([shown]))[0] if shown < most else None,
         },
         "lines": drawn,
         "mark": mark,
@@ -261,46 +306,36 @@ def figure(runs: Sequence[Run]) -> "Figure":
     """
     require(runs, "runs: none given; at least one is needed")
     groups = by_label(runs)
-    styles = ({"color": f"C{i % 10}", "linestyle": LINE_STYLES[i // 10 % 3]} for i in count())
-    looks = dict(zip(groups, styles, strict=False))
     x = axis_of(runs)
     panels = [
         (measure_of(name).title, lines, measure_of(name))
         for name in (*PANELS, *metrics_on_test_rows(runs))
         if (lines := curves(groups, x, name))
     ]
-    names = {line.label for _, lines, _ in panels for line in lines}
-    labels = {n: fill(n, WRAPPED, subsequent_indent="  ") for n in groups if n in names}
-    rows = sum(label.count("\n") + 1 for label in labels.values())
-    width = max(len(panels), 1)
-    size = 4 * width, 3.8 + 0.19 * -(-rows // width) + 0.2
-    drawn = _panels(panels, looks, x, (1, width), size, explained(groups.values()), labels, width)
-    for axis in drawn.axes[: len(panels)]:
-        axis.yaxis.label.set_fontsize(8)
-    return drawn
+    return _panels(panels, styles(groups), x, _columns(len(panels)), explained(groups.values()))
 
 
 def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
-    """A panel for each group, with the mean of each method over seeds and a band."""
+    """A panel for each group, with the mean of each method over seeds and a band.
+
+    Panels of a row have one vertical axis.
+    """
     require_one_of("along", x or "round", COSTS)
     seeds = [runs for methods in groups.values() for runs in methods.values()]
     x = x or axis_of([run for runs in seeds for run in runs])
-    # a row of panels for each level of the first factors, if their number fits
-    last = len({levels[-1:] for levels in groups})
-    width = last if last <= PER_ROW else PER_ROW - 1
-    height = math.ceil(len(groups) / width)
-    inches = max(4.0 * width, 6.0)
     panels = [
-        (", ".join(level for _, level in levels), curves(methods, x, measure), measure_of(measure))
+        (in_words(levels), curves(methods, x, measure), measure_of(measure))
         for levels, methods in groups.items()
     ]
-    names = dict.fromkeys(name for methods in groups.values() for name in methods)
-    looks = {name: {"color": f"C{i % 10}"} for i, name in enumerate(names)}
-    shown = [line.label for _, lines, _ in panels for line in lines]
-    labels = {name: name for name in dict.fromkeys(shown)}
-    columns = max(1, int(inches / (0.6 + INCHES * max(map(len, labels), default=1))))
-    size, caption = (inches, 3.2 * height + 0.6), explained(seeds)
-    return _panels(panels, looks, x, (height, width), size, caption, labels, columns)
+    looks = styles(name for methods in groups.values() for name in methods)
+    # a row of panels for each level of the first factors, if their number fits
+    columns = _columns(len({levels[-1:] for levels in groups}))
+    return _panels(panels, looks, x, columns, explained(seeds), share=True)
+
+
+def _columns(panels: int) -> int:
+    """How many panels of these are side by side."""
+    return 2 if panels == PER_ROW + 1 else max(1, min(panels, PER_ROW))
 
 
 def axis_of(runs: Sequence[Run]) -> str:
@@ -310,49 +345,103 @@ def axis_of(runs: Sequence[Run]) -> str:
 
 def _panels(
     panels: Sequence[tuple[str, Sequence[Line], Measure]],
-    looks: Mapping[str, Mapping[str, Any]],
+    looks: Mapping[str, Style],
     x: str,
-    grid: tuple[int, int],
-    size: tuple[float, float],
-    caption: str,
-    labels: Mapping[str, str],
     columns: int,
+    caption: str,
+    *,
+    share: bool = False,
 ) -> "Figure":
     """Panels of lines with bands over seeds, a caption above them and a legend below them."""
     # here, since matplotlib is slow to import
     from fedprox.report.notebook_figure import NotebookFigure
 
+    rows = max(1, math.ceil(len(panels) / columns))
+    names = {line.label for _, lines, _ in panels for line in lines}
+    labels = {n: fill(n, WRAPPED, subsequent_indent="  ") for n in looks if n in names}
+    longest = max((len(part) for label in labels.values() for part in label.split("\n")), default=1)
+    side_by_side = max(1, int(WIDTH / (0.6 + INCHES * longest)))
+    legend_rows = -(-sum(label.count("\n") + 1 for label in labels.values()) // side_by_side)
+    size = WIDTH, HEIGHT * rows + 0.19 * legend_rows + 0.4
     drawn = NotebookFigure(figsize=size, layout="constrained")
-    axes = drawn.subplots(*grid, squeeze=False).ravel()
+    axes = drawn.subplots(rows, columns, squeeze=False, sharey="row" if share else False)
     handles: dict[str, Any] = {}
-    for axis, (title, lines, y) in zip(axes, panels, strict=False):
+    for place, (axis, (title, lines, y)) in enumerate(zip(axes.flat, panels, strict=False)):
         for line in lines:
-            mean, low, high = band(line.values)
-            look = looks[line.label]
-            (handles[line.label],) = axis.plot(line.x, mean, linewidth=1.5, **look)
-            if len(line.values) > 1:
-                axis.fill_between(line.x, low, high, color=look["color"], alpha=0.2, linewidth=0)
-        axis.set_title(title, fontsize=10, parse_math=False)  # it may hold a user's name
-        axis.set_xlabel("time in seconds" if x == "time" else measure_of(x).axis)
-        axis.set_ylabel(y.axis)
-        axis.grid(alpha=0.3)
-        if lines and not y.percent and is_logarithmic(*limits(lines)):
-            make_logarithmic(axis, *limits(lines))
-    for unused in axes[max(len(panels), 1) :]:
+            middle, *edges = band(line.values)
+            shown = edges if len(line.values) > 1 else []
+            handles[line.label] = draw_line(axis, line.x, middle, shown, looks[line.label])
+        axis.set_title(title, fontsize=TITLE_POINTS, parse_math=False)  # it may hold a user's name
+        dress(axis, "time in seconds" if x == "time" else measure_of(x).axis, y.axis)
+        row = place - place % columns
+        together = [line for _, found, _ in panels[row : row + columns] for line in found]
+        _limit(axis, together if share else lines, y)
+        if share and place % columns:
+            axis.set_ylabel("")
+    for unused in axes.flat[max(len(panels), 1) :]:
         unused.remove()
     if caption:
-        drawn.suptitle(caption, fontsize=9)
+        drawn.suptitle(caption, fontsize=POINTS)
     legend = drawn.legend(
         list(handles.values()),
         [labels[name] for name in handles],
         loc="outside lower center",
-        ncols=columns,
-        fontsize=8,
+        ncols=side_by_side,
+        fontsize=POINTS,
+        handlelength=3,
         frameon=False,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a user's label may contain dollar signs
     return drawn
+
+
+def draw_line(
+    axis: "Axes",
+    x: NDArray[np.float64],
+    middle: NDArray[np.float64],
+    edges: Sequence[NDArray[np.float64]],
+    look: Style,
+) -> Any:
+    """Draw a line, and a band between its two edges if it has some."""
+    colour = look["colour"]
+    (line,) = axis.plot(x, middle, color=colour, linestyle=DASHES[look["dash"]], linewidth=1.5)
+    if edges:
+        axis.fill_between(x, *edges, color=colour, alpha=0.17, linewidth=0)
+    return line
+
+
+def dress(axis: "Axes", x: str, y: str) -> None:
+    """Name the axes, in a size that can be read in print."""
+    axis.set_xlabel(x, fontsize=POINTS)
+    axis.set_ylabel(y, fontsize=POINTS)
+    axis.tick_params(labelsize=POINTS)
+    axis.grid(alpha=0.3)
+
+
+def in_per_cent(axis: "Axes") -> None:
+    """Show the fractions of the vertical axis in per cent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+
+
+def _limit(axis: "Axes", lines: Sequence[Line], y: Measure) -> None:
+    """Scale the vertical axis of some lines, of which one may leave it above."""
+    if y.percent:
+        in_per_cent(axis)
+        return
+    lowest, highest = limits(lines)
+    if math.isnan(lowest):
+        return
+    shown = highest_shown(lines, lowest, highest)
+    if is_logarithmic(lowest, highest):
+        make_logarithmic(axis, lowest, shown)
+        margin = (shown / lowest) ** 0.05
+        axis.set_ylim(top=shown * margin)
+    elif shown < highest:
+        margin = 0.05 * (shown - lowest)
+        axis.set_ylim(lowest - margin, shown + margin)
 
 
 def make_logarithmic(axis: "Axes", lowest: float, highest: float) -> None:
@@ -368,4 +457,4 @@ def make_logarithmic(axis: "Axes", lowest: float, highest: float) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)".strip(), fontsize=8)
+    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)".strip())

@@ -59,6 +59,7 @@ const figures = (() => {
   function span(axis, values, padding) {
     let low = Infinity, high = -Infinity;
     for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
+    if (axis.most && low < axis.most) high = Math.min(high, axis.most);  // a line that diverges leaves above
     if (low > high) return axis.log ? [1, 10] : [0, 1];
     if (axis.log) {
       const by = padding ? Math.max((high / low) ** padding, 1.05) : 1;

@@ -174,7 +174,7 @@ def caption_of(reading: RunReading, seeds: int, against: str | None, comparisons
     if against is None:
         return caption
     test = (
-        ", its 95 % confidence interval, and p by Student's t-test with Holm's correction for "
+        ", its confidence interval, and p by Student's t-test, both with Holm's correction for "
         f"{comparisons} comparisons" * (seeds > 1)
     )
     return f"{caption} Of other methods than {against} the paired difference to it{test}."
