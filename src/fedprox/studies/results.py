@@ -354,8 +354,10 @@ class Study:
             if place in winners:
                 bold.add((i, j))
         caption = caption_of(reading, len(self.outcomes[0].runs), against, len(found))
+        said = f"Columns: {' · '.join(column_factors)}." if column_factors else ""
         names = row_factors, column_factors, row_names, column_names
-        return StudyTable(f"{caption} {self.chosen}".strip(), *names, cells, frozenset(bold))
+        words = " ".join(filter(None, (caption, said, self.chosen)))
+        return StudyTable(words, *names, cells, frozenset(bold))
 
     def figure(self, measure: str | None = None, *, along: str | None = None) -> "Figure":
         """A figure with a panel for each combination of the other levels and a line a method.
