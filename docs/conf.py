@@ -78,13 +78,14 @@ sphinx_gallery_conf = {
     "filename_pattern": "",
     "within_subsection_order": "fedprox_docs.gallery.order",
     "image_scrapers": ("matplotlib", "fedprox_docs.gallery.figures"),
+    "reset_modules": ("matplotlib", "fedprox_docs.gallery.look"),
     "abort_on_example_error": True,
     "capture_repr": (),
     "download_all_examples": False,
     "show_signature": False,
     "write_computation_times": False,  # a page that loads scripts of another host
     "remove_config_comments": True,
-    "thumbnail_size": (400, 280),
+    "thumbnail_size": (600, 420),
 }
 
 # the API reference

@@ -34,7 +34,7 @@ settings = dict(
 model = fp.models.mlp(old, hidden=[64])
 (trained,) = fp.simulate(old, model, fp.fedavg(), **settings)
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for rank in (1, 2, 8, None):
     part = fp.lora(model, trained.params, rank=rank, targets=["*.weight"]) if rank else model
     start = {} if rank else {"initial": trained.params}
@@ -43,4 +43,5 @@ for rank in (1, 2, 8, None):
     ax.plot([r.round for r in run.history], [r.test_accuracy for r in run.history], label=name)
     print(f"{name:<12}{part.size_bytes / 1e3:6.1f} kB a message")
 ax.set(xlabel="round", ylabel="test accuracy")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

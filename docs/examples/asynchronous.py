@@ -32,7 +32,7 @@ model, method = fp.models.logistic(federation), fp.fedprox(mu=0.1)
     **settings,
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for name, run in (("rounds of 10 clients", waits), ("FedBuff, steps of 5 messages", steps)):
     minutes = [record.time / 60 for record in run.history]
     ax.plot(minutes, [record.train_loss for record in run.history], label=name)

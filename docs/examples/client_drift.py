@@ -37,7 +37,7 @@ runs = fp.simulate(
 best = np.linalg.solve(a.sum(axis=0), np.einsum("kij,kj->i", a, b))
 least = np.mean([0.5 * (best - b[k]) @ a[k] @ (best - b[k]) for k in (0, 1)])
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for run in runs:
     ax.plot([record.train_loss - least for record in run.history], label=run.label)
     print(f"{run.label:<16} ends {np.linalg.norm(run.params - best):.4f} from the minimizer")

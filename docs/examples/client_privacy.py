@@ -21,7 +21,7 @@ def rows(count):
     return x, (x @ truth).argmax(axis=1)
 
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for clients, colour in ((100, "C0"), (1000, "C1")):
     federation = fp.Federation.from_arrays(
         [rows(20) for _ in range(clients)], [rows(5) for _ in range(clients)]
@@ -47,4 +47,5 @@ for clients, colour in ((100, "C0"), (1000, "C1")):
     ax.axhline(without.test_accuracy, color=colour, linestyle=":", label="without noise")
     print(f"{clients:>5} clients:", ", ".join(f"epsilon {e:.2g}" for e in epsilons))
 ax.set(xlabel="epsilon", ylabel="test accuracy")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

@@ -24,7 +24,7 @@ federation = fp.Federation.from_arrays(
 )
 model = fp.models.logistic(federation)
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 waiting = [(np.arange(24), None)]
 while waiting:
     clients, start = waiting.pop(0)
@@ -48,4 +48,5 @@ while waiting:
         parts = (clients[found.labels == j] for j in range(found.clusters))
         waiting.extend((part, run.params) for part in parts)
 ax.set(xlabel="client", ylabel="accuracy on own test rows", ylim=(0, 1.05))
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

@@ -18,7 +18,7 @@ codecs = {
     "signs, rotated": fp.Compression("sign", rotate=True),
 }
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for name, compression in codecs.items():
     (run,) = fp.simulate(
         federation,

@@ -19,7 +19,7 @@ rules = {
     "deadline, partial work kept": fp.Systems(deadline=30.0),
 }
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for name, systems in rules.items():
     (run,) = fp.simulate(
         federation,
@@ -37,4 +37,5 @@ for name, systems in rules.items():
     ax.plot(minutes, [record.test_accuracy for record in run.history], label=name)
     print(f"{name:<28}{minutes[-1]:6.0f} minutes for 60 rounds")
 ax.set(xlabel="minutes", ylabel="test accuracy", xlim=(0, 60))
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

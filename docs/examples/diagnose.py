@@ -25,7 +25,7 @@ for what, value, _ in diagnosis.facts():
     print(f"{what:<40}{value}")
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+fig, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8))
 left.bar(range(len(diagnosis.sizes)), np.sort(diagnosis.sizes)[::-1])
 left.set(xlabel="client", ylabel="training rows")
 right.plot(diagnosis.rounds, diagnosis.dissimilarity.mean(axis=0))

@@ -24,7 +24,7 @@ runs = fp.simulate(
     progress=False,
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for run in runs:
     losses = fp.evaluate(model, run.params, federation).by_client["train_loss"]
     ax.plot(np.sort(losses)[::-1], "o-", label=run.label)

@@ -26,7 +26,7 @@ runs = fp.simulate(
     progress=False,
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for seed in range(3):
     losses = [run.final.validation_loss for run in runs if run.seed == seed]
     ax.plot(range(len(values)), losses, "o-", label=f"seed {seed}")

@@ -28,7 +28,7 @@ for stage in fp.rounds(
         break
 
 rounds = [record.round for record in stage.run.history]
-fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(6, 5))
+fig, (top, bottom) = plt.subplots(2, 1, sharex=True)
 top.semilogy(rounds, [record.train_loss for record in stage.run.history])
 bottom.step(rounds, [record.learning_rate for record in stage.run.history])
 top.set(ylabel="training loss")

@@ -42,8 +42,9 @@ runs = fp.simulate(
     progress=False,
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for run in runs:
     ax.plot([r.round for r in run.history], [r.test_accuracy for r in run.history], label=run.label)
 ax.set(xlabel="round", ylabel="test accuracy")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

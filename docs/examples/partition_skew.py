@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 centres, labels = rng.normal(size=(10, 20)), rng.integers(0, 10, 4000)
 features = centres[labels] + 1.5 * rng.normal(size=(4000, 20))
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for concentration in (100.0, 0.1, 0.01):
     parts = partition.dirichlet_by_client(labels, clients=20, concentration=concentration, seed=0)
     train = [(features[part[::2]], labels[part[::2]]) for part in parts]
@@ -36,4 +36,5 @@ for concentration in (100.0, 0.1, 0.01):
     ax.plot(accuracy, label=f"concentration {concentration:g}")
     print(f"{concentration:>6g}: {accuracy[-1]:.1%} after {run.final.round} rounds")
 ax.set(xlabel="round", ylabel="test accuracy")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

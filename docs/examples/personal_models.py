@@ -24,10 +24,11 @@ runs = fp.simulate(
 fedavg, ditto = runs
 rounds = [record.round for record in fedavg.history]
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 ax.plot(rounds, [record.test_accuracy for record in fedavg.history], label="one model for all")
 ax.plot(rounds, [record.personal_accuracy for record in fedavg.history], label="fine-tuned")
 ax.plot(rounds, [record.personal_accuracy for record in ditto.history], label="Ditto")
 ax.set(xlabel="round", ylabel="accuracy on own test rows")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()
 print(fp.table(runs))

@@ -29,4 +29,4 @@ print(rises.unstack().round(3))
 
 # %%
 loss = frame.pivot_table("train_loss", "round", "label")
-axes = loss.plot(figsize=(6, 4), ylabel="training loss")
+axes = loss.plot(ylabel="training loss")

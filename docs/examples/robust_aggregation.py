@@ -20,7 +20,7 @@ federation = fp.Federation.from_arrays(
     [(x[:80], y[:80]) for x, y in clients], [(x[80:], y[80:]) for x, y in clients]
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for rule in ("mean", "median", "trimmed-mean", "geometric-median"):
     (run,) = fp.simulate(
         federation,
@@ -38,4 +38,5 @@ for rule in ("mean", "median", "trimmed-mean", "geometric-median"):
     ax.plot(rounds, [record.test_accuracy for record in run.history], label=rule)
     print(f"{rule:<18}{run.final.test_accuracy:.1%}")
 ax.set(xlabel="round", ylabel="test accuracy")
+ax.yaxis.set_major_formatter("{x:.0%}")
 ax.legend()

@@ -30,7 +30,7 @@ runs = fp.simulate(
     progress=False,
 )
 
-fig, ax = plt.subplots(figsize=(6, 4))
+fig, ax = plt.subplots()
 for name, run in zip(methods, runs):
     ax.plot([r.round for r in run.history], [r.train_loss for r in run.history], label=name)
 ax.set(xlabel="round", ylabel="training loss", yscale="log")

@@ -48,6 +48,11 @@ def broken(page: Path) -> list[str]:
 GENERATED = {
     *("experiment-keys.md", "node-file.md", "command.md"),
     *(f"gallery/{name}.rst" for name in ("index", *ORDER)),
+    *(
+        f"gallery/images/{name}.png"
+        for each in ORDER
+        for name in (f"sphx_glr_{each}_001", f"panel_{each}")
+    ),
 }
 """Pages that are made at build time, or their headings, which then checks them."""
 

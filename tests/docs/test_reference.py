@@ -20,7 +20,7 @@ from fedprox.experiment import keys as all_keys
 from fedprox.experiment.schema import table_of
 from fedprox.losses import LOSSES
 from fedprox.parts.compatible import ROWS
-from fedprox_docs import commands, compatible, keys, methods, offline, outputs
+from fedprox_docs import commands, compatible, keys, methods, offline, outputs, search
 from fedprox_docs.keys import to_markdown
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
@@ -149,7 +149,9 @@ def test_every_command_is_on_the_page_as_its_help_prints_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [commands, compatible, keys, offline, outputs], ids=lambda module: module.__name__
+    "module",
+    [commands, compatible, keys, offline, outputs, search],
+    ids=lambda module: module.__name__,
 )
 def test_examples_of_the_extension(module: ModuleType) -> None:
     found = doctest.testmod(module)
@@ -189,3 +191,10 @@ def test_outputs_that_name_the_builders_folders_or_hold_warnings_are_found() -> 
         "/tmp/tmp1/run",
     ]
     assert not list(outputs.unfit("<div class='cell_output'><pre>0.5 of a/b</pre></div>"))
+
+
+def test_pages_that_a_search_shows_first_are_there() -> None:
+    assert all((API.parents[1] / f"{page}.md").is_file() for page in search.SOUGHT)
+    words = [each for page in search.SOUGHT.values() for each in page]
+    assert len(words) == len(set(words)) >= 30
+    assert all(each == each.lower() for each in words)

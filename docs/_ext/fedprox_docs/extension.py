@@ -2,11 +2,11 @@
 
 from sphinx.application import Sphinx
 
-from fedprox_docs import generated, mathml, names, notebooks, offline, outputs
+from fedprox_docs import gallery, generated, mathml, names, notebooks, offline, outputs, search
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the parts."""
-    for part in (generated, mathml, names, notebooks, offline, outputs):
+    for part in (gallery, generated, mathml, names, notebooks, offline, outputs, search):
         part.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,14 @@
-"""The gallery: the order of its examples, and figures that pyplot does not know."""
+"""The gallery: the order of its examples, how lines look, and figures that pyplot does not know."""
 
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedprox.report.figure import DASHES, styles
 from fedprox.report.notebook_figure import NotebookFigure
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 ORDER = (
     "stragglers",
@@ -34,8 +39,27 @@ def order(name: str) -> int:
     return ORDER.index(Path(name).stem)
 
 
+def look(gallery_conf: dict[str, Any], example: str) -> None:
+    """Give an example's figure the size of a card, and the colours of the library's own figures."""
+    import matplotlib as mpl
+    from cycler import cycler
+
+    del gallery_conf, example
+    looks = styles(map(str, range(8))).values()
+    mpl.rcParams |= {
+        "axes.prop_cycle": cycler(
+            color=[each["colour"] for each in looks],
+            linestyle=[DASHES[each["dash"]] for each in looks],
+        ),
+        "figure.figsize": (4.4, 3.1),
+        "figure.constrained_layout.use": True,
+        "font.size": 9,
+        "savefig.dpi": 160,
+    }
+
+
 def figures(block: object, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
-    """Save the figures of the library, which pyplot does not know."""
+    """Save the figures of the library, which pyplot does not know, and a panel for a thumbnail."""
     from sphinx_gallery.scrapers import figure_rst  # here, since tests read the order without it
 
     del block
@@ -45,5 +69,33 @@ def figures(block: object, block_vars: dict[str, Any], gallery_conf: dict[str, A
         if isinstance(value, NotebookFigure):
             del names[name]  # names live from block to block
             saved.append(next(block_vars["image_path_iterator"]))
-            value.savefig(saved[-1], dpi=100)
+            value.savefig(saved[-1], dpi=150)
+            _save_panel(value, _panel_of(Path(saved[-1]).parent, block_vars["src_file"]))
     return figure_rst(saved, gallery_conf["src_dir"])
+
+
+def _panel_of(images: Path, example: str) -> Path:
+    """The picture of one panel of an example."""
+    return images / f"panel_{Path(example).stem}.png"
+
+
+def _save_panel(figure: NotebookFigure, path: Path) -> None:
+    """Save the panel of the test accuracy, or the first, without the names of lines."""
+    panel = next((each for each in figure.axes if "accuracy" in each.get_title()), figure.axes[0])
+    for legend in figure.legends:
+        legend.set_visible(False)
+    box = panel.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+    figure.savefig(path, dpi=200, bbox_inches=box.padded(0.05))
+
+
+def _thumbnails(app: "Sphinx") -> None:
+    """A thumbnail shows one panel, which can be seen in its size."""
+    images = Path(app.srcdir) / app.config.sphinx_gallery_conf["gallery_dirs"] / "images"
+    for name in ORDER:
+        if (panel := _panel_of(images, name)).exists():
+            shutil.copyfile(panel, images / "thumb" / f"sphx_glr_{name}_thumb.png")
+
+
+def setup(app: "Sphinx") -> None:
+    """Change thumbnails once the gallery, which registers first, has made its own."""
+    app.connect("builder-inited", _thumbnails, priority=900)
