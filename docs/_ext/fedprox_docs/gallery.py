@@ -80,12 +80,20 @@ def _panel_of(images: Path, example: str) -> Path:
 
 
 def _save_panel(figure: NotebookFigure, path: Path) -> None:
-    """Save the panel of the test accuracy, or the first, without the names of lines."""
+    """Save the panel of the test accuracy, or the first, alone in a card."""
+    from matplotlib.gridspec import GridSpec
+
     panel = next((each for each in figure.axes if "accuracy" in each.get_title()), figure.axes[0])
-    for legend in figure.legends:
-        legend.set_visible(False)
-    box = panel.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
-    figure.savefig(path, dpi=200, bbox_inches=box.padded(0.05))
+    for other in figure.axes:
+        if other is not panel:
+            other.remove()
+    (names,) = figure.legends
+    panel.legend(names.legend_handles, [text.get_text() for text in names.get_texts()], fontsize=8)
+    names.remove()
+    figure.suptitle("")
+    figure.set_size_inches(4.4, 3.1)
+    panel.set_subplotspec(GridSpec(1, 1, figure=figure)[0])
+    figure.savefig(path, dpi=160)
 
 
 def _thumbnails(app: "Sphinx") -> None:
