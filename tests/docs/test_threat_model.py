@@ -1,4 +1,4 @@
-"""The threat model names a test for each claim, and these tests exist."""
+"""The threat model and its page on requests name a test for each claim, and these tests exist."""
 
 import re
 from pathlib import Path
@@ -7,19 +7,21 @@ from fedprox.deployment.wire import NodeWork, Request, Setup
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/concepts/threat-model.md"
+REQUESTS = ROOT / "docs/development/requests.md"
 NAMED = re.compile(r"`((?:\w+/)+test_\w+\.py)::(test_\w+)`")
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = NAMED.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(named) > 20
-    for path, function in named:
-        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
-        assert f"\ndef {function}(" in text, f"{path}::{function}"
+def test_every_test_that_the_pages_name_exists() -> None:
+    for page in (PAGE, REQUESTS):
+        named = NAMED.findall(page.read_text(encoding="utf-8"))
+        assert len(named) > 20
+        for path, function in named:
+            text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+            assert f"\ndef {function}(" in text, f"{path}::{function}"
 
 
 def test_every_claim_of_a_table_names_a_test() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in (PAGE, REQUESTS))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     tables = [i for i, line in enumerate(rows) if line.endswith("| Test |")]
     assert len(tables) == 5
@@ -32,9 +34,8 @@ def test_every_claim_of_a_table_names_a_test() -> None:
 
 def test_every_field_of_a_request_has_a_line() -> None:
     """Whoever adds a field says what two answers that differ in it alone show."""
-    text = PAGE.read_text(encoding="utf-8")
-    table = text.partition("### What a request can ask")[2].partition("\n\n**")[0]
-    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    lines = REQUESTS.read_text(encoding="utf-8").splitlines()
+    first = [line.split("|")[1] for line in lines if line.startswith("| `")]
     listed = [name for cell in first for name in re.findall(r"`([\w.]+)`", cell)]
     fields = set(Request.model_fields) - {"setup", "work"}
     fields |= {f"setup.{name}" for name in Setup.model_fields}

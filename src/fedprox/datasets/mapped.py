@@ -60,7 +60,15 @@ def mapped(
     """A folder of .npy files that are memory-mapped, so that it may be larger than memory.
 
     Only the files' headers and `offsets.npy` are read, so features are not checked for values that
-    are not finite. `fedprox.datasets.write_mapped` writes such a folder.
+    are not finite. `fedprox.datasets.write_mapped` writes such a folder:
+
+    * `x.npy`, `y.npy`: training features and labels of all clients, one client after another. Of
+      several inputs each has a file, such as `x.image.npy` or `x.views.0.npy`.
+    * `offsets.npy`: where each client's rows begin, and where the last one's end.
+    * `test_x.npy`, `test_y.npy`, `test_offsets.npy`: the same for test rows; optional.
+    * `validation_x.npy`, `validation_y.npy`, `validation_offsets.npy`: likewise. Without the last,
+      validation rows belong to no client.
+    * `names.npy`: the clients' names; optional.
 
     Args:
         path: The folder, relative to the current folder or the data folder.
