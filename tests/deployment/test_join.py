@@ -102,12 +102,15 @@ PLAIN = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 3))], names=["b"
         (data("b", "a"), "its client 'a' is on node 'm' too; names of clients must differ"),
         (
             data("b", features=4),
-            "features: it has float32[4], and node 'm' float32[3]; all nodes need d",
+            "features: it has float32[4], and node 'm' has float32[3]; all nodes ne",
         ),
-        (data("b", validated=True), "its clients have validation rows, those of node 'm' have non"),
-        (TARGETS, "label type: it has float32, and node 'm' int32; all nodes need data of one kin"),
-        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, those of node 'm' ar"),
-        (AUGMENTED, "augmented: it has True, and node 'm' False; all nodes need data of one kind"),
+        (
+            data("b", validated=True),
+            "its clients have validation rows, and those of node 'm' have ",
+        ),
+        (TARGETS, "label type: it has float32, and node 'm' has int32; all nodes need data of one"),
+        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, and those of node 'm"),
+        (AUGMENTED, "augmented: it has True, and node 'm' has False; all nodes need data of one k"),
     ],
 )
 def test_a_node_that_does_not_fit_those_before_it_is_left_out(

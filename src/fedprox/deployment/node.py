@@ -162,6 +162,7 @@ class Node:
         self._methods: dict[str, NodeMethod] = {}
         self._data: tuple[Columns | None, Federation, DeviceData] | None = None
         self._model: tuple[str, Model] | None = None
+        self._left_out = ""
 
     @cached_property
     def kind(self) -> DataKind:
@@ -251,6 +252,7 @@ class Node:
             data = self.federation, self.reports
             described = description_of(self.name, __version__, *data, sampled=sampled)
             own = None if self.own is None else self.own.declared
+            self._hear(request.left_out)
             return {"description": described.model_copy(update={"own": own})}, {}
         setup = required(request.setup, f"{request.kind}: the setup is missing")
         self.policy.check(setup)
@@ -309,6 +311,13 @@ class Node:
     def _model_in(self, request: Request, method: NodeMethod) -> Params:
         """The model that a request has, at each sweep point."""
         return filled(at_points(method.model.shapes, method.points), self._arrays_of(request))
+
+    def _hear(self, left_out: str) -> None:
+        """Log once why the operator's run goes on without the node."""
+        if left_out not in ("", self._left_out):
+            line = printable(left_out)
+            logging.getLogger(__name__).warning("the operator leaves this node out: %s", line)
+        self._left_out = left_out
 
     @property
     def _sums(self) -> Sums:

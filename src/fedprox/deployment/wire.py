@@ -30,7 +30,7 @@ from pydantic import (
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.columns import Columns
 from fedprox.deployment.network import Parcel
-from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
+from fedprox.errors import LARGEST, LONGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.schema import Table
 from fedprox.features import Features, named_leaves, tree_from
 from fedprox.parts.privacy import AdaptiveClip, Privacy
@@ -45,7 +45,7 @@ from fedprox.parts.privacy.accounting import (
 from fedprox.parts.privacy.measures import Noised, NoisedMeasures, gaussian
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 13
+VERSION = 14
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -551,6 +551,8 @@ class Request(Head):
         seconds: Seconds that the node may work on it, for "train" and "gradients" with a deadline.
         arrays: Digests of the arrays that the request needs, in order.
         secret: Its part of a secure sum; None for requests without one.
+        left_out: Why the run goes on without the node unless it is mended, for "describe"; empty if
+            it does not.
     """
 
     version: int
@@ -565,6 +567,7 @@ class Request(Head):
     seconds: Finite | None = None
     arrays: list[str] = []
     secret: Secret | None = None
+    left_out: Annotated[str, Field(max_length=2 * LONGEST)] = ""
 
 
 STAGES: Mapping[RequestKind, tuple[str, ...]] = {
@@ -583,7 +586,7 @@ _WORK = _SUMMED | {"participation", "work", "seconds"}
 _STAGE = frozenset({"setup", "secret"})
 
 READS: Mapping[RequestKind, frozenset[str]] = {
-    "describe": frozenset(),
+    "describe": frozenset({"left_out"}),
     "prepare": frozenset({"setup", "planned"}),
     "moments": _SUMMED,
     "gradients": _WORK,
