@@ -22,7 +22,7 @@ from fedprox.columns import Columns
 from fedprox.deployment.combine import declared_by, evaluation_shapes
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
-from fedprox.deployment.joining import Joined, stand_in
+from fedprox.deployment.joining import Joined, require_same_keys, silence_in_words, stand_in
 from fedprox.deployment.node_method import on_nodes, parameters_in_words
 from fedprox.deployment.noised import declared_with_noise
 from fedprox.deployment.payload import Possible, at_points, coded_of, sent_state_of
@@ -220,6 +220,8 @@ def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securin
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
     secure = _securing(experiment, resolved, [each.name for each in joined.descriptions])
+    if secure is not None:
+        require_same_keys(joined.descriptions)
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved.settings["faults"] = FINITE
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
@@ -350,6 +352,10 @@ class Coordinator:
         require_single("a deployment")
         self.conversation, self.joined, self.ledger = conversation, joined, ledger
         self.resolved, self.secure = _resolved(experiment, joined)
+        privacy, enough = self.resolved.privacy, 1 if self.secure is None else self.secure.threshold
+        exact = privacy is None or privacy.measures is None
+        if exact and (line := silence_in_words(joined.descriptions, enough)):
+            logging.getLogger(__name__).warning("%s", line)
         settings = self.resolved.settings | {"client_store": "auto"}
         protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
         self.methods = checked_methods(protocol, self.resolved.methods)

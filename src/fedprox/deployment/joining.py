@@ -140,6 +140,39 @@ def _named(nodes: Sequence[str]) -> str:
     return f"{', '.join(nodes[:NAMED])}{', ...' * (len(nodes) > NAMED)}"
 
 
+def silence_in_words(descriptions: Sequence[Description], enough: int) -> str:
+    """That no losses are known, since fewer nodes than are enough report them; empty if they are.
+
+    It names the nodes that do not report them, and why.
+    """
+    silent: dict[str, list[str]] = {}
+    for each in descriptions:
+        if "loss" not in each.reports:
+            silent.setdefault(foreign(each.silent) or "no reason given", []).append(each.name)
+    count = len(descriptions) - sum(map(len, silent.values()))
+    if count >= enough:
+        return ""
+    who = "no node reports" if not count else f"{count} of {len(descriptions)} nodes report"
+    needed = f", and a secure sum needs those of {enough}" * (enough > 1)
+    why = "; ".join(f"{_named(names)}: {why}" for why, names in silent.items())
+    return f"{who} losses{needed}: a run that diverges cannot be told from one that learns ({why})"
+
+
+def require_same_keys(descriptions: Sequence[Description]) -> None:
+    """Raise `InputError` if a node knows another by a key that it has not, for secure sums."""
+    own = {each.name: each.keys.get(each.name) for each in descriptions}
+    for name, key in own.items():
+        others = [
+            repr(each.name) for each in descriptions if key and each.keys.get(name, key) != key
+        ]
+        require(
+            not others,
+            f"deployment.secure: node {name!r} has another key than the file of it among "
+            f"policy.secure.peers on {', '.join(others)}; put its new .pub there, and start "
+            f"{'that node' if len(others) == 1 else 'these nodes'} again",
+        )
+
+
 def labels_in_words(federation: Federation) -> str:
     """Which labels a node's training rows have, and how many; for the node's own log alone.
 
@@ -454,10 +487,6 @@ def join(
         time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
     ordered = sorted(described, key=lambda node: described[node].name)
     joined = Joined(tuple(ordered), tuple(described[node] for node in ordered))
-    if "loss" not in joined.reports:
-        log.warning(
-            "no node reports losses: a run that diverges cannot be told from one that learns"
-        )
     for warning in (class_warning, unit_warning):
         if line := warning(joined.descriptions):
             log.warning("%s", line)

@@ -251,9 +251,13 @@ class Node:
             sampled = self.policy.measured_rows is not None
             data = self.federation, self.reports
             described = description_of(self.name, __version__, *data, sampled=sampled)
-            own = None if self.own is None else self.own.declared
+            more = {
+                "own": None if self.own is None else self.own.declared,
+                "silent": self.policy.silent_on_losses(len(self.federation)),
+                "keys": {} if self.sums is None else self.sums.identity.digests,
+            }
             self._hear(request.left_out)
-            return {"description": described.model_copy(update={"own": own})}, {}
+            return {"description": described.model_copy(update=more)}, {}
         setup = required(request.setup, f"{request.kind}: the setup is missing")
         self.policy.check(setup)
         if setup.secure is not None:

@@ -271,6 +271,9 @@ class Description(Head):
         kind: What its clients' data have in common.
         central_validation: Number of validation rows that belong to no client.
         reports: The measures that the node reports.
+        silent: Why it reports no losses, in a few words; empty if it does.
+        keys: For secure sums, digests of the public keys that it knows by the nodes' names, with
+            its own.
         own: The noise that the node adds itself; None if it adds none.
     """
 
@@ -280,6 +283,8 @@ class Description(Head):
     clients: Clients
     central_validation: NotNegative
     reports: list[str]
+    silent: Annotated[str, Field(max_length=200)] = ""
+    keys: Annotated[dict[Name, Hex32], Field(max_length=1000)] = {}
     own: SiteNoise | None = None
 
 

@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from fedprox.deployment.audit import checked_lines
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.crypto import Words
@@ -24,7 +26,7 @@ from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import OwnPrivacy, Policy, PrivacyPolicy
 from fedprox.deployment.secure_sum import SecureSum
 from fedprox.deployment.sum_keys import require_enough
 from fedprox.deployment.wire import (
@@ -652,6 +654,42 @@ def test_a_node_that_is_not_known_is_not_summed_with(sites: list[Site]) -> None:
     sums.identity = sums.identity._replace(peers=peers)
     line = refusal(lambda: deployed(ONE_ROUND, answers(sites)))
     assert line.endswith("node 'node-0': it refuses: nodes node-3: not in policy.secure.peers")
+
+
+def test_a_renewed_key_that_others_do_not_have_ends_the_run_before_its_first_round(
+    sites: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after `fedprox certificates --renew node-1`, of which only one other node was told."""
+    sums, told = sites[1].node.sums, sites[4].node.sums
+    assert sums is not None
+    assert told is not None
+    key = ec.generate_private_key(ec.SECP256R1())
+    sums.identity = sums.identity._replace(key=key)
+    peers = {**told.identity.peers, "node-1": key.public_key()}
+    told.identity = told.identity._replace(peers=peers)
+    line = refusal(lambda: deployed(ONE_ROUND, answers(sites)))
+    assert line == (
+        "deployment.secure: node 'node-1' has another key than the file of it among "
+        "policy.secure.peers on 'node-0', 'node-2', 'node-3'; put its new .pub there, and start "
+        "these nodes again"
+    )
+    assert not operator_lines(caplog)
+
+
+def test_who_withholds_losses_from_a_secure_sum_is_told_with_the_reason(
+    sites: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    for site in sites[:3]:
+        bound = PrivacyPolicy(own=OwnPrivacy(epsilon=5.0, delta=1e-5, clip=1.0))
+        site.node.policy = site.node.policy.model_copy(update={"privacy": bound})
+    sites[3].node.policy = sites[3].node.policy.model_copy(update={"report": ["accuracy"]})
+    (run,) = deployed(ONE_ROUND, answers(sites))
+    assert not run.final.measured
+    assert caplog.messages[0] == (
+        "1 of 5 nodes report losses, and a secure sum needs those of 3: a run that diverges cannot "
+        "be told from one that learns (node-0, node-1, node-2: [policy.privacy] without "
+        'exact_measures; node-3: policy.report has no "loss")'
+    )
 
 
 def test_a_node_with_secure_sums_reports_no_gradients(sites: list[Site]) -> None:
