@@ -195,6 +195,8 @@ def asked_by_file(settings: Any, table: Table, number: int, seed: int) -> Table:
     Those about privacy and secure sums are left out. `settings` has the objects of the sections as
     attributes, and `table` is the experiment with every default.
     """
+    # stragglers are not among them: the coordinator draws who takes fewer steps, each request has
+    # them, and a node takes at most its solver's
     compression, population = settings.compression, settings.population
     return {
         "seed": seed,

@@ -197,8 +197,9 @@ class _Asking:
             failed |= secret.problems
         for index, each in sorted(failed.items()):
             raise InputError(
-                f"node {server.name(index)!r}: {each.why}; the rows of all nodes together "
-                "standardize the data"
+                f"node {server.name(index)!r}: {each.why}; the run needs mean and deviation of the "
+                "columns of each node: let it answer, or give the same numbers in the files of all "
+                "nodes, as standardize in [data]"
             )
         return [answers[i] for i in nodes]
 
