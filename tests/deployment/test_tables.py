@@ -215,7 +215,8 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
     assert str(raised.value) == (
         "node 'node-0': it refuses: column 'dose': 8 training rows have a value; "
         "policy.fewest_rows = 10; the run needs mean and deviation of the columns of each node: "
-        "let it answer, or give the same numbers in the files of all nodes, as standardize in [data]"
+        "let it answer, or give the same numbers in the files of all nodes, as standardize in "
+        "[data]"
     )
 
 
@@ -223,8 +224,13 @@ def test_private_runs_need_given_numbers(tmp_path: Path) -> None:
     private = ALL | {"privacy": {"noise_multiplier": 1.0, "clip": 1.0, "delta": 0.01}}
     private["cohort"] = {"clients_per_round": 3, "sampling": "bernoulli"}
     nodes = [node.answer for node in sites(tmp_path)]
-    with pytest.raises(InputError, match=r"federation.columns.standardize.*no noise"):
+    with pytest.raises(InputError) as raised:
         deployed(private, nodes)
+    assert str(raised.value) == (
+        'federation.columns.standardize = "federation" does not go with privacy, since mean and '
+        "deviation of all rows have no noise; give the numbers as standardize, in a deployment in "
+        "[data] of the file of each node"
+    )
 
 
 def test_nodes_whose_tables_differ_are_left_out_with_a_line_for_each(

@@ -103,6 +103,29 @@ def test_the_page(file: Path, capsys: Any) -> None:
         assert word in text
 
 
+def test_the_file_of_a_deployment_is_for_clients_of_given_rows(file: Path, capsys: Any) -> None:
+    """As if their rows were here; by a small model, whatever that of the file is."""
+    changes = settings(
+        "privacy.unit=example", "cohort.sampling=uniform", "method=[{name='fedavg'}]"
+    )
+    federation = resolve(read_experiment(file)).federation
+    here = printed(capsys, file, *changes)
+    deployed = FILE.replace('[data]\nname = "synthetic"\nclients = 60\n', '[model]\nname = "cnn"\n')
+    file.write_text(deployed)
+    sizes = ",".join(map(str, federation.train.sizes.tolist()))
+    assert printed(capsys, file, *changes, "--rows", sizes) == here
+    for given, line in (
+        ([], "no section [data], as of a deployment; give the training rows of each client, such"),
+        (
+            ["--rows", "256,0"],
+            "--rows 256,0; they must be whole numbers from 1 to 10,000,000, such",
+        ),
+        (["--rows", "5", "--set", "data.name=synthetic"], "has a section [data]; leave --rows out"),
+    ):
+        assert status("privacy", file, *given) == 2
+        assert line in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("count", mostly_slow([6, 60], 60))
 def test_an_epsilon_gives_the_noise(count: int, file: Path, capsys: Any) -> None:
     text = file.read_text().replace("noise_multiplier = 4.0", 'epsilon = 0.5\naccountant = "rdp"')
