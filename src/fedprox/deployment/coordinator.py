@@ -81,6 +81,9 @@ class Ledger:
         repeated: Rounds, first and end, that were released, and after an interruption once more,
             each time.
         measured: Evaluations with noise that have been asked for.
+        given_up: Rounds of secure sums that were counted and given up before a node was asked for
+            what its rows give, each time.
+        unmeasured: Evaluations with noise likewise, each by the round before it.
         clients: The training rows of each client, by node and client, in their order.
         mean: What is subtracted from each numeric column of a table, if the rows of all nodes
             standardize it; empty if they do not.
@@ -95,6 +98,8 @@ class Ledger:
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     measured: int = 0
+    given_up: list[int] = field(default_factory=list)
+    unmeasured: list[int] = field(default_factory=list)
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
@@ -113,6 +118,16 @@ class Ledger:
         self.measured += 1
         self.write()
 
+    def give_up(self, round_: int) -> None:
+        """Note that a round that was counted has released nothing, on disk."""
+        self.given_up.append(round_)
+        self.write()
+
+    def leave_unmeasured(self, round_: int) -> None:
+        """Note the same of an evaluation after some rounds."""
+        self.unmeasured.append(round_)
+        self.write()
+
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
@@ -120,8 +135,8 @@ class Ledger:
 
     def content(self) -> bytes:
         """The content of the file."""
-        without = {"folder"} if self.measured else {"folder", "measured"}
-        return LEDGER.dump_json(self, exclude=without)
+        without = {key for key in ("measured", "given_up", "unmeasured") if not getattr(self, key)}
+        return LEDGER.dump_json(self, exclude={"folder", *without})
 
 
 LEDGER = TypeAdapter(Ledger)

@@ -20,7 +20,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedprox.deployment.audit import checked_lines
-from fedprox.deployment.coordinator import Coordinator
+from fedprox.deployment.coordinator import Coordinator, Ledger, read_ledger
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
@@ -41,13 +41,21 @@ from fedprox.deployment.wire import (
     unpack_request,
 )
 from fedprox.errors import InputError
+from fedprox.loop.checkpoint import Checkpoints
 from fedprox.parts.part import mean_of
-from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together
+from fedprox.parts.privacy.accounting import (
+    Mechanism,
+    epsilon_beside,
+    epsilon_of,
+    epsilon_together,
+)
+from fedprox.parts.privacy.measures import gaussian
 from fedprox.results.run import Run
 from tests.deployment.federations import (
     FEDPROX,
     STATEFUL,
     WITH_STATE,
+    Killed,
     Site,
     apart,
     deployed,
@@ -905,6 +913,78 @@ def test_a_private_round_without_a_sum_changes_nothing(sites: list[Site]) -> Non
     (run,) = deployed(HIDDEN | {"deployment": SHARED}, nodes)
     assert not run.params["dense"]["bias"].any()
     assert run.final.epsilon is not None
+
+
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+def test_a_round_that_no_node_was_asked_to_train_costs_no_epsilon(
+    unit: str, sites: list[Site], tmp_path: Path
+) -> None:
+    """Keys are not agreed on in the first round, nor for what is measured before and after it."""
+    sites, asked = trusting(sites), 0
+    privacy = PRIVATE | {"unit": unit, "measures": {"loss_bound": 4.0, "noise_multiplier": 5.0}}
+    secured = {"threshold": 3} | ({"honest": 3} if unit == "client" else {"bound": 9.0})
+    table = HIDDEN | {"rounds": 2, "privacy": privacy, "deployment": {"secure": secured}}
+
+    def without_keys(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            nonlocal asked
+            asked += json.loads(parcel.head)["kind"] == "advertise"
+            return site.answer(parcel) if asked > 3 * NODES else gone(site, "advertise")(parcel)
+
+        return answer
+
+    ledger = Ledger(tmp_path / "run")
+    ledger.folder.mkdir()
+    (run,) = deployed(table, [without_keys(site) for site in sites], ledger=ledger)
+    spent = [record.epsilon for record in run.history]
+    assert spent[:2] == [0, 0]
+    assert spent[2] > 0
+    again = read_ledger(ledger.folder)
+    assert (again.released, again.given_up, again.unmeasured) == (2, [0], [0, 1])
+    if unit == "client":
+        everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+        assert spent[2] == pytest.approx(epsilon_beside(everybody, 1, (gaussian(5.0, 1e-3), 1)))
+        return
+    costs = [
+        epsilon_together(tuple(taken), 1e-3)
+        for site in sites
+        for taken in site.node.spent.steps.values()
+    ]
+    assert spent[2] == pytest.approx(max(costs))
+
+
+def test_a_resumed_run_counts_no_round_that_was_given_up_before(
+    sites: list[Site], tmp_path: Path
+) -> None:
+    """The first of three rounds has no keys, and the last one is killed and repeated."""
+    sites, trained, advertised = trusting(sites), 0, 0
+    off = {"every": 3, "gradients": False}
+    table = HIDDEN | {"rounds": 3, "deployment": SHARED, "evaluation": off}
+
+    def failing(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            nonlocal trained, advertised
+            kind = json.loads(parcel.head)["kind"]
+            trained, advertised = trained + (kind == "train"), advertised + (kind == "advertise")
+            if kind == "advertise" and advertised <= 2 * NODES:  # the first evaluation's too
+                return gone(site, "advertise")(parcel)
+            if trained > NODES:
+                raise Killed
+            return site.answer(parcel)
+
+        return answer
+
+    (tmp_path / "run").mkdir()
+    ledger = Ledger(tmp_path / "run")
+    kept = functools.partial(Checkpoints, tmp_path / "checkpoint", 1)
+    with pytest.raises(Killed):
+        deployed(table, [failing(each) for each in sites], kept(resume=False), ledger=ledger)
+    ledger = read_ledger(tmp_path / "run")
+    assert (ledger.released, ledger.given_up) == (3, [0])
+    (run,) = deployed(table, answers(sites), kept(resume=True), ledger=ledger)
+    assert ledger.repeated == [(2, 3)]
+    everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+    assert run.final.epsilon == pytest.approx(epsilon_of(everybody, 3))
 
 
 @pytest.mark.parametrize(
