@@ -193,7 +193,7 @@ def test_a_run_that_goes_on_has_the_numbers_that_it_began_with(tmp_path: Path) -
         (Policy(fewest_clients=3), "moments: 2 clients; policy.fewest_clients = 3"),
         (
             Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5)),
-            r"a run without \[privacy\]; at most epsilon = 1",
+            r"a run without \[privacy\]; at most epsilon = 1 with delta = 1e-05 is allowed$",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         deployed(ALL, [each.answer for each in nodes])
     assert str(raised.value) == (
-        "node 'node-0': it refuses: column 'dose': 8 training rows have a value; "
+        "node 'node-0': it refuses: moments: column 'dose': 8 training rows have a value; "
         "policy.fewest_rows = 10; the run needs mean and deviation of the columns of each node: "
         "let it answer, or give the same numbers in the files of all nodes, as standardize in "
         "[data]"

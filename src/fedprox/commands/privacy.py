@@ -32,8 +32,8 @@ def privacy(
     rows: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N,...",
-            help="Training rows of each client, for the file of a deployment, which has no [data].",
+            metavar="N+N,...",
+            help="Rows of each client, training and test, for a deployment's file without [data].",
         ),
     ] = None,
 ) -> None:
@@ -44,8 +44,8 @@ def privacy(
     fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
     it assumes. For examples it prints the noise, epsilon of the worst client and the guarantee.
 
-    The file of a deployment has no data; with --rows 256,160,96 it is for three clients of so many
-    rows, and without what test rows would measure.
+    The file of a deployment has no data; --rows 256+64,160+40,96+24 is for three clients with so
+    many training and test rows. Test rows may be left out; they count for noised measures alone.
 
     Bad input is reported in one line, with exit status 2.
     """
@@ -76,17 +76,21 @@ def _with_rows(file: Path, experiment: Experiment, rows: str | None) -> Resolved
     """
     require(
         rows is not None,
-        f"{file}: no section [data], as of a deployment; give the training rows of each client, "
-        "such as --rows 256,160,96",
+        f"{file}: no section [data], as of a deployment; give the training and test rows of each "
+        "client, such as --rows 256+64,160+40,96+24",
     )
-    sizes = [each.strip() for each in str(rows).split(",")]
+    sizes = [(*each.split("+", 1), "0")[:2] for each in str(rows).split(",")]
     require(
-        all(each.isdecimal() and 0 < int(each) <= MOST_ROWS for each in sizes),
-        f"--rows {rows}; they must be whole numbers from 1 to {MOST_ROWS:,}, such as 256,160,96",
+        all(n.isdecimal() and int(n) <= MOST_ROWS for size in sizes for n in size)
+        and all(int(train) for train, _ in sizes),
+        f"--rows {rows}; a client has from 1 to {MOST_ROWS:,} training rows, such as 256, or "
+        "256+64 with its test rows",
     )
-    none = np.zeros((0, 1), np.float32), np.zeros(0, np.int32)
-    train = [(np.zeros((int(n), 1), np.float32), np.zeros(int(n), np.int32)) for n in sizes]
-    federation = Federation.from_arrays(train, [none] * len(sizes), classes=2)
+    train, test = (
+        [(np.zeros((int(n), 1), np.float32), np.zeros(int(n), np.int32)) for n in part]
+        for part in zip(*sizes, strict=True)
+    )
+    federation = Federation.from_arrays(train, test, classes=2)
     small = experiment.model_copy(update={"model": {"name": "logistic"}, "initial": None})
     return resolve_with(small, lambda: (federation, {"name": DEPLOYED}))
 

@@ -59,11 +59,12 @@ def operator_network(
         problem: str | None = None
         requests = _Requests(runtime, run, errors)
         try:
-            may_be, name_of = (
-                functools.partial(each, known) for each in (requests.has_key_of, requests.name_of)
+            yield Network(
+                *(requests.nodes, requests.send, requests.receive),
+                may_be=functools.partial(requests.has_key_of, known),
+                key_of=requests.key_of,
+                name_of=functools.partial(requests.name_of, known),
             )
-            ways = requests.nodes, requests.send, requests.receive
-            yield Network(*ways, may_be, requests.key_of, name_of)
         except BaseException as error:
             problem = printable(f"{type(error).__name__}: {reason(error)}")
             raise

@@ -34,6 +34,10 @@ RESOLVED = 1000
 """A size or a squared deviation must be so many times the error of a sum."""
 
 
+REFUSED = "moments: "
+"""How a node's refusal of its moments begins, whose run it may accept."""
+
+
 class Summed(NamedTuple):
     """A node's part of a secure sum of moments, or the sum itself, float64 (1, columns) each.
 
@@ -54,8 +58,8 @@ def require_enough(columns: Columns, own: Moments, fewest: int) -> None:
     for column, count in zip(columns.numeric, own.counts[0].tolist(), strict=True):
         require(
             count >= fewest,
-            f"column {column.name!r}: {count:g} training rows have a value; policy.fewest_rows = "
-            f"{fewest}",
+            f"{REFUSED}column {column.name!r}: {count:g} training rows have a value; "
+            f"policy.fewest_rows = {fewest}",
         )
 
 
@@ -196,11 +200,13 @@ class _Asking:
         if secret is not None:
             failed |= secret.problems
         for index, each in sorted(failed.items()):
-            raise InputError(
-                f"node {server.name(index)!r}: {each.why}; the run needs mean and deviation of the "
-                "columns of each node: let it answer, or give the same numbers in the files of all "
-                "nodes, as standardize in [data]"
-            )
+            line = f"node {server.name(index)!r}: {each.why}"
+            if REFUSED in each.why or not each.refused:  # else it refuses the run
+                line += (
+                    "; the run needs mean and deviation of the columns of each node: let it answer, "
+                    "or give the same numbers in the files of all nodes, as standardize in [data]"
+                )
+            raise InputError(line)
         return [answers[i] for i in nodes]
 
     def _like(self, kind: type[Any]) -> Any:

@@ -37,7 +37,7 @@ from fedprox.deployment.kept import (
     read_kept,
     write_kept,
 )
-from fedprox.deployment.moments import require_enough, summed_part
+from fedprox.deployment.moments import REFUSED, require_enough, summed_part
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
 from fedprox.deployment.own_noise import SiteGuarantee
@@ -472,16 +472,16 @@ class Node:
         """The moments of the node's columns, which do not depend on what a run asks."""
         columns = self.federation.columns
         if self.table is None or columns is None:
-            raise InputError("moments: no rows of other nodes standardize this node's data")
+            raise InputError(f"{REFUSED}no rows of other nodes standardize this node's data")
         private = setup.privacy is not None or setup.private_steps is not None
-        require(not private, "moments: they have no noise; with [privacy] give mean and scale")
+        require(not private, f"{REFUSED}they have no noise; with [privacy] give mean and scale")
         require(
             self.own is None,
-            "moments: they have no noise, and the node has policy.privacy.own; give mean and scale",
+            f"{REFUSED}they have no noise, and the node has policy.privacy.own; give mean and scale",
         )
         count, rows = len(self.federation), len(self.federation.train)
         fewest = self.policy.fewest_clients
-        require(count >= fewest, f"moments: {count} clients; policy.fewest_clients = {fewest}")
+        require(count >= fewest, f"{REFUSED}{count} clients; policy.fewest_clients = {fewest}")
         own = joined(Moments(*(each[self._clients] for each in self.table.moments)))
         require_enough(columns, own, self.policy.fewest_rows)
         if setup.secure is None:

@@ -933,13 +933,13 @@ def test_a_round_that_no_node_was_asked_to_train_costs_no_epsilon(
 
         return answer
 
+    (tmp_path / "run").mkdir()
     ledger = Ledger(tmp_path / "run")
-    ledger.folder.mkdir()
     (run,) = deployed(table, [without_keys(site) for site in sites], ledger=ledger)
     spent = [record.epsilon for record in run.history]
     assert spent[:2] == [0, 0]
     assert spent[2] > 0
-    again = read_ledger(ledger.folder)
+    again = read_ledger(tmp_path / "run")
     assert (again.released, again.given_up, again.unmeasured) == (2, [0], [0, 1])
     if unit == "client":
         everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
