@@ -214,9 +214,8 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
         deployed(ALL, [each.answer for each in nodes])
     assert str(raised.value) == (
         "node 'node-0': it refuses: moments: column 'dose': 8 training rows have a value; "
-        "policy.fewest_rows = 10; the run needs mean and deviation of the columns of each node: "
-        "let it answer, or give the same numbers in the files of all nodes, as standardize in "
-        "[data]"
+        "policy.fewest_rows = 10; the run needs mean and deviation of each node's columns: give "
+        "the same numbers as standardize in [data] of all nodes' files"
     )
 
 
@@ -334,6 +333,20 @@ def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
     assert run.final.train_loss == pytest.approx(want.final.train_loss, rel=1e-3)
     own = joined(moments_of(raw().of_clients(np.arange(2))))
     assert not any(np.float64(own.means[0, 0]).tobytes() in body for body in heard)
+
+
+def test_a_node_that_refuses_a_secure_sum_of_moments_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from tests.deployment.secure.sums import identities
+
+    names = [f"node-{i}" for i in range(3)]
+    policy = Policy(secure=SecurePolicy(threshold=3, peers={}))
+    nodes = sites(tmp_path, policy=policy, identities=identities(names))
+    nodes[1].policy = policy.model_copy(update={"runs": []})
+    table = ALL | {"deployment": {"secure": {"threshold": 3, "bound": 10.0}}}
+    line = r"^node 'node-1': it refuses: run [0-9a-f]{64}; it is not in policy.runs$"
+    with pytest.raises(InputError, match=line):
+        deployed(table, [node.answer for node in nodes])
 
 
 def numbers_of(columns: Columns) -> tuple[Array, Array]:
