@@ -459,10 +459,9 @@ def join(
                 problems.pop(node, None)
                 left_out.pop(node, None)
             except InputError as error:
-                before, problems[node] = problems.get(node), str(error)
-                if problems[node] not in SILENT:
+                problems[node] = str(error)
+                if problems[node] not in (*SILENT, left_out.get(node)):
                     left_out[node] = problems[node]
-                if problems[node] not in (*SILENT, before):
                     _log_left_out(conversation.network.name_of(node) or node, error)
         silent = any(problems.get(node) == NO_ANSWER for node in new)
         wait = 2 * wait if silent else DESCRIBE_WAIT
@@ -477,7 +476,7 @@ def join(
         have = [each.name for each in described.values()]
         known = {node: conversation.network.name_of(node) or str(node) for node in problems}
         missing = [f"{name} is missing" for name in names if name not in (*have, *known.values())]
-        others = [f"{known[node]}: {problem}" for node, problem in sorted(problems.items())]
+        others = [f"{known[each]}: {why}" for each, why in sorted((problems | left_out).items())]
         setting = f"names = {list(names)}" if names else f"nodes = {nodes}"
         require(
             not over,

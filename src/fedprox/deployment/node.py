@@ -474,10 +474,10 @@ class Node:
         if self.table is None or columns is None:
             raise InputError(f"{REFUSED}no rows of other nodes standardize this node's data")
         private = setup.privacy is not None or setup.private_steps is not None
-        require(not private, f"{REFUSED}they have no noise; with [privacy] give numbers")
+        require(not private, f"{REFUSED}they have no noise, and the run has [privacy]")
         require(
             self.own is None,
-            f"{REFUSED}they have no noise, and the node has policy.privacy.own; give numbers",
+            f"{REFUSED}they have no noise, and the node has policy.privacy.own",
         )
         count, rows = len(self.federation), len(self.federation.train)
         fewest = self.policy.fewest_clients
