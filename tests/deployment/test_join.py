@@ -285,6 +285,20 @@ def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 1
 
 
+def test_why_a_node_was_left_out_is_told_though_it_is_silent_now() -> None:
+    old = described_by("n", data("b"), version="0.0.1")
+    network, sent = in_memory([described_by("m", data("a")), old]), itertools.count()
+
+    def send(requests: Any) -> Any:
+        if next(sent):
+            return dict.fromkeys(requests, "lost")
+        return network.send(requests)
+
+    with pytest.raises(InputError) as raised:
+        join(Conversation(network._replace(send=send), patience=0.1), 2)
+    assert "(m, 1: it has fedprox 0.0.1; the coordinator has" in str(raised.value)
+
+
 def test_only_the_nodes_of_a_list_join(caplog: pytest.LogCaptureFixture) -> None:
     nodes = [described_by(name, data(f"client-{name}")) for name in ("stranger", "a", "b")]
     network = in_memory(nodes)

@@ -509,7 +509,8 @@ def _tell(conversation: Conversation, left_out: Mapping[int, str]) -> None:
     """Tell nodes why the run goes on without them; one that does not answer soon may not know."""
     online = set(conversation.network.nodes())
     requests = {node: _describe(why) for node, why in left_out.items() if node in online}
-    conversation.answers(conversation.begin_all(requests, patience=DESCRIBE_WAIT))
+    patience = min(DESCRIBE_WAIT, conversation.patience)
+    conversation.answers(conversation.begin_all(requests, patience=patience))
 
 
 def _checked(
