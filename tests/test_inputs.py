@@ -534,8 +534,11 @@ def test_nodes_whose_inputs_differ_do_not_join() -> None:
 
     whole = two_inputs()
     for change, line in (
-        (lacks, "features.right.0: it has no such array, and node 'm' float32[40]; all nodes need"),
-        (narrow, "features.right.0: it has float32[3], and node 'm' float32[40]; all nodes need d"),
+        (lacks, "features.right.0: it has no such array, and node 'm' has float32[40]; all nodes "),
+        (
+            narrow,
+            "features.right.0: it has float32[3], and node 'm' has float32[40]; all nodes nee",
+        ),
     ):
         other = with_rows(whole, change)
         names = [tuple(f"{part}{k}" for k in range(4)) for part in "mn"]

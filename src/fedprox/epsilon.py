@@ -6,6 +6,7 @@ client takes, and the cohorts of all seeds are drawn to count them.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from fedprox.engine.planning.round_work import LocalSteps, steps_of_run
 from fedprox.parts.privacy.accounting import Releases, epsilon_beside, epsilon_of, worst_steps
@@ -21,6 +22,21 @@ def noise_of(method: Method) -> float | None:
         taken = partial(steps_of_run, method)
         return privacy.noise_of_steps(taken, method.protocol.evaluations)
     return None if method.mechanism is None else method.mechanism.noise_multiplier
+
+
+class GivenUp(NamedTuple):
+    """What was counted as released, and was not, as nobody was asked for what data give.
+
+    Attributes:
+        rounds: Rounds, each as often as it was given up.
+        evaluations: How many evaluations with noise.
+    """
+
+    rounds: Sequence[int] = ()
+    evaluations: int = 0
+
+
+NOTHING = GivenUp()
 
 
 class Spent:
@@ -39,7 +55,7 @@ class Spent:
         self.method, self.repeated, self.measured = method, sum(map(len, repeated)), measured
         self.steps = LocalSteps(method, seed, repeated) if method.protocol.hides_examples else None
 
-    def epsilon(self, rounds: int) -> float | None:
+    def epsilon(self, rounds: int, given_up: GivenUp = NOTHING) -> float | None:
         """Epsilon after some rounds and the repeated ones; None without privacy."""
         if self.steps is None:
             mechanism = self.method.mechanism
@@ -48,10 +64,11 @@ class Spent:
             strategy, done = mechanism.strategy, rounds
             if strategy is not None and self.repeated and rounds:
                 rounds = strategy.rounds  # a bound, since these rounds may be any of the run
-            return epsilon_beside(mechanism, rounds + self.repeated, self.evaluated(done))
-        return self.worst(rounds)[1]
+            released = rounds + self.repeated - (0 if strategy else len(given_up.rounds))
+            return epsilon_beside(mechanism, released, self.evaluated(done, given_up))
+        return self.worst(rounds, given_up)[1]
 
-    def evaluated(self, rounds: int) -> Releases | None:
+    def evaluated(self, rounds: int, given_up: GivenUp = NOTHING) -> Releases | None:
         """What the evaluations up to a round have released; None if they have no noise."""
         protocol = self.method.protocol
         privacy = protocol.privacy
@@ -59,16 +76,16 @@ class Spent:
         if planned is None:
             return None
         done = evaluations_of(protocol.rounds, protocol.evaluation.every, rounds)
-        return planned[0], done + self.measured
+        return planned[0], done + self.measured - given_up.evaluations
 
-    def worst(self, rounds: int) -> tuple[Releases | None, float]:
+    def worst(self, rounds: int, given_up: GivenUp = NOTHING) -> tuple[Releases | None, float]:
         """The steps with the largest epsilon after some rounds, and it; None for no steps."""
         privacy, noise = self.method.protocol.privacy, noise_of(self.method)
         assert privacy is not None
         assert noise is not None
         assert self.steps is not None
-        taken = privacy.released(self.steps.after(rounds))
-        beside = self.evaluated(rounds)
+        taken = privacy.released(self.steps.after(rounds, given_up.rounds))
+        beside = self.evaluated(rounds, given_up)
         if not taken:
             return None, 0.0 if beside is None else epsilon_of(*beside)
         worst = worst_steps(noise, taken, beside)

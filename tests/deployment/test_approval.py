@@ -15,7 +15,7 @@ from fedprox import cli
 from fedprox.deployment.approval import OUTSIDE, asked_of, digest_of_run
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import Coordinator, Ledger
-from fedprox.deployment.describing import runs_asked
+from fedprox.deployment.describing import in_words, runs_asked
 from fedprox.deployment.joining import join
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
@@ -411,6 +411,32 @@ def test_the_command_describes_without_nodes(tmp_path: Path) -> None:
     assert printed == digests({**table, "data": {"name": "other"}, "rounds": 5})
     assert "first cohort" in pages[2]
     assert "first cohort" not in pages[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "not_there"),
+    [
+        (
+            "secure sums",
+            [
+                "sent         the weighted sum of the updates of the node's clients in a round,",
+                'gives another standardize than "federation", under masks too',
+                "measures     losses, accuracies and metrics of the server's model, as far as",
+                "none of a node with [policy.privacy], unless it has exact_measures",
+            ],
+            ["that of one client"],
+        ),
+        ("gamma", ["that of one client", "standardize than"], ["masks"]),
+        ("a noise of clients", ["that of one client"], ["standardize than", "masks"]),
+        ("a noise of examples", ["that of one client"], ["standardize than", "masks"]),
+    ],
+)
+def test_a_site_reads_what_is_sent(name: str, there: list[str], not_there: list[str]) -> None:
+    (run,) = runs_asked(parse("test", TABLES[name]))
+    page = "\n".join(f"{about:<12} {line}" for about, line in in_words(run))
+    assert "\non joining   for any run, approved or not: the clients' names" in page
+    assert all(each in page for each in there), page
+    assert not any(each in page for each in not_there), page
 
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:

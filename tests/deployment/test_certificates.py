@@ -302,7 +302,8 @@ def test_a_node_is_renewed_and_nothing_else(own: bool, federation: Path, tmp_pat
         make_node_key(tmp_path / "theirs")[1].rename(given)
     (federation / "ca" / "ca.key").unlink()
     before = contents(federation)
-    make(federation, "--renew", given)
+    printed = make(federation, "--renew", given)
+    assert "hospital-b.pub, for the operator, and for each peer in secure sums" in printed
     after = contents(federation)
     public = {"operator/hospital-b.pub", "superlink/nodes/hospital-b.pub"}
     expected = {*public, "hospital-b/node.key.pub"} | (set() if own else {"hospital-b/node.key"})

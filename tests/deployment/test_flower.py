@@ -174,6 +174,7 @@ def test_a_name_belongs_to_a_key(federation: Federation) -> None:
         if federation.network.may_be(node, name)
     }
     assert allowed == {(first, "a"), (second, "b")}
+    assert [federation.network.name_of(node) for node in (first, second, 0)] == ["a", "b", ""]
 
 
 def test_the_operator_knows_the_keys_of_nodes(federation: Federation) -> None:

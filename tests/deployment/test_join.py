@@ -102,12 +102,15 @@ PLAIN = fp.Federation.from_arrays([(np.ones((2, 3)), np.full(2, 3))], names=["b"
         (data("b", "a"), "its client 'a' is on node 'm' too; names of clients must differ"),
         (
             data("b", features=4),
-            "features: it has float32[4], and node 'm' float32[3]; all nodes need d",
+            "features: it has float32[4], and node 'm' has float32[3]; all nodes ne",
         ),
-        (data("b", validated=True), "its clients have validation rows, those of node 'm' have non"),
-        (TARGETS, "label type: it has float32, and node 'm' int32; all nodes need data of one kin"),
-        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, those of node 'm' ar"),
-        (AUGMENTED, "augmented: it has True, and node 'm' False; all nodes need data of one kind"),
+        (
+            data("b", validated=True),
+            "its clients have validation rows, and those of node 'm' have ",
+        ),
+        (TARGETS, "label type: it has float32, and node 'm' has int32; all nodes need data of one"),
+        (dataclasses.replace(PLAIN, classes=0), "its labels are not classes, and those of node 'm"),
+        (AUGMENTED, "augmented: it has True, and node 'm' has False; all nodes need data of one k"),
     ],
 )
 def test_a_node_that_does_not_fit_those_before_it_is_left_out(
@@ -280,6 +283,20 @@ def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixtur
     result = joined(described_by("m", data("a")), upgraded, patience=2.0)
     assert [each.name for each in result.descriptions] == ["m", "n"]
     assert len(caplog.records) == 1
+
+
+def test_why_a_node_was_left_out_is_told_though_it_is_silent_now() -> None:
+    old = described_by("n", data("b"), version="0.0.1")
+    network, sent = in_memory([described_by("m", data("a")), old]), itertools.count()
+
+    def send(requests: Any) -> Any:
+        if next(sent):
+            return dict.fromkeys(requests, "lost")
+        return network.send(requests)
+
+    with pytest.raises(InputError) as raised:
+        join(Conversation(network._replace(send=send), patience=0.1), 2)
+    assert "(m, 1: it has fedprox 0.0.1; the coordinator has" in str(raised.value)
 
 
 def test_only_the_nodes_of_a_list_join(caplog: pytest.LogCaptureFixture) -> None:

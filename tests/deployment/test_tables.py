@@ -1,5 +1,6 @@
 """Nodes whose data are tables: what they declare, and the numbers of all nodes that standardize."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,16 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.columns import Column, Columns, Moments, joined
 from fedprox.columns import standardized as by_moments
+from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
-from fedprox.deployment.joining import description_of, differences
+from fedprox.deployment.joining import description_of, differences, join
 from fedprox.deployment.moments import mean_and_size, scaled_by_sum, summed_part
+from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import FromTable, Node
 from fedprox.deployment.node_file import Deal, NodeFile, load_node
 from fedprox.deployment.policy import Policy, PrivacyPolicy, SecurePolicy
-from fedprox.deployment.wire import DataKind
+from fedprox.deployment.wire import VERSION, DataKind, Request, parcel_of
 from fedprox.errors import InputError
 from fedprox.federation import Federation
 from tests.deployment.federations import deployed, in_memory, overheard, table_of
@@ -63,12 +66,12 @@ def test_nodes_with_the_same_columns_do_not_differ() -> None:
             [
                 ("column 'age', kind", "number", "date"),
                 ("column 'sex', values", "f, m", "F, M"),
-                ("column 'dose'", "number", "no such column"),
+                ("column 'dose'", "a column of kind number", "no such column"),
             ],
         ),
         (
             replace(COLUMNS, features=(replace(AGE, missing="column"), SEX, DOSE)),
-            [("column 'age', missing", "None", "column")],
+            [("column 'age', missing", "none", "column")],
         ),
         (
             replace(COLUMNS, features=(SEX, AGE, DOSE)),
@@ -82,7 +85,7 @@ def test_nodes_with_the_same_columns_do_not_differ() -> None:
                 ("label, values", "none", "no, yes"),
             ],
         ),
-        (replace(COLUMNS, standardize=None), [("standardize", "federation", "None")]),
+        (replace(COLUMNS, standardize=None), [("standardize", "federation", "none")]),
     ],
 )
 def test_each_difference_of_columns_is_told(other: Columns | None, found: Any) -> None:
@@ -190,7 +193,7 @@ def test_a_run_that_goes_on_has_the_numbers_that_it_began_with(tmp_path: Path) -
         (Policy(fewest_clients=3), "moments: 2 clients; policy.fewest_clients = 3"),
         (
             Policy(privacy=PrivacyPolicy(epsilon=1.0, delta=1e-5)),
-            r"a run without \[privacy\]; at most epsilon = 1",
+            r"a run without \[privacy\]; at most epsilon = 1 with delta = 1e-05 is allowed$",
         ),
     ],
 )
@@ -207,17 +210,26 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
     counts = node.table.moments.counts.copy()
     counts[:, 1] = 4
     node.table = node.table._replace(moments=node.table.moments._replace(counts=counts))
-    line = "node 'node-0': it refuses: column 'dose': 8 training rows have a value; policy.fewest_"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError) as raised:
         deployed(ALL, [each.answer for each in nodes])
+    assert str(raised.value) == (
+        "node 'node-0': it refuses: moments: column 'dose': 8 training rows have a value; "
+        "policy.fewest_rows = 10; the run needs mean and deviation of each node's columns: give "
+        "the same numbers as standardize in [data] of all nodes' files"
+    )
 
 
 def test_private_runs_need_given_numbers(tmp_path: Path) -> None:
     private = ALL | {"privacy": {"noise_multiplier": 1.0, "clip": 1.0, "delta": 0.01}}
     private["cohort"] = {"clients_per_round": 3, "sampling": "bernoulli"}
     nodes = [node.answer for node in sites(tmp_path)]
-    with pytest.raises(InputError, match=r"federation.columns.standardize.*no noise"):
+    with pytest.raises(InputError) as raised:
         deployed(private, nodes)
+    assert str(raised.value) == (
+        'federation.columns.standardize = "federation" does not go with privacy, since mean and '
+        "deviation of all rows have no noise; give the numbers as standardize, in a deployment in "
+        "[data] of the file of each node"
+    )
 
 
 def test_nodes_whose_tables_differ_are_left_out_with_a_line_for_each(
@@ -231,10 +243,78 @@ def test_nodes_whose_tables_differ_are_left_out_with_a_line_for_each(
     with caplog.at_level(logging.WARNING), pytest.raises(InputError, match="2 joined"):
         deployed(ALL, in_memory([node.answer for node in nodes]), patience=0.1)
     assert [line for line in caplog.messages if "left out" in line] == [
-        "node 1: column 'age', unit: it has months, and node 'node-0' years; left out",
-        "node 1: column 'd': it has number, and node 'node-0' no such column; left out",
-        "node 1: column 'dose': it has no such column, and node 'node-0' number; left out",
+        "node 1: column 'age', unit: it has months, and node 'node-0' has years; left out",
+        "node 1: column 'd': it has a column of kind number, and node 'node-0' has no such column; "
+        "left out",
+        "node 1: column 'dose': it has no such column, and node 'node-0' has a column of kind "
+        "number; left out",
     ]
+
+
+def with_columns(node: Node, columns: Columns) -> None:
+    """Give a node that has not joined other columns."""
+    node.federation = replace(node.federation, columns=columns)
+
+
+def test_a_node_hears_once_a_run_why_it_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = sites(tmp_path)
+    with_columns(nodes[1], replace(COLUMNS, label=Column("sick", "boolean")))
+    network = in_memory([node.answer for node in nodes])
+    by_name = network._replace(name_of=lambda number: f"hospital-{number}")
+    why = "label, name: it has sick, and node 'node-0' has ill"
+    for wanted in (2, 3):  # at once, and while the operator waits for it
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), contextlib.suppress(InputError):
+            join(Conversation(by_name, patience=0.1), wanted)
+        assert [line for line in caplog.messages if "left out" in line] == [
+            f"node 'hospital-1': {why}; left out"
+        ]
+        told = [line for line in caplog.messages if "leaves this node out" in line]
+        assert told == [f"the operator leaves this node out: {why}"]
+        nodes[1].answer(describing())
+    with pytest.raises(InputError) as raised:
+        join(Conversation(by_name, patience=0.1), 3, names=["node-0", "hospital-1", "node-2"])
+    assert str(raised.value).endswith(
+        "(node-0, node-2, hospital-1: its name 'node-1' is not one of node-0, hospital-1, node-2)"
+    )
+
+
+def describing() -> Parcel:
+    """The request of another run, which has not left the node out."""
+    return parcel_of(Request(version=VERSION, id="another", kind="describe"))
+
+
+def test_a_node_with_another_order_of_columns_is_told_what_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = sites(tmp_path)
+    with_columns(nodes[1], replace(COLUMNS, features=(SEX, AGE, DOSE)))
+    with caplog.at_level(logging.WARNING):
+        join(Conversation(in_memory([node.answer for node in nodes]), patience=0.1), 2)
+    assert caplog.messages[0] == (
+        "node 1: order of columns: not that of node 'node-0'; [data] of its file needs features = "
+        '["age", "sex", "dose"]; left out'
+    )
+
+
+def test_a_unit_that_some_nodes_do_not_declare_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = sites(tmp_path)
+    with_columns(nodes[1], replace(COLUMNS, features=(replace(AGE, unit=""), SEX, DOSE)))
+    with caplog.at_level(logging.WARNING):
+        join(Conversation(in_memory([node.answer for node in nodes]), patience=0.1), 3)
+        assert caplog.messages == [
+            "a unit that only some nodes declare is compared with nothing: column 'age': years on "
+            "node-0, node-2, none on node-1"
+        ]
+        caplog.clear()
+        for node in nodes:
+            with_columns(node, COLUMNS)
+        join(Conversation(in_memory([node.answer for node in nodes]), patience=0.1), 3)
+    assert not caplog.messages
 
 
 def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
@@ -253,6 +333,20 @@ def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
     assert run.final.train_loss == pytest.approx(want.final.train_loss, rel=1e-3)
     own = joined(moments_of(raw().of_clients(np.arange(2))))
     assert not any(np.float64(own.means[0, 0]).tobytes() in body for body in heard)
+
+
+def test_a_node_that_refuses_a_secure_sum_of_moments_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from tests.deployment.secure.sums import identities
+
+    names = [f"node-{i}" for i in range(3)]
+    policy = Policy(secure=SecurePolicy(threshold=3, peers={}))
+    nodes = sites(tmp_path, policy=policy, identities=identities(names))
+    nodes[1].policy = policy.model_copy(update={"runs": []})
+    table = ALL | {"deployment": {"secure": {"threshold": 3, "bound": 10.0}}}
+    line = r"^node 'node-1': it refuses: run [0-9a-f]{64}; it is not in policy.runs$"
+    with pytest.raises(InputError, match=line):
+        deployed(table, [node.answer for node in nodes])
 
 
 def numbers_of(columns: Columns) -> tuple[Array, Array]:

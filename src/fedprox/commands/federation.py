@@ -141,7 +141,10 @@ def _renew(out: Path, name: str, ca_key: Path | None, valid: datetime.timedelta)
         [
             (f"{where}/{node}", "node.key, for its host" if own is None else "its public key"),
             (f"{where}/superlink", f"nodes/{node}.pub; restart the SuperLink with it"),
-            (f"{where}/operator", f"{node}.pub, for the operator"),
+            (
+                f"{where}/operator",
+                f"{node}.pub, for the operator, and for each peer in secure sums",
+            ),
         ]
     )
 

@@ -1,23 +1,42 @@
 """`fedprox privacy` and `fedprox audit-privacy`."""
 
 import warnings
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from fedprox.commands.options import Changes, DataDir, DeviceCount, ExperimentFile
-from fedprox.commands.training import prepare
+from fedprox.commands.training import prepare, set_up_jax
 from fedprox.diagnostics.privacy_audit import NOT_AUDITED, at_points
 from fedprox.diagnostics.privacy_audit import audit_privacy as run_audit
 from fedprox.errors import InputError, require, users_level
+from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment
+from fedprox.experiment.resolved import resolve_with
+from fedprox.federation import Federation
 from fedprox.parts.privacy.setting import check_delta, delta_warnings
 from fedprox.protocol.method import checked_methods
 from fedprox.protocol.protocol import Protocol
 from fedprox.report.privacy import privacy_page
-from fedprox.terminal import Bar
+from fedprox.terminal import Bar, standard_console
+
+MOST_ROWS = 10_000_000
+"""Most rows of a client that `fedprox privacy` is told."""
 
 
-def privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = None) -> None:
+def privacy(
+    file: ExperimentFile,
+    settings: Changes = None,
+    data_dir: DataDir = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N+N,...",
+            help="Rows of each client, training and test, for a deployment's file without [data].",
+        ),
+    ] = None,
+) -> None:
     """Compute the privacy of an experiment without training.
 
     It prints what the section [privacy] of the file means for each method: the noise for its
@@ -25,9 +44,18 @@ def privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = 
     fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
     it assumes. For examples it prints the noise, epsilon of the worst client and the guarantee.
 
+    The file of a deployment has no data; --rows 256+64,160+40,96+24 is for three clients with so
+    many training and test rows. Test rows may be left out; they count for noised measures alone.
+
     Bad input is reported in one line, with exit status 2.
     """
-    console, experiment, resolved = prepare(file, settings, data_dir)
+    experiment = read_experiment(file, settings or (), {"data": {"name": DEPLOYED}})
+    if experiment.data.get("name") == DEPLOYED:
+        set_up_jax(experiment.cohort.clients_per_round, None)
+        console, resolved = standard_console(), _with_rows(file, experiment, rows)
+    else:
+        require(rows is None, f"--rows {rows}: {file} has a section [data]; leave --rows out")
+        console, experiment, resolved = prepare(file, settings, data_dir)
     if not resolved.privacy:
         raise InputError(f"{file}: the section [privacy] is missing")
     sizes = resolved.federation.train.sizes
@@ -39,6 +67,32 @@ def privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = 
         methods = [m for m in resolved.methods if not (protocol.hides_clients and m.pooled)]
         page = privacy_page(resolved.privacy, checked_methods(protocol, methods))
     console.print(page)
+
+
+def _with_rows(file: Path, experiment: Experiment, rows: str | None) -> Resolved:
+    """The objects of the file of a deployment, for clients with so many training rows.
+
+    What privacy costs depends on their rows alone, so a small model stands for any.
+    """
+    require(
+        rows is not None,
+        f"{file}: no section [data], as of a deployment; give the training and test rows of each "
+        "client, such as --rows 256+64,160+40,96+24",
+    )
+    sizes = [(*each.split("+", 1), "0")[:2] for each in str(rows).split(",")]
+    require(
+        all(n.isdecimal() and int(n) <= MOST_ROWS for size in sizes for n in size)
+        and all(int(train) for train, _ in sizes),
+        f"--rows {rows}; a client has from 1 to {MOST_ROWS:,} training rows, such as 256, or "
+        "256+64 with its test rows",
+    )
+    train, test = (
+        [(np.zeros((int(n), 1), np.float32), np.zeros(int(n), np.int32)) for n in part]
+        for part in zip(*sizes, strict=True)
+    )
+    federation = Federation.from_arrays(train, test, classes=2)
+    small = experiment.model_copy(update={"model": {"name": "logistic"}, "initial": None})
+    return resolve_with(small, lambda: (federation, {"name": DEPLOYED}))
 
 
 def audit_privacy(

@@ -22,7 +22,7 @@ from fedprox.columns import Columns
 from fedprox.deployment.combine import declared_by, evaluation_shapes
 from fedprox.deployment.conversation import Answered, Conversation, Failed
 from fedprox.deployment.fixed_point import fixed_point_of, size_of
-from fedprox.deployment.joining import Joined, stand_in
+from fedprox.deployment.joining import Joined, require_same_keys, silence_in_words, stand_in
 from fedprox.deployment.node_method import on_nodes, parameters_in_words
 from fedprox.deployment.noised import declared_with_noise
 from fedprox.deployment.payload import Possible, at_points, coded_of, sent_state_of
@@ -81,6 +81,9 @@ class Ledger:
         repeated: Rounds, first and end, that were released, and after an interruption once more,
             each time.
         measured: Evaluations with noise that have been asked for.
+        given_up: Rounds of secure sums that were counted and given up before a node was asked for
+            what its rows give, each time.
+        unmeasured: Evaluations with noise likewise, each by the round before it.
         clients: The training rows of each client, by node and client, in their order.
         mean: What is subtracted from each numeric column of a table, if the rows of all nodes
             standardize it; empty if they do not.
@@ -95,6 +98,8 @@ class Ledger:
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     measured: int = 0
+    given_up: list[int] = field(default_factory=list)
+    unmeasured: list[int] = field(default_factory=list)
 
     def begin(self, first: int) -> None:
         """Begin or go on with a round; what was released from it on is repeated."""
@@ -113,6 +118,16 @@ class Ledger:
         self.measured += 1
         self.write()
 
+    def give_up(self, round_: int) -> None:
+        """Note that a round that was counted has released nothing, on disk."""
+        self.given_up.append(round_)
+        self.write()
+
+    def leave_unmeasured(self, round_: int) -> None:
+        """Note the same of an evaluation after some rounds."""
+        self.unmeasured.append(round_)
+        self.write()
+
     def write(self) -> None:
         """Write the file."""
         if self.folder is not None:
@@ -120,8 +135,8 @@ class Ledger:
 
     def content(self) -> bytes:
         """The content of the file."""
-        without = {"folder"} if self.measured else {"folder", "measured"}
-        return LEDGER.dump_json(self, exclude=without)
+        without = {key for key in ("measured", "given_up", "unmeasured") if not getattr(self, key)}
+        return LEDGER.dump_json(self, exclude={"folder", *without})
 
 
 LEDGER = TypeAdapter(Ledger)
@@ -195,6 +210,8 @@ def asked_by_file(settings: Any, table: Table, number: int, seed: int) -> Table:
     Those about privacy and secure sums are left out. `settings` has the objects of the sections as
     attributes, and `table` is the experiment with every default.
     """
+    # stragglers are not among them: the coordinator draws who takes fewer steps, each request has
+    # them, and a node takes at most its solver's
     compression, population = settings.compression, settings.population
     return {
         "seed": seed,
@@ -220,6 +237,8 @@ def _resolved(experiment: Experiment, joined: Joined) -> tuple[Resolved, Securin
     data["clients"] = len(federation)
     resolved = resolve_with(experiment, lambda: (federation, data))
     secure = _securing(experiment, resolved, [each.name for each in joined.descriptions])
+    if secure is not None:
+        require_same_keys(joined.descriptions)
     if resolved.faults is None:  # one node's numbers must not ruin the others' model
         resolved.settings["faults"] = FINITE
         resolved.table["faults"] = {"policy": FINITE.policy, "norm": FINITE.norm}
@@ -350,6 +369,10 @@ class Coordinator:
         require_single("a deployment")
         self.conversation, self.joined, self.ledger = conversation, joined, ledger
         self.resolved, self.secure = _resolved(experiment, joined)
+        privacy, enough = self.resolved.privacy, 1 if self.secure is None else self.secure.threshold
+        exact = privacy is None or privacy.measures is None
+        if exact and (line := silence_in_words(joined.descriptions, enough)):
+            logging.getLogger(__name__).warning("%s", line)
         settings = self.resolved.settings | {"client_store": "auto"}
         protocol = Protocol(**settings, seeds=tuple(experiment.seeds))
         self.methods = checked_methods(protocol, self.resolved.methods)

@@ -17,6 +17,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,12 @@ class Identity(NamedTuple):
     name: str
     key: "ec.EllipticCurvePrivateKey"
     peers: Mapping[str, "ec.EllipticCurvePublicKey"]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """A digest of the public key of each node that it knows, and of its own."""
+        public = {self.name: self.key.public_key(), **self.peers}
+        return {name: sha256(encoded(key)).hexdigest() for name, key in public.items()}
 
     def sign(self, content: bytes) -> bytes:
         """The node's signature."""

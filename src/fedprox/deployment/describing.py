@@ -104,6 +104,7 @@ def in_words(run: RunAsked) -> list[tuple[str, str]]:
     return [
         ("run", f"{asked['method']['name']}, seed {asked['seed']}"),
         ("digest", run.digest),
+        *_under("on joining", JOINING),
         ("data read", "all training rows of clients that are drawn; in evaluations, those of all"),
         ("", "clients, and test and validation rows"),
         ("rounds", f"{asked['rounds']}, with {asked['clients_per_round']} clients each{limit}"),
@@ -117,6 +118,14 @@ def in_words(run: RunAsked) -> list[tuple[str, str]]:
     ]
 
 
+JOINING = (
+    "for any run, approved or not: the clients' names and numbers of rows, shape and type of the",
+    "data, number of classes; of a table names, kinds, values and units of columns, and numbers",
+    "that standardize gives; what the node reports; digests of its public key and its peers'",
+)
+"""What a node tells of itself when it joins."""
+
+
 def _under(key: str, lines: Sequence[str]) -> list[tuple[str, str]]:
     """Lines about one thing."""
     return [(key if i == 0 else "", line) for i, line in enumerate(lines)]
@@ -127,17 +136,27 @@ def _sent(run: RunAsked) -> list[str]:
     asked, method = run.asked, run.method
     lines = ["the weighted sum of the updates of the node's clients in a round; that of one client"]
     lines.append("if one is drawn, and always in asynchronous rounds")
+    if asked["secure"] is not None:
+        lines = ["the weighted sum of the updates of the node's clients in a round, under masks:"]
+        lines.append("the operator sees the sum over nodes alone")
     if asked["compression"] is not None:
         lines = [f"each client's update by itself, coded: {_keys(asked['compression'])}"]
     elif asked["products"]:
         lines.append("the mean of adapters is that of their products")
     if needs.EXCHANGES.of(method):
-        lines.append("the weighted sum of the gradients of a first cohort's clients")
+        masked = ", under masks too" * (asked["secure"] is not None)
+        lines.append(f"the weighted sum of the gradients of a first cohort's clients{masked}")
     if needs.LOSS.of(method):
         lines.append("what follows from each client's loss over all of its rows")
     if needs.GRADIENT.of(method) and not needs.EXCHANGES.of(method):
         lines.append("what follows from each client's gradient over all of its rows")
     lines.append("steps of each client, and whether its update was faulty")
+    if asked["privacy"] is None and asked["private_steps"] is None:  # they have no noise
+        masked = ", under masks too" * (asked["secure"] is not None)
+        lines.append(
+            "once, before round 1: count, mean and deviation of each column of numbers of a"
+        )
+        lines.append(f'table, unless its file gives another standardize than "federation"{masked}')
     if needs.KEEPS_STATE.of(method) or needs.OWN_MODELS.of(method):
         lines.append("not sent: what clients keep, which stays in the node's folder")
     return lines
@@ -153,6 +172,12 @@ def _measured(run: RunAsked) -> list[str]:
     lines = [f"losses, accuracies and metrics of {model}, as far as policy.report allows"]
     if run.asked["gradients"]:
         lines.append("the mean gradient, of the model's size, if policy.report names gradients")
+    if run.asked["secure"] is not None:
+        lines.append("under masks: the operator sees the sum over all nodes alone")
+    if run.asked.get("measures") is None:
+        lines.append("none of a node with [policy.privacy], unless it has exact_measures")
+    else:
+        lines.append("none of a node with own in [policy.privacy], unless it has exact_measures")
     return lines
 
 

@@ -59,8 +59,12 @@ def operator_network(
         problem: str | None = None
         requests = _Requests(runtime, run, errors)
         try:
-            may_be = functools.partial(requests.has_key_of, known)
-            yield Network(requests.nodes, requests.send, requests.receive, may_be, requests.key_of)
+            yield Network(
+                *(requests.nodes, requests.send, requests.receive),
+                may_be=functools.partial(requests.has_key_of, known),
+                key_of=requests.key_of,
+                name_of=functools.partial(requests.name_of, known),
+            )
         except BaseException as error:
             problem = printable(f"{type(error).__name__}: {reason(error)}")
             raise
@@ -159,6 +163,10 @@ class _Requests:
     def has_key_of(self, known: Mapping[str, bytes], node: int, name: str) -> bool:
         """Whether a node has the key of a name; any node does if no keys are known."""
         return not known or (name in known and known[name] == self.keys.get(node))
+
+    def name_of(self, known: Mapping[str, bytes], node: int) -> str:
+        """The name whose key a node has; empty if it is not known."""
+        return next((name for name, key in known.items() if key == self.keys.get(node)), "")
 
     def key_of(self, node: int) -> bytes:
         """A node's public key; empty if the SuperLink has not told it."""

@@ -5,6 +5,7 @@ and sizes whose rows are views of a single number. Nodes and coordinator build t
 stand-in, so that all of them build the same one, also where a node lacks a class.
 """
 
+import json
 import logging
 import math
 import secrets
@@ -18,7 +19,13 @@ from numpy.typing import NDArray
 
 from fedprox import __version__
 from fedprox.columns import Column, Columns
-from fedprox.deployment.conversation import NO_ANSWER, NOT_CONNECTED, Answered, Conversation
+from fedprox.deployment.conversation import (
+    NO_ANSWER,
+    NOT_CONNECTED,
+    Answered,
+    Conversation,
+    Failed,
+)
 from fedprox.deployment.policy import REPORTS
 from fedprox.deployment.wire import (
     VERSION,
@@ -29,7 +36,7 @@ from fedprox.deployment.wire import (
     Request,
     in_one_line,
 )
-from fedprox.errors import InputError, distinct, foreign, require
+from fedprox.errors import MOST_QUOTED, InputError, distinct, foreign, require
 from fedprox.features import Features, index_of, named_leaves
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
@@ -97,10 +104,7 @@ def class_warning(descriptions: Sequence[Description]) -> str:
         nodes.setdefault(each.kind.classes, []).append(each.name)
     if len(nodes) == 1:
         return ""
-    have = "; ".join(
-        f"{classes:,} on {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}"
-        for classes, names in sorted(nodes.items())
-    )
+    have = "; ".join(f"{classes:,} on {_named(names)}" for classes, names in sorted(nodes.items()))
     most = max(nodes)
     return (
         f"nodes differ in their number of classes: {have}. The run has {most:,}, labels 0 to "
@@ -110,7 +114,63 @@ def class_warning(descriptions: Sequence[Description]) -> str:
 
 
 NAMED, RANGES = 3, 10
-"""Most nodes of a number of classes, and ranges of labels, that a line names."""
+"""Most nodes of a number of classes or of a unit, and ranges of labels or columns, that a line
+names."""
+
+
+def unit_warning(descriptions: Sequence[Description]) -> str:
+    """That a unit of some nodes is compared with nothing; empty if all declare it, or none."""
+    units: dict[str, dict[str, list[str]]] = {}
+    for each in descriptions:
+        columns = Columns.of_json(each.kind.columns) if each.kind.columns else None
+        for column in (*columns.features, columns.label) if columns else ():
+            units.setdefault(column.name, {}).setdefault(column.unit, []).append(each.name)
+    found = [
+        f"{name!r}: " + ", ".join(f"{unit or 'none'} on {_named(on)}" for unit, on in by.items())
+        for name, by in units.items()
+        if len(by) > 1
+    ]
+    if not found:
+        return ""
+    listed = "; ".join(found[:RANGES]) + "; ..." * (len(found) > RANGES)
+    return f"a unit that only some nodes declare is compared with nothing: column {listed}"
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return f"{', '.join(nodes[:NAMED])}{', ...' * (len(nodes) > NAMED)}"
+
+
+def silence_in_words(descriptions: Sequence[Description], enough: int) -> str:
+    """That no losses are known, since fewer nodes than are enough report them; empty if they are.
+
+    It names the nodes that do not report them, and why.
+    """
+    silent: dict[str, list[str]] = {}
+    for each in descriptions:
+        if "loss" not in each.reports:
+            silent.setdefault(foreign(each.silent) or "no reason given", []).append(each.name)
+    count = len(descriptions) - sum(map(len, silent.values()))
+    if count >= enough:
+        return ""
+    who = "no node reports" if not count else f"{count} of {len(descriptions)} nodes report"
+    needed = f", and a secure sum needs those of {enough}" * (enough > 1)
+    why = "; ".join(f"{_named(names)}: {why}" for why, names in silent.items())
+    return f"{who} losses{needed}: a run that diverges cannot be told from one that learns ({why})"
+
+
+def require_same_keys(descriptions: Sequence[Description]) -> None:
+    """Raise `InputError` if a node knows another by a key that it has not, for secure sums."""
+    own = {each.name: each.keys.get(each.name) for each in descriptions}
+    for name, key in own.items():
+        others = [
+            repr(each.name) for each in descriptions if key and each.keys.get(name, key) != key
+        ]
+        require(
+            not others,
+            f"deployment.secure: node {name!r} has another key than the file of it among "
+            f"policy.secure.peers on {', '.join(others)}; put its new .pub there, and start "
+            f"{'that node' if len(others) == 1 else 'these nodes'} again",
+        )
 
 
 def labels_in_words(federation: Federation) -> str:
@@ -139,6 +199,9 @@ def labels_in_words(federation: Federation) -> str:
 ALIKE = "label", "label_type", "augmented"
 """What all nodes have alike, beside columns and the arrays of features."""
 
+ORDER = "order of columns"
+"""A difference that a line says how to mend."""
+
 
 def differences(mine: DataKind, theirs: DataKind) -> list[tuple[str, str, str]]:
     """In what the columns of two nodes differ: what it is, and the words of one and of the other.
@@ -162,8 +225,8 @@ def differences(mine: DataKind, theirs: DataKind) -> list[tuple[str, str, str]]:
         return found
     numbers = [(each.mean or (), each.scale or ()) for each in (own, other)]
     pairs = {
-        "order of columns": map(_listed, by_name),
-        "standardize": (str(each.standardize) for each in (own, other)),
+        ORDER: map(_listed, by_name),
+        "standardize": (each.standardize or "none" for each in (own, other)),
         "mean": (_listed(mean) for mean, _ in numbers),
         "scale": (_listed(scale) for _, scale in numbers),
     }
@@ -173,13 +236,15 @@ def differences(mine: DataKind, theirs: DataKind) -> list[tuple[str, str, str]]:
 def _of_column(what: str, own: Column | None, other: Column | None) -> list[tuple[str, str, str]]:
     """In what two columns differ."""
     if own is None or other is None:
-        first, second = ("no such column" if c is None else c.kind for c in (own, other))
+        first, second = (
+            "no such column" if c is None else f"a column of kind {c.kind}" for c in (own, other)
+        )
         return [(what, first, second)]
     pairs = {
         f"{what}, name": (own.name, other.name),
         f"{what}, kind": (own.kind, other.kind),
         f"{what}, values": (_listed(own.values), _listed(other.values)),
-        f"{what}, missing": (str(own.missing), str(other.missing)),
+        f"{what}, missing": (_or_none(own.missing), _or_none(other.missing)),
         f"{what}, unit": (own.unit or other.unit, other.unit or own.unit),
     }
     return [(each, one, two) for each, (one, two) in pairs.items() if one != two]
@@ -187,6 +252,21 @@ def _of_column(what: str, own: Column | None, other: Column | None) -> list[tupl
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values)) or "none"
+
+
+def _or_none(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _difference_in_words(what: str, have: str, needed: str, known: str, theirs: DataKind) -> str:
+    """In what a node differs from one that is known, and what to write into its file."""
+    if what != ORDER:
+        return f"{what}: it has {foreign(have)}, and {known} has {foreign(needed)}"
+    names = [column.name for column in Columns.of_json(theirs.columns).features]
+    listed = json.dumps(names, ensure_ascii=False)
+    if len(listed) > 2 * MOST_QUOTED:
+        listed = "[...], in its order"
+    return f"{what}: not that of {known}; [data] of its file needs features = {listed}"
 
 
 class DifferentColumnsError(InputError):
@@ -210,10 +290,7 @@ def check_fits(description: Description, others: Iterable[Description]) -> None:
             taken is None,
             f"its client {taken!r} is on {known} too; names of clients must differ",
         )
-        lines = [
-            f"{what}: it has {foreign(have)}, and {known} {foreign(needed)}"
-            for what, have, needed in differences(mine, theirs)
-        ]
+        lines = [_difference_in_words(*each, known, theirs) for each in differences(mine, theirs)]
         if lines:
             raise DifferentColumnsError(lines)
         for key in {**mine.arrays, **theirs.arrays, **dict.fromkeys(ALIKE)}:
@@ -223,21 +300,21 @@ def check_fits(description: Description, others: Iterable[Description]) -> None:
             )
             require(
                 have == needed,
-                f"{foreign(key.replace('_', ' '))}: it has {foreign(have)}, and {known} {needed}; "
-                "all nodes need data of one kind",
+                f"{foreign(key.replace('_', ' '))}: it has {foreign(have)}, and {known} has "
+                f"{needed}; all nodes need data of one kind",
             )
         classes = bool(mine.classes)
         are, are_not = ("are", "are not") if classes else ("are not", "are")
         require(
             classes == bool(theirs.classes),
-            f"its labels {are} classes, those of {known} {are_not}",
+            f"its labels {are} classes, and those of {known} {are_not}",
         )
         validated = bool(description.clients.validation)
         have, have_not = ("have", "have none") if validated else ("have no", "have some")
         require(
             validated == bool(other.clients.validation),
-            f"its clients {have} validation rows, those of {known} {have_not}; all nodes or none "
-            "must have them",
+            f"its clients {have} validation rows, and those of {known} {have_not}; all nodes or "
+            "none must have them",
         )
 
 
@@ -362,74 +439,90 @@ def join(
     """Wait for nodes to join.
 
     A node that cannot join, or does not fit those that joined before it, is left out, in one line,
-    and asked again until the others are there.
+    which the node is told too, and asked again until the others are there.
     """
     names = list(distinct("deployment.names:", names))
     log = logging.getLogger(__name__)
     described: dict[int, Description] = {}
     problems: dict[int, str] = {}
+    left_out: dict[int, str] = {}
     shown, wanted = -1, len(names) or nodes
     wait, end = DESCRIBE_WAIT, time.monotonic() + conversation.patience
     while True:
         new = [node for node in conversation.network.nodes() if node not in described]
-        requests = {
-            node: Request(version=VERSION, id=f"describe {secrets.token_hex(4)}", kind="describe")
-            for node in new
-        }
+        requests = {node: _describe(left_out.get(node, "")) for node in new}
         patience = max(0.0, min(wait, end - time.monotonic()))
         answers = conversation.answers(conversation.begin_all(requests, patience=patience))
         for node, answer in answers.items():
-            if isinstance(answer, Answered):
-                try:
-                    described[node] = _checked(conversation, answer, node, names, described)
-                    problems.pop(node, None)
-                    continue
-                except DifferentColumnsError as error:
-                    problem, lines = str(error), error.lines
-                except InputError as error:
-                    problem, lines = str(error), [str(error)]
-            else:
-                problem, lines = answer.why, [answer.why]
-            if problem not in SILENT and problems.get(node, NO_ANSWER) in SILENT:
-                for line in lines:
-                    log.warning("node %s: %s; left out", node, line)
-            problems[node] = problem
+            try:
+                described[node] = _checked(conversation, answer, node, names, described)
+                problems.pop(node, None)
+                left_out.pop(node, None)
+            except InputError as error:
+                problems[node] = str(error)
+                if problems[node] not in (*SILENT, left_out.get(node)):
+                    left_out[node] = problems[node]
+                    _log_left_out(conversation.network.name_of(node) or node, error)
         silent = any(problems.get(node) == NO_ANSWER for node in new)
         wait = 2 * wait if silent else DESCRIBE_WAIT
         if len(described) != shown:
             shown = len(described)
             waiting([each.name for each in described.values()])
+        over = time.monotonic() >= end
+        if over or len(described) >= wanted:
+            _tell(conversation, left_out)
         if len(described) >= wanted:
             break
         have = [each.name for each in described.values()]
-        missing = [f"{name} is missing" for name in names if name not in have]
-        others = [f"{node}: {problem}" for node, problem in sorted(problems.items())]
+        known = {node: conversation.network.name_of(node) or str(node) for node in problems}
+        missing = [f"{name} is missing" for name in names if name not in (*have, *known.values())]
+        others = [f"{known[each]}: {why}" for each, why in sorted((problems | left_out).items())]
         setting = f"names = {list(names)}" if names else f"nodes = {nodes}"
         require(
-            time.monotonic() < end,
+            not over,
             f"deployment.{setting}: {len(have)} joined within {conversation.patience:g} s "
             f"({', '.join([*have, *missing, *others]) or 'none'})",
         )
         time.sleep(min(DESCRIBE_EVERY, conversation.patience / 10))
     ordered = sorted(described, key=lambda node: described[node].name)
     joined = Joined(tuple(ordered), tuple(described[node] for node in ordered))
-    if "loss" not in joined.reports:
-        log.warning(
-            "no node reports losses: a run that diverges cannot be told from one that learns"
-        )
-    if line := class_warning(joined.descriptions):
-        log.warning("%s", line)
+    for warning in (class_warning, unit_warning):
+        if line := warning(joined.descriptions):
+            log.warning("%s", line)
     return joined
+
+
+def _describe(left_out: str) -> Request:
+    """A request that a node describe itself, which tells it why the run may go on without it."""
+    number = f"describe {secrets.token_hex(4)}"
+    return Request(version=VERSION, id=number, kind="describe", left_out=left_out)
+
+
+def _log_left_out(node: str | int, error: InputError) -> None:
+    """Log why a node is left out, with a line for each difference of columns."""
+    lines = error.lines if isinstance(error, DifferentColumnsError) else [str(error)]
+    for line in lines:
+        logging.getLogger(__name__).warning("node %r: %s; left out", node, line)
+
+
+def _tell(conversation: Conversation, left_out: Mapping[int, str]) -> None:
+    """Tell nodes why the run goes on without them; one that does not answer soon may not know."""
+    online = set(conversation.network.nodes())
+    requests = {node: _describe(why) for node, why in left_out.items() if node in online}
+    patience = min(DESCRIBE_WAIT, conversation.patience)
+    conversation.answers(conversation.begin_all(requests, patience=patience))
 
 
 def _checked(
     conversation: Conversation,
-    answer: Answered,
+    answer: Answered | Failed,
     node: int,
     names: Sequence[str],
     described: Mapping[int, Description],
 ) -> Description:
     """The description that a node answered; `InputError` if the node cannot join."""
+    if isinstance(answer, Failed):
+        raise InputError(answer.why)
     description = answer.head.description
     if description is None:
         raise InputError("it does not describe itself")
@@ -444,11 +537,11 @@ def _checked(
     )
     name = description.name
     require(not names or name in names, f"its name {name!r} is not one of {', '.join(names)}")
+    require(conversation.network.may_be(node, name), f"it has not the key of node {name!r}")
     for other, each in described.items():
         require(
             each.name != name or other == node,
             f"its name {name!r} is that of node {other}; names of nodes must differ",
         )
     check_fits(description, described.values())
-    require(conversation.network.may_be(node, name), f"it has not the key of node {name!r}")
     return description

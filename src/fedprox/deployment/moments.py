@@ -14,7 +14,7 @@ the clear, of all rows together in a secure sum.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.columns import Columns, Moments, standardized
-from fedprox.deployment.conversation import Answered
+from fedprox.deployment.conversation import Answered, Failed
 from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.fixed_point import MEASURES_BOUND
 from fedprox.deployment.secure_sum import SecureSum
@@ -32,6 +32,13 @@ from fedprox.errors import InputError, require
 
 RESOLVED = 1000
 """A size or a squared deviation must be so many times the error of a sum."""
+
+
+REFUSED = "moments: "
+"""How a node's refusal of its moments begins, whose run it may accept."""
+
+INSTEAD = "give the same numbers as standardize in [data] of all nodes' files"
+"""What runs can do without moments."""
 
 
 class Summed(NamedTuple):
@@ -54,8 +61,8 @@ def require_enough(columns: Columns, own: Moments, fewest: int) -> None:
     for column, count in zip(columns.numeric, own.counts[0].tolist(), strict=True):
         require(
             count >= fewest,
-            f"column {column.name!r}: {count:g} training rows have a value; policy.fewest_rows = "
-            f"{fewest}",
+            f"{REFUSED}column {column.name!r}: {count:g} training rows have a value; "
+            f"policy.fewest_rows = {fewest}",
         )
 
 
@@ -90,7 +97,7 @@ def mean_and_size(columns: Columns, first: Summed, error: float) -> tuple[Array,
         require(
             each == 0 or each >= RESOLVED * error,
             f"column {column.name!r}: values of about {each:.2g} are too small for a secure sum; "
-            "use another unit, or give mean and scale",
+            f"use another unit, or {INSTEAD}",
         )
     return mean, np.where(size > 0, size, 1.0)
 
@@ -177,7 +184,7 @@ class _Asking:
         require(
             not secret.clipped,
             f"{secret.clipped} of the columns' values are beyond {secret.fixed.bound:g}, too large "
-            "for a secure sum; use another unit, or give mean and scale",
+            f"for a secure sum; use another unit, or {INSTEAD}",
         )
         return total, len(answers) * secret.fixed.step
 
@@ -190,17 +197,23 @@ class _Asking:
             i: server.request("moments", self.setup, round=int(bool(arrays))) for i in nodes
         }
         if secret is not None:
-            requests = secret.prepared(requests, arrays)
+            try:
+                requests = secret.prepared(requests, arrays)
+            except InputError:
+                self._require_all(secret.problems)
+                raise
         asked = server.begin(requests, arrays, dict.fromkeys(requests, allowed))
         answers, failed = server.gather(asked, read)
-        if secret is not None:
-            failed |= secret.problems
-        for index, each in sorted(failed.items()):
-            raise InputError(
-                f"node {server.name(index)!r}: {each.why}; the rows of all nodes together "
-                "standardize the data"
-            )
+        self._require_all(failed if secret is None else failed | secret.problems)
         return [answers[i] for i in nodes]
+
+    def _require_all(self, failed: Mapping[int, Failed]) -> None:
+        """Raise `InputError` if a node has failed."""
+        for index, each in sorted(failed.items()):
+            line = f"node {self.server.name(index)!r}: {each.why}"
+            if REFUSED in each.why or not each.refused:  # else it refuses the run
+                line += f"; the run needs mean and deviation of each node's columns: {INSTEAD}"
+            raise InputError(line)
 
     def _like(self, kind: type[Any]) -> Any:
         """Moments of the columns, in shape."""

@@ -57,6 +57,7 @@ class Network(NamedTuple):
             but at most so many seconds.
         may_be: (node, name) -> whether the node's key is one that may have this name.
         key_of: (node) -> the node's public key in PEM; empty if it is not known.
+        name_of: (node) -> the name whose key the node has; empty if it is not known.
     """
 
     nodes: Callable[[], Sequence[int]]
@@ -64,3 +65,4 @@ class Network(NamedTuple):
     receive: Callable[[float], Sequence[Received]]
     may_be: Callable[[int, str], bool] = lambda node, name: True  # noqa: ARG005
     key_of: Callable[[int], bytes] = lambda node: b""  # noqa: ARG005
+    name_of: Callable[[int], str] = lambda node: ""  # noqa: ARG005

@@ -37,7 +37,7 @@ from fedprox.deployment.kept import (
     read_kept,
     write_kept,
 )
-from fedprox.deployment.moments import require_enough, summed_part
+from fedprox.deployment.moments import REFUSED, require_enough, summed_part
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node_method import NodeMethod, model_on_node
 from fedprox.deployment.own_noise import SiteGuarantee
@@ -162,6 +162,7 @@ class Node:
         self._methods: dict[str, NodeMethod] = {}
         self._data: tuple[Columns | None, Federation, DeviceData] | None = None
         self._model: tuple[str, Model] | None = None
+        self._left_out = ""
 
     @cached_property
     def kind(self) -> DataKind:
@@ -250,8 +251,13 @@ class Node:
             sampled = self.policy.measured_rows is not None
             data = self.federation, self.reports
             described = description_of(self.name, __version__, *data, sampled=sampled)
-            own = None if self.own is None else self.own.declared
-            return {"description": described.model_copy(update={"own": own})}, {}
+            more = {
+                "own": None if self.own is None else self.own.declared,
+                "silent": self.policy.silent_on_losses(len(self.federation)),
+                "keys": {} if self.sums is None else self.sums.identity.digests,
+            }
+            self._hear(request.left_out)
+            return {"description": described.model_copy(update=more)}, {}
         setup = required(request.setup, f"{request.kind}: the setup is missing")
         self.policy.check(setup)
         if setup.secure is not None:
@@ -309,6 +315,13 @@ class Node:
     def _model_in(self, request: Request, method: NodeMethod) -> Params:
         """The model that a request has, at each sweep point."""
         return filled(at_points(method.model.shapes, method.points), self._arrays_of(request))
+
+    def _hear(self, left_out: str) -> None:
+        """Log once why the operator's run goes on without the node."""
+        if left_out not in ("", self._left_out):
+            line = printable(left_out)
+            logging.getLogger(__name__).warning("the operator leaves this node out: %s", line)
+        self._left_out = left_out
 
     @property
     def _sums(self) -> Sums:
@@ -459,16 +472,16 @@ class Node:
         """The moments of the node's columns, which do not depend on what a run asks."""
         columns = self.federation.columns
         if self.table is None or columns is None:
-            raise InputError("moments: no rows of other nodes standardize this node's data")
+            raise InputError(f"{REFUSED}no rows of other nodes standardize this node's data")
         private = setup.privacy is not None or setup.private_steps is not None
-        require(not private, "moments: they have no noise; with [privacy] give mean and scale")
+        require(not private, f"{REFUSED}they have no noise, and the run has [privacy]")
         require(
             self.own is None,
-            "moments: they have no noise, and the node has policy.privacy.own; give mean and scale",
+            f"{REFUSED}they have no noise, and the node has policy.privacy.own",
         )
         count, rows = len(self.federation), len(self.federation.train)
         fewest = self.policy.fewest_clients
-        require(count >= fewest, f"moments: {count} clients; policy.fewest_clients = {fewest}")
+        require(count >= fewest, f"{REFUSED}{count} clients; policy.fewest_clients = {fewest}")
         own = joined(Moments(*(each[self._clients] for each in self.table.moments)))
         require_enough(columns, own, self.policy.fewest_rows)
         if setup.secure is None:

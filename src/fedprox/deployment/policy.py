@@ -273,6 +273,15 @@ class Policy(Section):
         never = {"gradients"} if masked else set()
         return [each for each in REPORTS if each in self.report and each not in never]
 
+    def silent_on_losses(self, clients: int) -> str:
+        """Why a node with so many clients reports no losses without noise; empty if it does."""
+        if "loss" not in self.report:
+            return 'policy.report has no "loss"'
+        if "loss" not in self.reported:
+            return "[policy.privacy] without exact_measures"
+        few = clients < self.fewest_clients
+        return f"policy.fewest_clients = {self.fewest_clients}, and it has {clients}" * few
+
     @property
     def reported_with_noise(self) -> list[Reportable]:
         """The measures that the node reports with noise, in runs that account for it.

@@ -58,6 +58,7 @@ from fedprox.engine.compiled.client_step import round_hparams
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.planning.round_work import RoundWork, drawn_works
+from fedprox.epsilon import GivenUp
 from fedprox.errors import InputError, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
@@ -142,6 +143,9 @@ class RemoteSeed:
         self.seed, self.params, self.done = start.seed, start.params, start.round
         self.private, self.repeated = self.method.protocol.hides_clients, self.server.repeated
         self.measured_before = self.server.measured_before
+        ledger = self.server.ledger
+        self.given_up_before = len(ledger.given_up), len(ledger.unmeasured)
+        self.asks = False
         self.setup = self.server.setup(self.method, start.seed)
         # also in a round without answers, which cost privacy; with secure sums nodes add it
         self.adds_noise = self.private and self.setup.secure is None
@@ -159,8 +163,28 @@ class RemoteSeed:
         else:
             self.works = self.training.works(start.round)
 
+    def given_up(self, rounds: int) -> GivenUp:
+        """What was counted up to a round, or before an interruption, and was given up.
+
+        Whether a round is given up before a node is asked for what its rows give follows from keys
+        and connections, which know nothing of the rows.
+        """
+        (before, unmeasured_before), ledger = self.given_up_before, self.server.ledger
+        return GivenUp(
+            [t for i, t in enumerate(ledger.given_up) if i < before or t < rounds],
+            sum(i < unmeasured_before or t <= rounds for i, t in enumerate(ledger.unmeasured)),
+        )
+
     def next(self, now: RunState) -> RunState:
         """Compute one round on the nodes."""
+        self.asks = False
+        after = self._next(now)
+        private = self.method.protocol.privacy is not None
+        if private and self.setup.secure is not None and not self.asks:
+            self.server.ledger.give_up(now.round)
+        return after
+
+    def _next(self, now: RunState) -> RunState:
         t, exchange = now.round, self.method.algorithm.first.exchange
         self.done = t + 1
         if self.training is not None:
@@ -352,6 +376,7 @@ class RemoteSeed:
         except InputError as error:
             self._warn(f"round {t + 1}: {error}: without this round's updates")
             requests = {}
+        self.asks |= bool(requests)
         beside = {} if secret is None else secret.allowed
         allowed = {
             index: part_shapes(len(places[index]), sent[index], points) | beside
@@ -454,6 +479,8 @@ class RemoteSeed:
             except InputError as error:
                 self._not_measured(error)
                 requests = {}
+                if noised:
+                    server.ledger.leave_unmeasured(self.done)
         asked = server.begin(requests, arrays, dict.fromkeys(requests, allowed))
         measuring = cache(partial(self._measured, asked, began, secret))
         if self.training is None:

@@ -30,7 +30,7 @@ from pydantic import (
 from fedprox.algorithms.reporting import Evaluated
 from fedprox.columns import Columns
 from fedprox.deployment.network import Parcel
-from fedprox.errors import LARGEST, SINGLE, InputError, foreign, reason, require
+from fedprox.errors import LARGEST, LONGEST, SINGLE, InputError, foreign, reason, require
 from fedprox.experiment.schema import Table
 from fedprox.features import Features, named_leaves, tree_from
 from fedprox.parts.privacy import AdaptiveClip, Privacy
@@ -45,7 +45,7 @@ from fedprox.parts.privacy.accounting import (
 from fedprox.parts.privacy.measures import Noised, NoisedMeasures, gaussian
 from fedprox.parts.privacy.setting import CLIPS
 
-VERSION = 13
+VERSION = 14
 """Version of the messages. Coordinator and nodes must have the same."""
 
 Array = NDArray[Any]
@@ -271,6 +271,9 @@ class Description(Head):
         kind: What its clients' data have in common.
         central_validation: Number of validation rows that belong to no client.
         reports: The measures that the node reports.
+        silent: Why it reports no losses, in a few words; empty if it does.
+        keys: For secure sums, digests of the public keys that it knows by the nodes' names, with
+            its own.
         own: The noise that the node adds itself; None if it adds none.
     """
 
@@ -280,6 +283,8 @@ class Description(Head):
     clients: Clients
     central_validation: NotNegative
     reports: list[str]
+    silent: Annotated[str, Field(max_length=200)] = ""
+    keys: Annotated[dict[Name, Hex32], Field(max_length=1000)] = {}
     own: SiteNoise | None = None
 
 
@@ -551,6 +556,8 @@ class Request(Head):
         seconds: Seconds that the node may work on it, for "train" and "gradients" with a deadline.
         arrays: Digests of the arrays that the request needs, in order.
         secret: Its part of a secure sum; None for requests without one.
+        left_out: Why the run goes on without the node unless it is mended, for "describe"; empty if
+            it does not.
     """
 
     version: int
@@ -565,6 +572,7 @@ class Request(Head):
     seconds: Finite | None = None
     arrays: list[str] = []
     secret: Secret | None = None
+    left_out: Annotated[str, Field(max_length=2 * LONGEST)] = ""
 
 
 STAGES: Mapping[RequestKind, tuple[str, ...]] = {
@@ -583,7 +591,7 @@ _WORK = _SUMMED | {"participation", "work", "seconds"}
 _STAGE = frozenset({"setup", "secret"})
 
 READS: Mapping[RequestKind, frozenset[str]] = {
-    "describe": frozenset(),
+    "describe": frozenset({"left_out"}),
     "prepare": frozenset({"setup", "planned"}),
     "moments": _SUMMED,
     "gradients": _WORK,

@@ -18,6 +18,7 @@ from fedprox.algorithms.base import HParams, State
 from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.batch_plan import Capacity
 from fedprox.engine.planning.round_work import RoundWork
+from fedprox.epsilon import GivenUp
 from fedprox.loop.following import Report
 from fedprox.model import Params
 from fedprox.protocol.method import Method
@@ -183,6 +184,9 @@ class SeedExecution(Protocol):
     repeated: Sequence[range]
     measured_before: int
     measured: Measures | None
+
+    def given_up(self, rounds: int) -> GivenUp:
+        """What was counted as released up to a round, and was not."""
 
     def next(self, now: RunState) -> RunState:
         """The state after the next rounds, which one call computes.

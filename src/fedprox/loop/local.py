@@ -45,6 +45,7 @@ from fedprox.engine.storage.training_data import (
     copy_to_devices,
     rows_spec,
 )
+from fedprox.epsilon import NOTHING, GivenUp
 from fedprox.loop.checkpoint import Checkpoints
 from fedprox.loop.execution import (
     Done,
@@ -440,6 +441,11 @@ class LocalSeed:
         self.local, self.planned, self.store, self.seed = local, planned, store, seed
         self.measured: Measures | None = None
         self.done = done
+
+    def given_up(self, rounds: int) -> GivenUp:
+        """Each round is released."""
+        del rounds
+        return NOTHING
 
     def next(self, now: RunState) -> RunState:
         """Start the rounds of the next call, which reuses the memory of the state."""

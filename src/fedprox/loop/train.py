@@ -354,7 +354,8 @@ class SeedRun:
         """Wait for the oldest pending evaluation, and record it."""
         oldest = self.pending.popleft()
         self.done = oldest.now.since
-        spent = self.spent.epsilon(oldest.now.round)
+        done = oldest.now.round
+        spent = self.spent.epsilon(done, self.execution.given_up(done))
         records = records_of(oldest, self.method, self.runs, spent)
         clients = client_records_of(oldest, self.protocol, len(self.runs))
         known = list[Record]()

@@ -173,7 +173,7 @@ OTHER_EVALUATED = Chosen(
 ALL_STANDARDIZE = Chosen(
     "federation.columns.standardize",
     "federation",
-    "give its numbers",
+    "give the numbers as standardize, in a deployment in [data] of the file of each node",
 )
 OWN_STANDARDIZE = Chosen("federation.columns.standardize", "client", "give its numbers")
 # who takes part, and how far clients come

@@ -17,14 +17,16 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from fedprox.deployment.audit import checked_lines
-from fedprox.deployment.coordinator import Coordinator
+from fedprox.deployment.coordinator import Coordinator, Ledger, read_ledger
 from fedprox.deployment.crypto import Words
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
 from fedprox.deployment.kept import Revealed, read_kept
 from fedprox.deployment.network import Network, Parcel
 from fedprox.deployment.node_method import NodeMethod
-from fedprox.deployment.policy import Policy
+from fedprox.deployment.policy import OwnPrivacy, Policy, PrivacyPolicy
 from fedprox.deployment.secure_sum import SecureSum
 from fedprox.deployment.sum_keys import require_enough
 from fedprox.deployment.wire import (
@@ -39,13 +41,21 @@ from fedprox.deployment.wire import (
     unpack_request,
 )
 from fedprox.errors import InputError
+from fedprox.loop.checkpoint import Checkpoints
 from fedprox.parts.part import mean_of
-from fedprox.parts.privacy.accounting import Mechanism, epsilon_of, epsilon_together
+from fedprox.parts.privacy.accounting import (
+    Mechanism,
+    epsilon_beside,
+    epsilon_of,
+    epsilon_together,
+)
+from fedprox.parts.privacy.measures import gaussian
 from fedprox.results.run import Run
 from tests.deployment.federations import (
     FEDPROX,
     STATEFUL,
     WITH_STATE,
+    Killed,
     Site,
     apart,
     deployed,
@@ -654,6 +664,42 @@ def test_a_node_that_is_not_known_is_not_summed_with(sites: list[Site]) -> None:
     assert line.endswith("node 'node-0': it refuses: nodes node-3: not in policy.secure.peers")
 
 
+def test_a_renewed_key_that_others_do_not_have_ends_the_run_before_its_first_round(
+    sites: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after `fedprox certificates --renew node-1`, of which only one other node was told."""
+    sums, told = sites[1].node.sums, sites[4].node.sums
+    assert sums is not None
+    assert told is not None
+    key = ec.generate_private_key(ec.SECP256R1())
+    sums.identity = sums.identity._replace(key=key)
+    peers = {**told.identity.peers, "node-1": key.public_key()}
+    told.identity = told.identity._replace(peers=peers)
+    line = refusal(lambda: deployed(ONE_ROUND, answers(sites)))
+    assert line == (
+        "deployment.secure: node 'node-1' has another key than the file of it among "
+        "policy.secure.peers on 'node-0', 'node-2', 'node-3'; put its new .pub there, and start "
+        "these nodes again"
+    )
+    assert not operator_lines(caplog)
+
+
+def test_who_withholds_losses_from_a_secure_sum_is_told_with_the_reason(
+    sites: list[Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    for site in sites[:3]:
+        bound = PrivacyPolicy(own=OwnPrivacy(epsilon=5.0, delta=1e-5, clip=1.0))
+        site.node.policy = site.node.policy.model_copy(update={"privacy": bound})
+    sites[3].node.policy = sites[3].node.policy.model_copy(update={"report": ["accuracy"]})
+    (run,) = deployed(ONE_ROUND, answers(sites))
+    assert not run.final.measured
+    assert caplog.messages[0] == (
+        "1 of 5 nodes report losses, and a secure sum needs those of 3: a run that diverges cannot "
+        "be told from one that learns (node-0, node-1, node-2: [policy.privacy] without "
+        'exact_measures; node-3: policy.report has no "loss")'
+    )
+
+
 def test_a_node_with_secure_sums_reports_no_gradients(sites: list[Site]) -> None:
     assert sites[0].node.reports == ["loss", "accuracy", "metrics"]
 
@@ -867,6 +913,78 @@ def test_a_private_round_without_a_sum_changes_nothing(sites: list[Site]) -> Non
     (run,) = deployed(HIDDEN | {"deployment": SHARED}, nodes)
     assert not run.params["dense"]["bias"].any()
     assert run.final.epsilon is not None
+
+
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+def test_a_round_that_no_node_was_asked_to_train_costs_no_epsilon(
+    unit: str, sites: list[Site], tmp_path: Path
+) -> None:
+    """Keys are not agreed on in the first round, nor for what is measured before and after it."""
+    sites, asked = trusting(sites), 0
+    privacy = PRIVATE | {"unit": unit, "measures": {"loss_bound": 4.0, "noise_multiplier": 5.0}}
+    secured = {"threshold": 3} | ({"honest": 3} if unit == "client" else {"bound": 9.0})
+    table = HIDDEN | {"rounds": 2, "privacy": privacy, "deployment": {"secure": secured}}
+
+    def without_keys(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            nonlocal asked
+            asked += json.loads(parcel.head)["kind"] == "advertise"
+            return site.answer(parcel) if asked > 3 * NODES else gone(site, "advertise")(parcel)
+
+        return answer
+
+    (tmp_path / "run").mkdir()
+    ledger = Ledger(tmp_path / "run")
+    (run,) = deployed(table, [without_keys(site) for site in sites], ledger=ledger)
+    spent = [record.epsilon for record in run.history]
+    assert spent[:2] == [0, 0]
+    assert spent[2] > 0
+    again = read_ledger(tmp_path / "run")
+    assert (again.released, again.given_up, again.unmeasured) == (2, [0], [0, 1])
+    if unit == "client":
+        everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+        assert spent[2] == pytest.approx(epsilon_beside(everybody, 1, (gaussian(5.0, 1e-3), 1)))
+        return
+    costs = [
+        epsilon_together(tuple(taken), 1e-3)
+        for site in sites
+        for taken in site.node.spent.steps.values()
+    ]
+    assert spent[2] == pytest.approx(max(costs))
+
+
+def test_a_resumed_run_counts_no_round_that_was_given_up_before(
+    sites: list[Site], tmp_path: Path
+) -> None:
+    """The first of three rounds has no keys, and the last one is killed and repeated."""
+    sites, trained, advertised = trusting(sites), 0, 0
+    off = {"every": 3, "gradients": False}
+    table = HIDDEN | {"rounds": 3, "deployment": SHARED, "evaluation": off}
+
+    def failing(site: Site) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            nonlocal trained, advertised
+            kind = json.loads(parcel.head)["kind"]
+            trained, advertised = trained + (kind == "train"), advertised + (kind == "advertise")
+            if kind == "advertise" and advertised <= 2 * NODES:  # the first evaluation's too
+                return gone(site, "advertise")(parcel)
+            if trained > NODES:
+                raise Killed
+            return site.answer(parcel)
+
+        return answer
+
+    (tmp_path / "run").mkdir()
+    ledger = Ledger(tmp_path / "run")
+    kept = functools.partial(Checkpoints, tmp_path / "checkpoint", 1)
+    with pytest.raises(Killed):
+        deployed(table, [failing(each) for each in sites], kept(resume=False), ledger=ledger)
+    ledger = read_ledger(tmp_path / "run")
+    assert (ledger.released, ledger.given_up) == (3, [0])
+    (run,) = deployed(table, answers(sites), kept(resume=True), ledger=ledger)
+    assert ledger.repeated == [(2, 3)]
+    everybody = Mechanism(NODES, NODES, "uniform", None, 1.0, 1, 1e-3, "pld")
+    assert run.final.epsilon == pytest.approx(epsilon_of(everybody, 3))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,35 @@ def test_the_page(file: Path, capsys: Any) -> None:
         assert word in text
 
 
+def test_the_file_of_a_deployment_is_for_clients_of_given_rows(
+    file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if their rows were here; by a small model, whatever that of the file is."""
+    monkeypatch.setenv("COLUMNS", "200")
+    changes = settings(
+        *("privacy.unit=example", "cohort.sampling=uniform", "method=[{name='fedavg'}]"),
+        "evaluation.gradients=false",
+        "privacy.measures={loss_bound=4.0,noise_multiplier=9.0,only=['train_loss','test_accuracy']}",
+    )
+    federation = resolve(read_experiment(file)).federation
+    here = printed(capsys, file, *changes)
+    assert "noise in test_accuracy" in here
+    data, model = '[data]\nname = "synthetic"\nclients = 60\n', '[model]\nname = "cnn"\n'
+    file.write_text(FILE.replace(data, model))
+    both = zip(federation.train.sizes.tolist(), federation.test.sizes.tolist(), strict=True)
+    sizes = ",".join(f"{train}+{test}" for train, test in both)
+    assert printed(capsys, file, *changes, "--rows", sizes) == here
+    more = "a client has from 1 to 10,000,000 training rows, such as 256, or 256+64 with its test"
+    for given, line in (
+        ([], "no section [data], as of a deployment; give the training and test rows of each"),
+        (["--rows", "256,0+9"], f"--rows 256,0+9; {more}"),
+        (["--rows", "2+5+9"], f"--rows 2+5+9; {more}"),
+        (["--rows", "5", "--set", "data.name=synthetic"], "has a section [data]; leave --rows out"),
+    ):
+        assert status("privacy", file, *given) == 2
+        assert line in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("count", mostly_slow([6, 60], 60))
 def test_an_epsilon_gives_the_noise(count: int, file: Path, capsys: Any) -> None:
     text = file.read_text().replace("noise_multiplier = 4.0", 'epsilon = 0.5\naccountant = "rdp"')

@@ -248,22 +248,23 @@ class LocalSteps:
             counts[work.jobs.client] += work.jobs.steps
         return counts
 
-    def counted(self, rounds: int) -> NDArray[np.int64]:
-        """The steps of each client in the first rounds and the repeated ones."""
+    def counted(self, rounds: int, but: Sequence[int] = ()) -> NDArray[np.int64]:
+        """The steps of each client in the first rounds and the repeated ones, without some."""
         if rounds < self.rounds:
             self._begin()
         while self.rounds < rounds:
             jobs = next(self.works).jobs
             self.counts[jobs.client] += jobs.steps
             self.rounds += 1
-        return self.counts + self.again
+        given_up = sum((self._within(range(t, t + 1)) for t in but), start=self._no_steps())
+        return self.counts + self.again - given_up
 
-    def after(self, rounds: int) -> list[tuple[int, int, int]]:
+    def after(self, rounds: int, but: Sequence[int] = ()) -> list[tuple[int, int, int]]:
         """As `counted`, for each client that took some: its rows, those of a batch, the steps."""
         sizes = self.method.protocol.federation.train.sizes
         return [
             (size, self.method.solver.batch_of(size), count)
-            for size, count in zip(sizes.tolist(), self.counted(rounds).tolist(), strict=True)
+            for size, count in zip(sizes.tolist(), self.counted(rounds, but).tolist(), strict=True)
             if count
         ]
 
