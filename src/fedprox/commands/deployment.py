@@ -24,7 +24,7 @@ from fedprox.commands.options import (
 )
 from fedprox.commands.training import file_and_folder, set_up_jax, train_into
 from fedprox.datasets.sources import cache_folder
-from fedprox.deployment.audit import checked_lines
+from fedprox.deployment.audit import TornError, checked_lines
 from fedprox.deployment.audit import in_words as line_in_words
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import (
@@ -275,8 +275,9 @@ def node(
     library: no code travels to it.
 
     Each request has a line in the file `audit.jsonl` of the node's folder, which has the digest of
-    the line before. With --audit the command checks these lines, also while the node runs, prints
-    them and the last digest, and ends with status 1 if one does not continue the one before.
+    the line before; `audit-head.json` has the digest of the last one. With --audit the command
+    checks these lines, also while the node runs, prints them and the last digest, and ends with
+    status 1 if one was changed or is missing, and with status 2 if the last one is not complete.
 
     Bad input is reported in one line, with exit status 2.
     """
@@ -314,7 +315,7 @@ def _print_audit(folder: Path) -> None:
             print(printable(line_in_words(last.line)))
     except InputError as error:
         say(str(error))
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, TornError) else 1) from None
     if first is None or last is None:
         print(f"{printable(folder)}: no audit yet")
         return
