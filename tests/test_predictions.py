@@ -301,7 +301,7 @@ def test_what_the_command_refuses(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, csv = trained / "out", trained / "patients.csv"
-    cases = {
+    cases: dict[str, list[Any]] = {
         f"{tmp_path / 'no'}: no such run directory": [tmp_path / "no", csv],
         f"{csv}: no such run directory": [csv, csv],
         f"{trained}: no experiment.toml; not a run directory": [trained, csv],

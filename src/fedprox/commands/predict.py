@@ -10,7 +10,7 @@ import typer
 from numpy.typing import NDArray
 
 from fedprox.commands.training import set_up_jax
-from fedprox.errors import printable, require
+from fedprox.errors import plural, printable, require
 from fedprox.files.whole import write_whole
 from fedprox.predictions import Outputs, outputs_of
 
@@ -62,8 +62,7 @@ def predict(
         print(content, end="")
         return
     write_whole(out, content.encode())
-    rows = len(found.values)
-    print(f"{printable(out)}: {rows:,} row{'s' * (rows != 1)}")
+    print(f"{printable(out)}: {plural(len(found.values), 'row')}")
 
 
 def as_csv(found: Outputs, *, probabilities: bool) -> str:

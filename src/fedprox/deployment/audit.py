@@ -28,7 +28,7 @@ from fedprox.deployment.kept import NodeSpent
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Bound
 from fedprox.deployment.wire import READS, Request
-from fedprox.errors import InputError, foreign, reason, require
+from fedprox.errors import InputError, foreign, plural, reason, require
 from fedprox.files.whole import BINARY, NO_LINK, append, naming
 from fedprox.parts.privacy.accounting import (
     Composed,
@@ -163,8 +163,7 @@ NONE = Head(0, BEGINNING)
 def write_head(folder: Path, head: Head) -> None:
     """Replace the head. Neither it nor a line is flushed to the disk."""
     partial = folder / f".{HEAD}.partial"
-    partial.unlink(missing_ok=True)  # from a process that was killed
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK | BINARY
     with naming(folder / HEAD), io.FileIO(os.open(partial, flags, 0o600), "w") as file:
         file.write(json.dumps(head._asdict()).encode())
     partial.replace(folder / HEAD)
@@ -238,7 +237,11 @@ class Audit:
         end = Head(_number_of(lines[-1]), _digest(lines[-1])) if lines else NONE
         if head and not any(_digest(line) == head.digest for line in reversed(lines)):
             self._missing = max(head.line - end.line, 0)
-            log.warning("%s: line %s is not the last that was written", self.folder, end.line)
+            log.warning(
+                "%s: no line %s as %s knows it; lines were changed, cut off, or lost in a power "
+                "failure",
+                *(self.folder / FILE, head.line, HEAD),
+            )
             end = head
         if end.line:
             where = self.folder / FILE
@@ -403,11 +406,7 @@ def in_words(line: Mapping[str, Any]) -> str:
     ):
         if key in line:
             about.append(words.format(line[key]))
-    about += [
-        f"{line[key]:,} {key if line[key] != 1 else key[:-1]}"
-        for key in ("clients", "steps")
-        if key in line
-    ]
+    about += [plural(line[key], key[:-1]) for key in ("clients", "steps") if key in line]
     why = f": {line['why']}" if "why" in line else ""
     sizes = f"{line.get('bytes_in', 0):,} bytes in, {line.get('bytes_out', 0):,} bytes out"
     cost = [f"{key} {line[key]}" for key in ("rounds",) if key in line]
@@ -416,7 +415,9 @@ def in_words(line: Mapping[str, Any]) -> str:
             value = "without bound" if line[key] is None else rounded_up(line[key])
             cost.append(f"{key.replace('_', ' ')} {value}")
     end = [sizes, ", ".join(cost), f"from {line['who']}" if line.get("who") else ""]
-    end.append(f"{line['lost']} lines before it are lost" if "lost" in line else "")
+    end.append(
+        f"{plural(line['lost'], 'line')} before it could not be written" if "lost" in line else ""
+    )
     if "missing" in line:
         end.append(_missing(line["line"] - line["missing"], line["line"] - 1, "before it"))
     return (
