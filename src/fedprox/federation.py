@@ -305,7 +305,7 @@ class Federation:
             count = len(self.validation.sizes)
             require(
                 count == len(self),
-                f"federation: validation rows of {count} clients; there are {len(self)}",
+                f"federation: validation rows of {plural(count, 'client')}; there are {len(self)}",
             )
         require(len(self.names) > 0, "federation: no clients; at least one is needed")
         empty = np.flatnonzero(self.train.sizes == 0)

@@ -884,7 +884,8 @@ def _sampling(mechanism: Mechanism) -> str:
             "secret who takes part."
         )
     if mechanism.everybody:
-        return f"Sampling: none; all {clients} clients take part in each round."
+        who = "the client takes" if mechanism.clients == 1 else f"all {clients} clients take"
+        return f"Sampling: none; {who} part in each round."
     secret = "It must stay secret who takes part."
     if mechanism.replaces:
         return (
