@@ -199,6 +199,7 @@ def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> 
     listed = capsys.readouterr().out
     for path in EXAMPLES:
         assert f"\n{path.stem} " in f"\n{listed}"
+    assert "#" not in listed
     assert status("examples", "demo") == 0
     demo = (Path(__file__).parents[1] / "examples" / "demo.toml").read_text()
     assert capsys.readouterr().out == demo

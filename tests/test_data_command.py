@@ -22,7 +22,7 @@ from matplotlib.image import imread
 from matplotlib.patches import StepPatch
 from rich.console import Console
 
-from fedprox import Federation, InputError, datasets
+from fedprox import Column, Columns, Federation, InputError, datasets
 from fedprox.datasets import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.labelled import PARTITIONS, AnyPartition
 from fedprox.datasets.sources import (
@@ -35,7 +35,14 @@ from fedprox.datasets.sources import (
     find,
 )
 from fedprox.federation import Rows
-from fedprox.report.data import classes_for, data_figure, statistics, statistics_table, where
+from fedprox.report.data import (
+    classes_for,
+    columns_table,
+    data_figure,
+    statistics,
+    statistics_table,
+    where,
+)
 from tests.test_cli import status
 
 # a download that fails leaves its connection to the garbage collector (requests, under pooch)
@@ -431,6 +438,28 @@ def test_describe_draws_the_devices_of_an_experiment(tmp_path: Path, capsys: Any
         *("data.png", "data.svg"),
         *("population.png", "population.svg"),
     }
+
+
+@pytest.mark.usefixtures("_empty")
+def test_describe_prints_the_columns_of_a_table(tmp_path: Path, capsys: Any) -> None:
+    csv, out = tmp_path / "a.csv", tmp_path / "out"
+    csv.write_text("ward,age,stage,sex,ill\na,40,II,f,no\na,,I,m,yes\nb,50,III,,no\nb,60,I,f,no\n")
+    options = {"table": csv, "client": "ward", "label": "ill", "test": 0.5}
+    options |= {"missing": '{age = "column", sex = "m"}', "kinds": '{age = {unit = "years"}}'}
+    settings = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    assert status("data", "describe", "table", *settings, "--out", out) == 0
+    _, _, table = capsys.readouterr().out.partition("column ")
+    assert [line.split() for line in table.splitlines()[:5]] == [
+        ["kind", "values", "for", "a", "missing", "value", "unit"],
+        ["age", "number", "-", "column", "years"],
+        ["stage", "category", "3", "-"],
+        ["sex", "category", "2", "m"],
+        ["ill,", "the", "label", "category", "2", "-"],
+    ]
+    features = tuple(Column(f"x{i}", "number") for i in range(100))
+    many = columns_table(Columns(features, Column("y", "number")))
+    assert many.row_count == 42
+    assert list(many.columns[0].cells)[-2:] == ["60 more", "y, the label"]
 
 
 @pytest.mark.usefixtures("_empty")

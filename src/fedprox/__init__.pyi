@@ -63,7 +63,7 @@ from fedprox.parts.population import DayNight, Intervals, LogNormal, Population,
 from fedprox.parts.privacy import AdaptiveClip, NoisedMeasures, Privacy
 from fedprox.parts.robust import Aggregation
 from fedprox.parts.systems import Systems
-from fedprox.predictions import predict
+from fedprox.predictions import Probabilities, predict
 from fedprox.protocol.cohort import Cohort
 from fedprox.protocol.protocol import Evaluation
 from fedprox.report.compare import Difference
@@ -121,6 +121,7 @@ __all__ = [
     "Prepared",
     "Privacy",
     "PrivacyAudit",
+    "Probabilities",
     "Progress",
     "Record",
     "Rows",

@@ -33,6 +33,7 @@ COMMANDS = {
     "superlink": ("federation", "Pass messages between the nodes and the operator."),
     "status": ("following", "Say how far a run or a study is."),
     "stop": ("following", "Let a run or a study stop with a checkpoint."),
+    "predict": ("predict", "Predict the label of each row of a table."),
     "report": ("report", "Write the HTML report of run directories."),
     "diagnose": ("diagnose", "Measure how clients differ, and suggest a mu."),
     "privacy": ("privacy", "Compute the privacy of an experiment."),

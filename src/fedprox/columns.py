@@ -471,8 +471,9 @@ def wrong_value(name: str, given: Array | Words, row: int, first: int, why: str)
 def _missing(column: Column, row: int, first: int) -> InputError:
     """The error of a missing value."""
     return InputError(
-        f"column {column.name!r}, row {first + row + 1}: a missing value; say in missing what "
-        'stands for it, a value or "column", or leave out the rows'
+        f"column {column.name!r}, row {first + row + 1}: a missing value; say in missing, of "
+        'the table that is trained on, what stands for it, a value or "column", or leave out the '
+        "rows"
     )
 
 

@@ -67,6 +67,16 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
+def plural(number: int, noun: str) -> str:
+    """A number and what it counts.
+
+    >>> plural(1, "client"), plural(1200, "class")
+    ('1 client', '1,200 classes')
+    """
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending * (number != 1)}"
+
+
 def installing(extra: str) -> str:
     """How to install what an extra of this package needs, as messages say it.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedprox.columns import FEW_CLASSES, MOST_CLASSES, Columns, Value
-from fedprox.errors import InputError, distinct, require, require_share, require_whole
+from fedprox.errors import InputError, distinct, plural, require, require_share, require_whole
 from fedprox.features import (
     Features,
     Vectors,
@@ -305,7 +305,7 @@ class Federation:
             count = len(self.validation.sizes)
             require(
                 count == len(self),
-                f"federation: validation rows of {count} clients; there are {len(self)}",
+                f"federation: validation rows of {plural(count, 'client')}; there are {len(self)}",
             )
         require(len(self.names) > 0, "federation: no clients; at least one is needed")
         empty = np.flatnonzero(self.train.sizes == 0)
@@ -322,12 +322,12 @@ class Federation:
     def __repr__(self) -> str:
         least, most = int(self.train.sizes.min()), int(self.train.sizes.max())
         each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        clients = f"{len(self):,} client{'s' * (len(self) != 1)}"
         return (
-            f"Federation: {clients}, {len(self.train):,} training rows ({each} a client), "
-            f"{len(self.test):,} test rows, "
-            + (f"{len(self.validation):,} validation rows, " if self.validation else "")
-            + (f"{self.classes:,} classes, " if self.classes else "")
+            f"Federation: {plural(len(self), 'client')}, "
+            f"{plural(len(self.train), 'training row')} ({each} a client), "
+            f"{plural(len(self.test), 'test row')}, "
+            + (f"{plural(len(self.validation), 'validation row')}, " if self.validation else "")
+            + (f"{plural(self.classes, 'class')}, " if self.classes else "")
             + f"features {describe(self.features)}"
         )
 

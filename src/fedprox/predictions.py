@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from fedprox.experiment.resolved import resolve_with
 from fedprox.features import map_leaves, row_count
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
+from fedprox.losses import CrossEntropy, SigmoidCrossEntropy, by_labels
 from fedprox.model import Model
 from fedprox.report.saved import load_columns, load_model, model_path
 from fedprox.table_layout import ROWS_AT_A_TIME, are_texts, clients_of
@@ -32,6 +33,46 @@ from fedprox.tables import Stored, Table, read_table, require_columns
 Array = NDArray[Any]
 
 
+class Probabilities(NamedTuple):
+    """The probability of each class for rows of a table.
+
+    Attributes:
+        classes: The values of the label's column, shape (classes,).
+        values: The probabilities, float64 (rows, classes).
+
+    Example:
+        >>> import numpy as np
+        >>> found = Probabilities(np.array(["no", "yes"]), np.array([[0.2, 0.8]]))
+        >>> dict(zip(found.classes.tolist(), found.values[0].tolist(), strict=True))
+        {'no': 0.2, 'yes': 0.8}
+    """
+
+    classes: Array
+    values: Array
+
+
+@overload
+def predict(
+    path: str | Path,
+    table: Any,
+    *,
+    label: str | None = ...,
+    seed: int | None = ...,
+    model: Model | None = ...,
+    client: str | None = ...,
+    probabilities: Literal[False] = ...,
+) -> Array: ...
+@overload
+def predict(
+    path: str | Path,
+    table: Any,
+    *,
+    label: str | None = ...,
+    seed: int | None = ...,
+    model: Model | None = ...,
+    client: str | None = ...,
+    probabilities: Literal[True],
+) -> Probabilities: ...
 def predict(
     path: str | Path,
     table: Any,
@@ -40,7 +81,8 @@ def predict(
     seed: int | None = None,
     model: Model | None = None,
     client: str | None = None,
-) -> Array:
+    probabilities: bool = False,
+) -> Array | Probabilities:
     """Predict the label of each row of a table, by a model that was trained on a table.
 
     The rows' columns become features as those of the training rows did: by the same vocabularies,
@@ -52,6 +94,8 @@ def predict(
     on which other rows of the client are in the table, and the more there are, the better. Clients
     need not have been in the training, and rows of the training may be in the table.
 
+    A missing value is read as one of the training's table: `missing` of its columns stands for it.
+
     Args:
         path: A run directory, or a file that `save_model` wrote with columns.
         table: The rows, in any form that `Federation.from_table` reads. It needs the columns of the
@@ -62,17 +106,19 @@ def predict(
         model: The model. Needed for a file, and for a run directory of a comparison in Python.
         client: The column that names each row's client. Needed with `standardize="client"`, else
             not read.
+        probabilities: Whether to return the probability of each class in place of the predictions:
+            the softmax of the outputs, or of one output for two classes its sigmoid. They are not
+            calibrated, and weights of classes in the loss shift them.
 
     Returns:
         The predictions in the order of the rows, shape (rows,): of classes the values of the
         label's column with the greatest output, or, of a model with one output for two classes,
-        the second where it is above 0; else the outputs.
+        the second where it is above 0; else the outputs. With `probabilities`,
+        :class:`fedprox.Probabilities`.
 
     Raises:
         InputError: There is no such run, or its model was not trained on a table; a column is
-            missing, or a value cannot be used; the model has other outputs; or, with
-            `standardize="client"`, a client has a single value of a column of numbers.
-
+    XX
     Example:
         >>> import tempfile
         >>> import fedprox as fp
@@ -87,8 +133,74 @@ def predict(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fp.save([run], folder)
         ...     fp.predict(folder, {"dose": [3, 38]}, model=model).tolist()
+        ...     found = fp.predict(folder, {"dose": [38]}, model=model, probabilities=True)
         ['no', 'yes']
+        >>> found.classes.tolist(), bool(found.values[0, 1] > 0.5)
+        (['no', 'yes'], True)
     """
+    found = outputs_of(path, table, label=label, seed=seed, model=model, client=client)
+    return found.probabilities() if probabilities else found.labels()
+
+
+class Outputs(NamedTuple):
+    """A model's outputs for rows of a table, and the label that they predict."""
+
+    label: Column
+    values: Array
+    model: Model
+
+    def labels(self) -> Array:
+        """The labels that are predicted."""
+        known, outputs = _values(self.label), self._checked()
+        if outputs.ndim == 2:
+            return known[np.argmax(outputs, axis=1)]
+        return known[(outputs > 0).astype(int)] if len(known) else outputs
+
+    def probabilities(self) -> Probabilities:
+        """The probability of each class."""
+        known, outputs = _values(self.label), self._checked()
+        require(
+            len(known),
+            f"probabilities: column {self.label.name!r} is a number to predict; only classes have "
+            "probabilities",
+        )
+        loss = self.model.loss
+        require(
+            loss is by_labels or isinstance(loss, CrossEntropy | SigmoidCrossEntropy),
+            "probabilities: the model's loss is neither fp.losses.cross_entropy() nor "
+            "fp.losses.sigmoid_cross_entropy(), whose outputs give them",
+        )
+        scores = outputs.astype(np.float64)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros(len(scores)), scores], axis=1)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return Probabilities(known, shares / shares.sum(axis=1, keepdims=True))
+
+    def _checked(self) -> Array:
+        """The outputs (rows, classes), or (rows,) for two classes or for a number."""
+        outputs, known = self.values, len(_values(self.label))
+        if outputs.ndim == 2 and outputs.shape[1] == known > 1:
+            return outputs
+        scores = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+        require(
+            scores.ndim == 1 and known in (0, 2),
+            f"model: outputs of shape {outputs.shape[1:]} for {known} values of column "
+            f"{self.label.name!r}; there must be one for each, or one number for two or for a "
+            "number",
+        )
+        return scores
+
+
+def outputs_of(
+    path: str | Path,
+    table: Any,
+    *,
+    label: str | None,
+    seed: int | None,
+    model: Model | None,
+    client: str | None,
+) -> Outputs:
+    """The outputs of a model for the rows of a table, see `predict`."""
     file = model_path(path, label, seed)
     columns = load_columns(file)
     if columns.standardize != "client":
@@ -106,20 +218,19 @@ def predict(
     used = names if client is None else [*names, client]
     read = read_table(table, used, [c.name for c in columns.features if are_texts(c.values)])
     require_columns(used, read.names)
-    if not read.rows:
-        return _values(columns.label)[:0]
     stored = {name: read.column(name) for name in names}
+    if not read.rows:
+        none = np.zeros((0, columns.classes) if columns.classes else 0, np.float32)
+        return Outputs(columns.label, none, model)
     numbers = _numbers(columns, read, stored, client)
     apply, parts, length = jax.jit(model.apply), list[Array](), min(read.rows, ROWS_AT_A_TIME)
     for first in range(0, read.rows, ROWS_AT_A_TIME):
         last = min(first + ROWS_AT_A_TIME, read.rows)
         block = {name: each.rows(first, last) for name, each in stored.items()}
         x = features_of(columns, block, first=first, numbers=numbers(slice(first, last)))
-        outputs = np.asarray(apply(params, map_leaves(partial(_repeated, length), x)))[
-            : row_count(x)
-        ]
-        parts.append(_labels(columns.label, outputs))
-    return np.concatenate(parts)
+        outputs = apply(params, map_leaves(partial(_repeated, length), x))
+        parts.append(np.asarray(outputs)[: row_count(x)])
+    return Outputs(columns.label, np.concatenate(parts), model)
 
 
 def _numbers(
@@ -143,11 +254,11 @@ def _numbers(
 def _model_of(folder: Path, columns: Columns) -> Model:
     """The model of a run directory's experiment."""
     file = folder / "experiment.toml"
-    require(file.is_file(), f"{folder}: not a run directory; give model")
+    require(file.is_file(), f"{folder}: not a run directory; give model to fp.predict")
     try:
         experiment = parse(str(file), read_toml(file))
     except InputError as error:
-        raise InputError(f"{error}; give model") from None
+        raise InputError(f"{error}; give model to fp.predict") from None
     resolved = resolve_with(experiment, lambda: (_stand_in(columns), experiment.data))
     found: Model = resolved.model
     return found
@@ -165,20 +276,6 @@ def _stand_in(columns: Columns) -> Federation:
 def _repeated(length: int, array: Array) -> Array:
     """Rows, of the last block repeated, so that all blocks have one length."""
     return array if len(array) == length else np.resize(array, (length, *array.shape[1:]))
-
-
-def _labels(label: Column, outputs: Array) -> Array:
-    """The labels that outputs predict."""
-    known = _values(label)
-    if outputs.ndim == 2 and outputs.shape[1] == len(known) > 1:
-        return known[np.argmax(outputs, axis=1)]
-    scores = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
-    require(
-        scores.ndim == 1 and len(known) in (0, 2),
-        f"model: outputs of shape {outputs.shape[1:]} for {len(known)} values of column "
-        f"{label.name!r}; there must be one for each, or one number for two or for a number",
-    )
-    return known[(scores > 0).astype(int)] if len(known) else scores
 
 
 def _values(label: Column) -> Array:

@@ -1,6 +1,8 @@
 """The methods against closed forms on quadratics."""
 
 import itertools
+import math
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -296,6 +298,38 @@ def test_a_run_in_which_nobody_can_ever_take_part_is_refused(
             population=Population(LogNormal(0.9, spread=0.1)),
             rounds=3,
         )
+
+
+def test_the_refusal_names_what_leaves_a_client() -> None:
+    """README's 0.9 with three clients a round, and every other pair that is refused."""
+    solver, infinite = Solver(0.1, batch_size=1, epochs=2), math.inf
+
+    def refusal(stragglers: float, size: int, clients: int) -> str:
+        try:
+            Systems(stragglers).check_participation(
+                np.ones(clients, np.int64),
+                solver,
+                range(size, size + 1),
+                whole=True,
+                in_time=infinite,
+            )
+        except InputError as error:
+            return str(error)
+        return ""
+
+    line = refusal(0.9, 3, 30)
+    assert line.endswith("train; with cohorts of 3 give at most 0.83, or cohorts of at least 5")
+    assert refusal(0.9, 3, 4).endswith("train; with cohorts of 3 give at most 0.83")
+    for stragglers in (0.51, 0.75, 0.9, 0.97, 0.995, 1.0):
+        for size in range(1, 40):
+            if line := refusal(stragglers, size, 10**4):
+                most = float(re.findall(r"at most ([\d.]+)", line)[0])
+                assert not refusal(most, size, 10**4)
+                assert refusal(most + 0.01, size, 10**4)
+                for least in map(int, re.findall(r"at least (\d+)", line)):
+                    assert not refusal(stragglers, least, 10**4)
+                    assert refusal(stragglers, least - 1, 10**4)
+                assert ("at least" in line) == (stragglers < 1)
 
 
 def test_stragglers_are_paired_between_methods() -> None:

@@ -170,7 +170,7 @@ def test_splits_that_are_not_used_are_counted(library: Any, caplog: Any) -> None
     assert (len(federation.train), len(federation.test)) == (2, 1)
     assert caplog.messages == [
         'DatasetDict: the split "validation" of 2 rows is not used',
-        'DatasetDict: the split "unsupervised" of 1 rows is not used',
+        'DatasetDict: the split "unsupervised" of 1 row is not used',
     ]
 
 

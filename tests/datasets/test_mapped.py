@@ -241,7 +241,7 @@ def test_a_label_that_is_no_class_count(folder: Path) -> None:
         ([([[1.0]], [0]), ([], [])], "client 1, train: no rows"),
         ([([[1.0]], [0]), ([[1.0, 2.0]], [0])], r"client 1, train: rows of float32 \(2,\)"),
         ([([[1.0]], [0]), ([[1]], [0])], r"client 1, train: rows of int32 \(1,\)"),
-        ([([[1.0], [2.0]], [0])], "client 0, train: 2 rows and 1 labels"),
+        ([([[1.0], [2.0]], [0])], "client 0, train: 2 rows and 1 label"),
         ([([[1.0], [2.0, 3.0]], [0, 1])], "client 0, train: features: ragged rows"),
         ([(None, [0])], "client 0, train: features: an object of type NoneType; an array of n"),
         ([([[1.0]], [0], [0])], "client 0, train: an object of type tuple of length 3; each"),
@@ -253,7 +253,7 @@ def test_a_label_that_is_no_class_count(folder: Path) -> None:
         ([([[1e39]], [0])], "client 0, train: features: a number beyond 32 bits"),
         ([([[1.0]], [-1e39])], "client 0, train: labels: a number beyond 32 bits"),
         ([({"a": [1.0]}, [0]), ([1.0], [0])], "client 1, train: features are one array; the firs"),
-        ([({"a": [1.0]}, [0, 1])], "client 0, train, features.a: 1 rows and 2 labels"),
+        ([({"a": [1.0]}, [0, 1])], "client 0, train, features.a: 1 row and 2 labels"),
         (
             [({"a": [1.0]}, [0]), ({"a": [1]}, [0])],
             r"client 1, train, features.a: rows of int32 \(\); the first client's are of float32",

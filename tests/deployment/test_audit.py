@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 
 from fedprox import cli
 from fedprox.deployment import audit as module
-from fedprox.deployment.audit import FILE, Audit, checked_lines, files_of, in_words
+from fedprox.deployment.audit import (
+    FILE,
+    HEAD,
+    Audit,
+    TornError,
+    checked_lines,
+    files_of,
+    in_words,
+)
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Policy, PrivacyPolicy
 from fedprox.deployment.wire import unpack_answer
@@ -218,11 +226,12 @@ def checked(lines: list[bytes]) -> int | None:
     """The line that is said not to continue the one before, counted from 1."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, FILE).write_bytes(b"".join(lines))
+        module.write_head(Path(folder), module.Head(6, hashlib.sha256(CHAIN[-1][:-1]).hexdigest()))
         try:
             list(checked_lines(Path(folder)))
         except InputError as error:
             place = str(error).partition(f"{FILE}, line ")[2]
-            return int(place.partition(":")[0])
+            return int(place.partition(":")[0] or 0)  # 0: at the beginning
     return None
 
 
@@ -246,8 +255,11 @@ def test_files_are_rotated_and_the_oldest_removed(
     assert [file.name for file in files_of(tmp_path)] == [*names, FILE]
     kept = [each.line["line"] for each in checked_lines(tmp_path)]
     assert kept == list(range(4, 13))
-    # the file of the last line was just begun, or is not there yet
+    # the node was killed when the file was to be begun
     (tmp_path / FILE).unlink()
+    last = files_of(tmp_path)[-1].read_bytes().splitlines()[-1]
+    module.write_head(tmp_path, module.Head(9, hashlib.sha256(last).hexdigest()))
+    assert [each.line["line"] for each in checked_lines(tmp_path)] == list(range(4, 10))
     added(tmp_path, 1)
     assert [each.line["line"] for each in checked_lines(tmp_path)] == list(range(4, 11))
 
@@ -259,9 +271,110 @@ def test_a_line_that_a_power_failure_cut_off_is_removed_and_counted(
     added(tmp_path, 2)
     with (tmp_path / FILE).open("ab") as file:
         file.write(left)
-    assert len(list(checked_lines(tmp_path))) == 2  # the node may be writing the third
+    with pytest.raises(TornError, match=r"audit.jsonl: it ends in the middle of line 3; "):
+        list(checked_lines(tmp_path))
     added(tmp_path, 1)
     assert lines_of(tmp_path)[2]["lost"] == 1
+
+
+def read(folder: Path) -> tuple[list[int], str]:
+    """The numbers of the lines that are checked, and the error at their end."""
+    numbers = list[int]()
+    try:
+        numbers.extend(each.line["line"] for each in checked_lines(folder))
+    except InputError as error:
+        return numbers, str(error)
+    return numbers, ""
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_lines_that_are_cut_off_at_the_end_are_missed(kept: int, tmp_path: Path) -> None:
+    added(tmp_path, 6)
+    path = tmp_path / FILE
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:kept]))
+    if not kept:
+        path.unlink()
+    which = "line 6 is" if kept == 5 else f"lines {kept + 1} to 6 are"
+    line = f"{tmp_path}: {which} missing at the end: cut off, or lost in a power failure"
+    assert read(tmp_path) == ([*range(1, kept + 1)], line)
+    # a node that goes on does not hide it, and its lines are a chain again
+    added(tmp_path, 2)
+    added(tmp_path, 1)
+    numbers, line = read(tmp_path)
+    assert numbers == [*range(1, kept + 1), 7, 8, 9]
+    assert line == (
+        f"{tmp_path}: {which} missing before line 7: cut off, or lost in a power failure"
+    )
+    gap = [each for each in path.read_bytes().splitlines() if b'"missing"' in each]
+    assert [json.loads(each)["missing"] for each in gap] == [6 - kept]
+    assert in_words(json.loads(gap[0])).endswith(f"; {which} missing before it")
+
+
+@pytest.mark.parametrize("behind", [1, 2, 5])
+def test_a_head_that_is_behind_is_no_error(behind: int, tmp_path: Path) -> None:
+    """The node was killed between the two writes, or the head could not be written."""
+    heads = []
+    for _ in range(6):
+        added(tmp_path, 1)
+        heads.append((tmp_path / HEAD).read_bytes())
+    (tmp_path / HEAD).write_bytes(heads[5 - behind])
+    assert read(tmp_path) == ([1, 2, 3, 4, 5, 6], "")
+    added(tmp_path, 1)
+    assert len(lines_of(tmp_path)) == 7
+    assert json.loads((tmp_path / HEAD).read_bytes())["line"] == 7
+
+
+def test_a_node_that_was_killed_at_its_first_line_has_no_head(tmp_path: Path) -> None:
+    added(tmp_path, 1)
+    (tmp_path / HEAD).unlink()
+    assert read(tmp_path) == ([1], "")
+    added(tmp_path, 1)
+    assert read(tmp_path) == ([1, 2], "")
+    for content in (None, b"", b"[]", b'{"line":2}', b'{"line":"2","digest":1}'):
+        (tmp_path / HEAD).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / HEAD).write_bytes(content)
+        numbers, line = read(tmp_path)
+        assert numbers == [1, 2]
+        assert line.startswith(f"{tmp_path / HEAD}: it is missing or damaged; ")
+
+
+def test_a_last_line_that_was_changed_is_found_also_after_the_node_goes_on(tmp_path: Path) -> None:
+    added(tmp_path, 3)
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes().replace(b'"seed":2', b'"seed":7'))
+    line = f"{path}, line 3: it is not line 3 as {HEAD} knows it: one of them was changed"
+    assert read(tmp_path) == ([1, 2], line)
+    added(tmp_path, 1)
+    assert read(tmp_path)[1].startswith(f"{path}, line 4: line 4 does not continue line 3")
+
+
+def test_files_that_are_removed_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 400)  # three lines
+    monkeypatch.setattr(module, "FILES_KEPT", 2)
+    added(tmp_path, 11)  # kept are those that end at 6 and 9, and the last one
+    first, second, last = files_of(tmp_path)
+    assert read(tmp_path) == ([*range(4, 12)], "")
+    gone = {first: "lines 1 to 6 are missing at the beginning", second: "it is line 10, after line"}
+    for file, line in (gone | {last: "lines 10 to 11 are missing at the end"}).items():
+        content = file.read_bytes()
+        file.unlink()
+        assert line in read(tmp_path)[1]
+        file.write_bytes(content)
+    assert read(tmp_path)[1] == ""
+
+
+def test_a_head_that_cannot_be_written_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_head", full)
+        assert added(tmp_path, 3).lost == 0
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert said == [f"{tmp_path / HEAD}: No space left on device; it may be behind the lines"]
+    added(tmp_path, 1)
+    assert len(lines_of(tmp_path)) == 4
 
 
 def full(*_: object) -> None:
@@ -335,6 +448,15 @@ def test_the_command_prints_the_audit_and_names_a_broken_line(fresh: Fresh, tmp_
     assert status == 1
     assert said.startswith(f"fedprox: {folder / FILE}, line 2: line 2 does not continue line 1")
     assert len(printed.splitlines()) == 1
+    (folder / FILE).write_bytes(changed.replace(b'"refused"', b'"answered"', 1)[:-9])
+    status, printed, said = invoked(file)
+    assert status == 2
+    assert said.startswith(f"fedprox: {folder / FILE}: it ends in the middle of line {len(lines)}")
+    assert len(printed.splitlines()) == len(lines) - 1
+    (folder / FILE).unlink()
+    status, printed, said = invoked(file)
+    assert (status, printed) == (1, "")
+    assert said.startswith(f"fedprox: {folder}: lines 1 to {len(lines)} are missing at the end")
 
 
 def test_lines_that_are_kept_no_more_are_said(

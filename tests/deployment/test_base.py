@@ -130,7 +130,7 @@ def _product(params: Any) -> Any:
     [
         (None, "the run freezes values; the node's policy names no base"),
         ("other.safetensors", r"policy.base: its frozen values have the digest [0-9a-f]{64}, the"),
-        ("missing.safetensors", "missing.safetensors: no such file"),
+        ("missing.safetensors", "missing.safetensors: no such run directory or file"),
     ],
 )
 def test_a_node_without_the_base_is_refused(tmp_path: Path, own: str | None, line: str) -> None:

@@ -16,6 +16,7 @@ from fedprox import InputError, cli
 from fedprox.commands import deployment
 from fedprox.deployment.coordinator import Ledger, read_ledger
 from fedprox.deployment.flower import require_flower
+from fedprox.deployment.network import Network
 from fedprox.deployment.node import Node
 from fedprox.deployment.node_file import load_node, read_node_file, read_superlink_file
 from fedprox.deployment.trial import check_allowed
@@ -161,6 +162,34 @@ def test_a_deployment_reads_nothing_of_its_folder_before_it_is_locked(
         assert refusal(*fresh).startswith(f"{out} is being written by process ")
     assert read == [out]
     assert {path.name for path in out.iterdir()} == {"experiment.toml"}
+
+
+def test_a_resumed_deployment_prints_the_earlier_rounds_in_one_line(
+    fresh: Fresh,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sites = fresh(tmp_path / "sites")
+
+    @contextmanager
+    def network(*_: Any) -> Iterator[Network]:
+        yield in_memory([site.answer for site in sites])
+
+    monkeypatch.setattr(deployment, "use_compilation_cache", lambda _: None)
+    monkeypatch.setattr(deployment, "_network", network)
+    file, out = tmp_path / "experiment.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(table_of(FEDPROX, rounds=2)))
+    begin = "fedprox mu=0.5, seed 0, round "
+
+    def rounds(*options: object) -> list[str]:
+        assert status("deploy", *options, "--local", 2) == 0
+        printed = capsys.readouterr().out.splitlines()
+        return [line.partition(":")[0] for line in printed if begin in line]
+
+    assert rounds(file, "--out", out) == [f"{begin}0", f"{begin}2"]
+    again = rounds("--resume", out, "--set", "rounds=4")
+    assert again == [f"goes on after {begin}2", f"{begin}4"]
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ DECLARED: list[tuple[str, dict[str, Any], str]] = [
     ("train", {"participation": 0.5}, "participation = [0.5]; in this private run it is 1"),
     ("train", {"setup__clients": 400}, "cohorts of (400, 4) clients; privacy is for (4, 4)"),
     ("train", {"setup__rounds": 9}, "9 rounds; privacy is declared for 1"),
-    ("train", {"round": 1}, "round 2; the run has 1 rounds"),
+    ("train", {"round": 1}, "round 2; the run has 1 round"),
     ("train", {"setup__evaluated": "cohort"}, 'evaluation.model = "cohort" does not go with pri'),
     ("train", {"setup__privacy__clip": 1e8}, "clip = [0.05"),
     ("train", {"setup__method": {"name": "fedprox", "mu": [0, 1]}}, "2 sweep points; a private"),

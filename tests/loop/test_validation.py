@@ -129,7 +129,7 @@ def test_what_cannot_be_validation_is_refused() -> None:
     one = fp.Federation.from_arrays([([[1.0]], [0])])
     with pytest.raises(fp.InputError, match="no client has a training row to spare"):
         one.hold_out(0.9)
-    with pytest.raises(fp.InputError, match="validation rows of 1 clients; there are 8"):
+    with pytest.raises(fp.InputError, match="validation rows of 1 client; there are 8"):
         replace(PLAIN, validation=one.train)
     x = np.zeros((2, 4))
     for given_x, given_y, message in (

@@ -147,7 +147,7 @@ def test_settings_out_of_range_are_refused(make: Any, line: str) -> None:
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     federation = quadratic_federation([np.eye(1)], [np.zeros(1)])
-    with pytest.raises(InputError, match="clients_per_round = 2; the federation has 1 clients"):
+    with pytest.raises(InputError, match="clients_per_round = 2; the federation has 1 client"):
         one_run(federation, quadratic_model(np.zeros(1)), fedavg(), SOLVER, cohort=Cohort(2))
 
 

@@ -168,9 +168,12 @@ def test_an_older_file_is_put_back_with_the_model(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded_or_saved_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    with pytest.raises(fp.InputError, match=r"a.safetensors: no such file$"):
+    with pytest.raises(fp.InputError, match=r"a.safetensors: no such run directory or file$"):
         fp.load_model(path)
-    with pytest.raises(fp.InputError, match=r"no summary.json; not a run directory, or not fin"):
+    with pytest.raises(fp.InputError, match=r"no experiment.toml; not a run directory$"):
+        fp.load_model(tmp_path)
+    (tmp_path / "experiment.toml").touch()
+    with pytest.raises(fp.InputError, match=r"no summary.json; the run has not finished$"):
         fp.load_model(tmp_path)
     with pytest.raises(fp.InputError, match=r"nowhere: no such folder$"):
         fp.save_model(tmp_path / "nowhere" / "a", jnp.zeros(1))

@@ -2,11 +2,13 @@
 
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 import fedprox as fp
+from fedprox.report.table import notes_on
 from tests.report.test_report import make_run, record
 
 
@@ -54,3 +56,39 @@ def test_a_run_and_a_record_are_a_line() -> None:
     assert repr(run) == "Run('fedprox mu=1', seed 0: 0 rounds, train loss inf)"
     run.history = []
     assert repr(run) == "Run('fedprox mu=1', seed 0: no records)"
+
+
+def test_what_epsilon_is_of_is_said_in_plain_words() -> None:
+    line = "epsilon bounds what the {} of one run reveal of {}, at delta = 1e-05; {} not covered"
+    cases = {
+        ("client", False): ("models", "one client", "losses and accuracies, and the choice among"),
+        ("example", False): ("models", "one row", "losses and accuracies, and the choice among"),
+        ("example", True): (
+            "models, losses and accuracies",
+            "one row",
+            "counts of clients, and the choice among",
+        ),
+    }
+    for (unit, measures), (of, whom, beside) in cases.items():
+        run = make_run()
+        run.history = [record(delta=1e-5, epsilon=1.0)]
+        run.experiment = {
+            "privacy": {"unit": unit, "measures": {"share": 0.5} if measures else None}
+        }
+        assert notes_on([run, run]) == [line.format(of, whom, f"{beside} runs, are")]
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    one = fp.Federation.from_arrays([([[1.0]], [0])], [([[1.0]], [0])])
+    assert repr(one) == (
+        "Federation: 1 client, 1 training row (1 a client), 1 test row, 1 class, "
+        "features float32[1]"
+    )
+    assert "1 round, train loss" in repr(make_run(losses=(2.0, 1.0)))
+
+
+def test_a_small_checkpoint_has_its_size_in_bytes(tmp_path: Path) -> None:
+    checkpoints = fp.Checkpoints(tmp_path)
+    for size, shown in ((812, "812 bytes"), (7400, "7.4 kB"), (2_000_000, "2.0 MB")):
+        checkpoints.made, checkpoints.size = 1, size
+        assert str(checkpoints) == f"1 checkpoint, 0.0 s in all, the last of {shown}"

@@ -88,7 +88,8 @@ def _save_panel(figure: NotebookFigure, path: Path) -> None:
         if other is not panel:
             other.remove()
     (names,) = figure.legends
-    panel.legend(names.legend_handles, [text.get_text() for text in names.get_texts()], fontsize=8)
+    handles = [handle for handle in names.legend_handles if handle is not None]
+    panel.legend(handles, [text.get_text() for text in names.get_texts()], fontsize=8)
     names.remove()
     figure.suptitle("")
     figure.set_size_inches(4.4, 3.1)

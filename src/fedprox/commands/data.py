@@ -14,6 +14,7 @@ from fedprox.experiment import apply_setting, load_data
 from fedprox.parts.part import Part
 from fedprox.report.data import (
     catalogue_table,
+    columns_table,
     data_figure,
     population_figure,
     population_words,
@@ -112,6 +113,9 @@ def describe_data(
     drawn = {"data": data_figure(federation, f"{name}: {title}")}
     of_paper = str(table.get("name", "")), table.get("partition", "")
     console.print(statistics_table(federation, *of_paper))
+    if federation.columns:
+        console.print()
+        console.print(columns_table(federation.columns))
     if described and resolved.population:  # for the first method and seed
         parts = [each for each in resolved.settings.values() if isinstance(each, Part)]
         seconds, hours = work_seconds(

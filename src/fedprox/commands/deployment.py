@@ -24,7 +24,7 @@ from fedprox.commands.options import (
 )
 from fedprox.commands.training import file_and_folder, set_up_jax, train_into
 from fedprox.datasets.sources import cache_folder
-from fedprox.deployment.audit import checked_lines
+from fedprox.deployment.audit import TornError, checked_lines
 from fedprox.deployment.audit import in_words as line_in_words
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import (
@@ -44,7 +44,7 @@ from fedprox.deployment.node_file import load_node, read_node_file, read_superli
 from fedprox.deployment.remote import run_deployment, without_updates
 from fedprox.deployment.trial import check_allowed, local_nodes
 from fedprox.devices.compilation_cache import use_compilation_cache
-from fedprox.errors import InputError, printable, require
+from fedprox.errors import InputError, plural, printable, require
 from fedprox.experiment import DEPLOYED, Experiment, read_experiment
 from fedprox.files.whole import locked
 from fedprox.jax_internals import require_backend
@@ -169,18 +169,22 @@ def deploy(
             if not directory.begun and not resumed:
                 ledger.write()
 
-        def show(record: Record) -> None:
-            console.print(printable(_network_line(record)), highlight=False, soft_wrap=True)
+        shown = _Shown(console, resumed=resumed)
 
         def train_methods(
             callbacks: Sequence[Callback], on_progress: Callable[[Progress], None]
         ) -> list[Run]:
-            before, after = Callback(on_record=write_ledger), Callback(on_record=show)
+            before, after = Callback(on_record=write_ledger), Callback(on_record=shown.record)
+
+            def follow(now: Progress) -> None:
+                shown.begin()
+                on_progress(now)
+
             return run_deployment(
                 server,
                 checkpoints=checkpoints,
                 callbacks=[before, *callbacks, after],
-                on_progress=on_progress,
+                on_progress=follow,
             )
 
         resolved = server.resolved
@@ -231,6 +235,28 @@ def _guarantee(server: Coordinator) -> list[str]:
     return [] if server.resolved.privacy is None else guarantee(*server.methods)
 
 
+class _Shown:
+    """A line for each record; of those that a resumed run has already, one for the last."""
+
+    def __init__(self, console: Console, *, resumed: bool) -> None:
+        self._console, self._earlier, self._last = console, resumed, ""
+
+    def record(self, record: Record) -> None:
+        """Print a record, or note it if it is an earlier one."""
+        self._last = _network_line(record)
+        if not self._earlier:
+            self._print(self._last)
+
+    def begin(self) -> None:
+        """Note that the records that follow are new: the run makes progress."""
+        if self._earlier and self._last:
+            self._print(f"goes on after {self._last}")
+        self._earlier = False
+
+    def _print(self, line: str) -> None:
+        self._console.print(printable(line), highlight=False, soft_wrap=True)
+
+
 def _network_line(record: Record) -> str:
     """A record of a deployment in one line; with privacy it has epsilon in place of the clients.
 
@@ -242,12 +268,12 @@ def _network_line(record: Record) -> str:
      5.2 kB down, 5.1 kB up'
     """
     clients, nodes = len(record.network or {}), record.nodes or 0
-    used = f"{clients} client{'s' * (clients != 1)}"
+    used = plural(clients, "client")
     if has(record, "epsilon"):
         used = f"epsilon {rounded_up(number_of(record, 'epsilon'))}"
     return (
         f"{record.label}, seed {record.seed}, round {record.round}: {figures(record)}; "
-        f"{nodes} node{'s' * (nodes != 1)}, {used}, "
+        f"{plural(nodes, 'node')}, {used}, "
         f"{record.seconds or 0.0:.1f} s, {decimal(record.bytes_down or 0)} down, "
         f"{decimal(record.bytes_up or 0)} up"
     )
@@ -275,8 +301,9 @@ def node(
     library: no code travels to it.
 
     Each request has a line in the file `audit.jsonl` of the node's folder, which has the digest of
-    the line before. With --audit the command checks these lines, also while the node runs, prints
-    them and the last digest, and ends with status 1 if one does not continue the one before.
+    the line before; `audit-head.json` has the digest of the last one. With --audit the command
+    checks these lines, also while the node runs, prints them and the last digest, and ends with
+    status 1 if one was changed or is missing, and with status 2 if the last one is not complete.
 
     Bad input is reported in one line, with exit status 2.
     """
@@ -314,7 +341,7 @@ def _print_audit(folder: Path) -> None:
             print(printable(line_in_words(last.line)))
     except InputError as error:
         say(str(error))
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, TornError) else 1) from None
     if first is None or last is None:
         print(f"{printable(folder)}: no audit yet")
         return

@@ -115,7 +115,9 @@ def certificates(
 
 
 def _of_node(own: Path | None) -> str:
-    key = "node.key, without an end" if own is None else "without node.key, which the node has"
+    key = (
+        "node.key, which does not expire" if own is None else "without node.key, which the node has"
+    )
     return f"{key}; fill in [data] of node.toml"
 
 

@@ -14,7 +14,7 @@ from fedprox.commands.options import Changes, resume_command
 from fedprox.datasets.sources import cache_folder
 from fedprox.devices.compilation_cache import use_compilation_cache
 from fedprox.devices.mesh import use_cpu_devices
-from fedprox.errors import InputError, printable, require
+from fedprox.errors import InputError, plural, printable, require
 from fedprox.experiment import DEPLOYED, Experiment, Resolved, read_experiment, resolve
 from fedprox.jax_internals import require_backend
 from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
@@ -142,8 +142,8 @@ def _require_extension(file: Path, settings: Sequence[str]) -> None:
     require(
         not epsilon or now.rounds == before.rounds,
         f"--set rounds={now.rounds}: the noise is that of privacy.epsilon = {epsilon} for the "
-        f"{before.rounds} rounds of {file.parent}, and other rounds would have needed other noise "
-        "from the start; run it anew",
+        f"{plural(before.rounds, 'round')} of {file.parent}, and other rounds would have needed "
+        "other noise from the start; run it anew",
     )
 
 

@@ -20,7 +20,7 @@ from fedprox.datasets.labelled import (
     options_of,
 )
 from fedprox.datasets.sources import path_candidates
-from fedprox.errors import InputError, installing, require, require_share
+from fedprox.errors import InputError, installing, plural, require, require_share
 from fedprox.features import Features, Prepared, rows_at
 from fedprox.federation import Examples, Federation
 from fedprox.files.packed import refusing
@@ -289,8 +289,8 @@ def _splits(path: str, loaded: Any) -> list[Any]:
     used = [splits.pop(name) for name in (train, test) if name in splits]
     require(len(used[0]), f"{path}: no rows to train on")
     for unused, split in splits.items():
-        line = '%s: the split "%s" of %d rows is not used'
-        logging.getLogger(__name__).warning(line, path, unused, len(split))
+        line = '%s: the split "%s" of %s is not used'
+        logging.getLogger(__name__).warning(line, path, unused, plural(len(split), "row"))
     for split in used:
         _require_plain(path, split)
     return used

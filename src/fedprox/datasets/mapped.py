@@ -28,7 +28,7 @@ from numpy.lib import format as npy
 
 from fedprox.columns import MOST_CLASSES
 from fedprox.datasets.sources import locate
-from fedprox.errors import InputError, require, require_whole
+from fedprox.errors import InputError, plural, require, require_whole
 from fedprox.features import (
     Features,
     at_leaf,
@@ -341,7 +341,10 @@ def _columns(client: Client, where: str, like: Columns | None) -> Columns:
     columns["y"] = y
     for name, column in columns.items():
         place, one = at_leaf(where, name[2:]), "label" if column is y else "feature"
-        require(len(column) == len(y), f"{place}: {len(column)} rows and {len(y)} labels")
+        require(
+            len(column) == len(y),
+            f"{place}: {plural(len(column), 'row')} and {plural(len(y), 'label')}",
+        )
         require(not len(y) or column[0].size, f"{place}: one {one} is needed")
     if like and len(y):
         names, others = ({name[2:] for name in each} for each in (columns, like))

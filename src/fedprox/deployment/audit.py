@@ -1,8 +1,10 @@
 """What a node was asked and what became of it: one line of JSON for each request, in a chain.
 
 Each line has the digest of the line before. So a line cannot be changed, left out or inserted
-without changing all that follow, of which the last digest is kept elsewhere. Nothing is keyed: who
-can write the files can write a whole new chain, which only that last digest tells from this one.
+without changing all that follow. A second file, the head, has the number and the digest of the last
+line, so that lines that are missing at the end are missed too. It is written after its line, and
+may be behind. Nothing is keyed: who can write both files can write a whole new chain, which only a
+digest that is kept elsewhere tells from this one.
 
 The audit is a record and no limit. What limits a node is in `spent.json`, which is on disk before
 anything is computed from data. So an answer is sent whether or not its line could be written; lines
@@ -26,7 +28,7 @@ from fedprox.deployment.kept import NodeSpent
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.policy import Bound
 from fedprox.deployment.wire import READS, Request
-from fedprox.errors import InputError, foreign, reason, require
+from fedprox.errors import InputError, foreign, plural, reason, require
 from fedprox.files.whole import BINARY, NO_LINK, append, naming
 from fedprox.parts.privacy.accounting import (
     Composed,
@@ -38,6 +40,8 @@ from fedprox.parts.privacy.accounting import (
 )
 
 FILE = "audit.jsonl"
+
+HEAD = "audit-head.json"
 
 MOST_BYTES = 10**7
 """Bytes of a file, about 30,000 lines, after which another one is begun."""
@@ -145,6 +149,35 @@ def _worst(
     return None if None in bounds else max(filter(None, bounds), default=0.0)
 
 
+class Head(NamedTuple):
+    """What the head knows of the last line."""
+
+    line: int
+    digest: str
+
+
+NONE = Head(0, BEGINNING)
+"""Before the first line."""
+
+
+def write_head(folder: Path, head: Head) -> None:
+    """Replace the head. Neither it nor a line is flushed to the disk."""
+    partial = folder / f".{HEAD}.partial"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK | BINARY
+    with naming(folder / HEAD), io.FileIO(os.open(partial, flags, 0o600), "w") as file:
+        file.write(json.dumps(head._asdict()).encode())
+    partial.replace(folder / HEAD)
+
+
+def read_head(folder: Path) -> Head | None:
+    """The head; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        head = Head(**json.loads((folder / HEAD).read_bytes()))
+        if type(head.line) is int and isinstance(head.digest, str):
+            return head
+    return None
+
+
 class Audit:
     """The audit of a node, which is written line by line.
 
@@ -154,7 +187,8 @@ class Audit:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lost, self._fails = folder, 0, False
-        self._end: tuple[int, str] | None = None  # the last line's number, and its digest
+        self._end: Head | None = None
+        self._missing, self._head_fails = 0, False
 
     def add(self, make: Callable[[], Mapping[str, Any]]) -> None:
         """Write a line. Whatever fails, the node goes on; it is logged once, and counted."""
@@ -163,8 +197,9 @@ class Audit:
             if self._end is None:
                 self._end = self._found()
             number, before = self._end
-            lost = {"lost": self.lost} if self.lost else {}
-            line = {"line": number + 1, "before": before, **make(), **lost}
+            counts = {"lost": self.lost, "missing": self._missing}
+            said = {key: count for key, count in counts.items() if count}
+            line = {"line": number + 1, "before": before, **make(), **said}
             content = json.dumps(line, separators=(",", ":")).encode()
             self._write(content + b"\n", number)
         except Exception as error:
@@ -174,23 +209,44 @@ class Audit:
             return
         if self._fails:
             log.warning("%s: lines are written again; %s were lost", path, self.lost)
-        self._end, self.lost, self._fails = (number + 1, _digest(content)), 0, False
+        self._end = Head(number + 1, _digest(content))
+        self.lost, self._missing, self._fails = 0, 0, False
+        try:
+            write_head(self.folder, self._end)
+        except OSError as error:
+            if not self._head_fails:
+                why = error.strerror or reason(error)
+                log.warning("%s: %s; it may be behind the lines", self.folder / HEAD, why)
+            self._head_fails = True
 
-    def _found(self) -> tuple[int, str]:
-        """The last line's number and its digest, as earlier processes have left them."""
-        for file in reversed(files_of(self.folder)):
+    def _found(self) -> Head:
+        """The last line, as earlier processes have left it.
+
+        It is that of the head if the files lack the line that the head knows, so that going on does
+        not hide what is missing.
+        """
+        log, whole = logging.getLogger(__name__), b""
+        for file in files_of(self.folder)[-2:]:  # the last one may have been begun after the head
             content = file.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if file.name == FILE and whole != content:  # a power failure has left part of a line
-                os.truncate(file, len(whole))
+            complete = content[: content.rfind(b"\n") + 1]
+            if file.name == FILE and complete != content:  # a power failure has left part of a line
+                os.truncate(file, len(complete))
                 self.lost += 1
-            if whole:
-                last = whole[:-1].rpartition(b"\n")[2]
-                number, digest = _number_of(last), _digest(last)
-                log = logging.getLogger(__name__)
-                log.info("%s: goes on after line %s, whose digest is %s", file, number, digest)
-                return number, digest
-        return 0, BEGINNING
+            whole += complete
+        lines, head = whole.splitlines(), read_head(self.folder)
+        end = Head(_number_of(lines[-1]), _digest(lines[-1])) if lines else NONE
+        if head and not any(_digest(line) == head.digest for line in reversed(lines)):
+            self._missing = max(head.line - end.line, 0)
+            log.warning(
+                "%s: no line %s as %s knows it; lines were changed, cut off, or lost in a power "
+                "failure",
+                *(self.folder / FILE, head.line, HEAD),
+            )
+            end = head
+        if end.line:
+            where = self.folder / FILE
+            log.info("%s: goes on after line %s, whose digest is %s", where, *end)
+        return end
 
     def _write(self, line: bytes, number: int) -> None:
         """Append a line, to another file if this one is full; the last line so far has a number."""
@@ -250,28 +306,70 @@ class Checked(NamedTuple):
     digest: str
 
 
+class TornError(InputError):
+    """The last line of an audit is not complete."""
+
+
 def checked_lines(folder: Path) -> Iterator[Checked]:
     """The lines of an audit, each once it was checked that it continues the one before.
 
-    `InputError` names the first that does not. A last line that is not complete is left out: the
-    node may be writing it.
+    `InputError` names the first that does not; after the last one also what is missing.
     """
+    head = read_head(folder)  # first: the node may be writing
+    files = files_of(folder)
+    older = sum(file.name != FILE for file in files)
     before: Checked | None = None
-    for file in files_of(folder):
+    gaps = list[str]()
+    for file in files:
         with file.open("rb") as opened:
             for at, content in enumerate(opened, start=1):
+                last = before.line["line"] if before else 0
                 if not content.endswith(b"\n") and file.name == FILE:
-                    return
-                before = _continued(f"{file}, line {at}", content.rstrip(b"\n"), before)
+                    raise TornError(
+                        f"{file}: it ends in the middle of line {last + 1}; the node is writing "
+                        "it, was ended while it did, or the file was cut"
+                    )
+                where = f"{file}, line {at}"
+                before = _continued(where, content.rstrip(b"\n"), before)
+                number = before.line["line"]
+                require(
+                    head is None or number != head.line or before.digest == head.digest,
+                    f"{where}: it is not line {number} as {HEAD} knows it: one of them was changed",
+                )
+                if before.line.get("missing"):
+                    gaps.append(_missing(last + 1, number - 1, f"before line {number}"))
+                elif not last and number > 1 and older < FILES_KEPT:
+                    gaps.append(_missing(1, number - 1, "at the beginning"))
                 yield before
+    last = before.line["line"] if before else 0
+    require(
+        head or last <= 1,  # it is written after the first line
+        f"{folder / HEAD}: it is missing or damaged; whether lines are missing at the end is not "
+        "known",
+    )
+    if head and head.line > last:
+        gaps.append(_missing(last + 1, head.line, "at the end"))
+    require(
+        not gaps,
+        f"{folder}: {', '.join(gaps)}: cut off, or lost in a power failure",
+    )
+
+
+def _missing(first: int, last: int, where: str) -> str:
+    """Which lines are missing, in words."""
+    if first == last:
+        return f"line {last} is missing {where}"
+    return f"lines {first} to {last} are missing {where}"
 
 
 def _continued(where: str, content: bytes, before: Checked | None) -> Checked:
     """A line that continues another; the first that is kept may have any number."""
     try:
         line = json.loads(content)
-        number, digest = line["line"], line["before"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        number, digest, missing = line["line"], line["before"], line.get("missing", 0)
+        last = number - missing - 1 if before is None else before.line["line"]
+        follows = number == last + missing + 1 and missing >= 0
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{where}: it is no line of an audit") from None
     if before is None:
         require(
@@ -279,10 +377,9 @@ def _continued(where: str, content: bytes, before: Checked | None) -> Checked:
             f"{where}: it is line 1, and does not begin the chain",
         )
         return Checked(line, _digest(content))
-    last = before.line["line"]
-    require(number == last + 1, f"{where}: it is line {number}, after line {last}")
+    require(follows, f"{where}: it is line {number}, after line {last}")
     require(
-        digest == before.digest,
+        missing or digest == before.digest,
         f"{where}: line {number} does not continue line {last}: one of them was changed",
     )
     return Checked(line, _digest(content))
@@ -309,11 +406,7 @@ def in_words(line: Mapping[str, Any]) -> str:
     ):
         if key in line:
             about.append(words.format(line[key]))
-    about += [
-        f"{line[key]:,} {key if line[key] != 1 else key[:-1]}"
-        for key in ("clients", "steps")
-        if key in line
-    ]
+    about += [plural(line[key], key[:-1]) for key in ("clients", "steps") if key in line]
     why = f": {line['why']}" if "why" in line else ""
     sizes = f"{line.get('bytes_in', 0):,} bytes in, {line.get('bytes_out', 0):,} bytes out"
     cost = [f"{key} {line[key]}" for key in ("rounds",) if key in line]
@@ -322,7 +415,11 @@ def in_words(line: Mapping[str, Any]) -> str:
             value = "without bound" if line[key] is None else rounded_up(line[key])
             cost.append(f"{key.replace('_', ' ')} {value}")
     end = [sizes, ", ".join(cost), f"from {line['who']}" if line.get("who") else ""]
-    end.append(f"{line['lost']} lines before it are lost" if "lost" in line else "")
+    end.append(
+        f"{plural(line['lost'], 'line')} before it could not be written" if "lost" in line else ""
+    )
+    if "missing" in line:
+        end.append(_missing(line["line"] - line["missing"], line["line"] - 1, "before it"))
     return (
         f"{line.get('line')}  {line.get('time')}  {', '.join(about)}: {line.get('outcome')}{why}; "
         + "; ".join(filter(None, end))

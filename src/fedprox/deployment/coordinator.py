@@ -47,7 +47,14 @@ from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.compiled.lanes import choose
 from fedprox.engine.planning.round_work import LocalSteps
 from fedprox.epsilon import noise_of
-from fedprox.errors import InputError, require, require_number, require_one_of, require_whole
+from fedprox.errors import (
+    InputError,
+    plural,
+    require,
+    require_number,
+    require_one_of,
+    require_whole,
+)
 from fedprox.experiment.resolved import Described, Resolved, describe, resolve_with
 from fedprox.experiment.schema import Table
 from fedprox.experiment.sections import DEPLOYED, Experiment
@@ -166,8 +173,8 @@ def require_same_clients(where: str, before: Mapping[str, Any], now: Mapping[str
             have = now[node][client]
             require(
                 rows == have,
-                f"{where}: client {client!r} of node {node!r} has {have} training rows; it had "
-                f"{rows} when the run began",
+                f"{where}: client {client!r} of node {node!r} has "
+                f"{plural(have, 'training row')}; it had {rows} when the run began",
             )
 
 

@@ -9,6 +9,7 @@ from fedprox.algorithms import capabilities as needs
 from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.approval import digest_of_run
 from fedprox.deployment.coordinator import asked_by_file, check_deployable, measures_gradients
+from fedprox.errors import plural
 from fedprox.experiment.resolved import Described
 from fedprox.experiment.schema import Table
 from fedprox.experiment.sections import Experiment
@@ -99,7 +100,7 @@ def in_words(run: RunAsked) -> list[tuple[str, str]]:
     if asked["secure"] is not None:
         secure = f"the operator sees the sum over nodes: {_keys(asked['secure'])}"
     points = f"; {run.points} sweep points, each computed in every round" * (run.points > 1)
-    deadline = asked["deadline"]
+    deadline, cohort = asked["deadline"], plural(asked["clients_per_round"], "client")
     limit = "" if deadline is None else f"; a node works on a round for at most {deadline:g} s"
     return [
         ("run", f"{asked['method']['name']}, seed {asked['seed']}"),
@@ -107,7 +108,7 @@ def in_words(run: RunAsked) -> list[tuple[str, str]]:
         *_under("on joining", JOINING),
         ("data read", "all training rows of clients that are drawn; in evaluations, those of all"),
         ("", "clients, and test and validation rows"),
-        ("rounds", f"{asked['rounds']}, with {asked['clients_per_round']} clients each{limit}"),
+        ("rounds", f"{asked['rounds']}, with {cohort} each{limit}"),
         ("method", _keys(asked["method"]) + points),
         ("model", _keys(asked["model"])),
         ("solver", _keys(asked["solver"])),
@@ -210,8 +211,8 @@ def _privacy_in_words(asked: Table) -> list[str]:
     if noised is None:
         lines.append("measures have no noise")
     else:
-        count, bound = noised["evaluations"], noised["loss_bound"]
-        lines.append(f"measures: {count} evaluations with noise, losses clipped to {bound:g}")
+        noisy, bound = plural(noised["evaluations"], "evaluation"), noised["loss_bound"]
+        lines.append(f"measures: {noisy} with noise, losses clipped to {bound:g}")
     return lines
 
 

@@ -36,7 +36,7 @@ from fedprox.deployment.wire import (
     Request,
     in_one_line,
 )
-from fedprox.errors import MOST_QUOTED, InputError, distinct, foreign, require
+from fedprox.errors import MOST_QUOTED, InputError, distinct, foreign, plural, require
 from fedprox.features import Features, index_of, named_leaves
 from fedprox.federation import Examples, Federation, Rows, offsets_of
 
@@ -86,11 +86,13 @@ def description_of(
 def declared_in_words(description: Description) -> str:
     """What a node says of its data, in one line."""
     clients, kind = description.clients, description.kind
-    count = len(clients.names)
-    parts = [f"{count:,} client{'s' * (count != 1)}"]
-    parts += [f"{sum(clients.train):,} training rows", f"{sum(clients.test):,} test rows"]
+    parts = [
+        plural(len(clients.names), "client"),
+        plural(sum(clients.train), "training row"),
+        plural(sum(clients.test), "test row"),
+    ]
     if kind.classes:
-        parts.append(f"{kind.classes:,} classes, labels up to {kind.classes - 1}")
+        parts.append(f"{plural(kind.classes, 'class')}, labels up to {kind.classes - 1}")
     return f"node {description.name}: {', '.join(parts)}"
 
 

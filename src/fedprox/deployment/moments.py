@@ -28,7 +28,7 @@ from fedprox.deployment.coordinator import Coordinator
 from fedprox.deployment.fixed_point import MEASURES_BOUND
 from fedprox.deployment.secure_sum import SecureSum
 from fedprox.deployment.wire import Array, prefixed, tree_of
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, plural, require
 
 RESOLVED = 1000
 """A size or a squared deviation must be so many times the error of a sum."""
@@ -58,11 +58,11 @@ class Summed(NamedTuple):
 
 def require_enough(columns: Columns, own: Moments, fewest: int) -> None:
     """Raise `InputError` if a column has fewer values than a node's policy asks."""
-    for column, count in zip(columns.numeric, own.counts[0].tolist(), strict=True):
+    for column, count in zip(columns.numeric, own.counts[0].astype(int).tolist(), strict=True):
+        rows = f"{plural(count, 'training row')} {'has' if count == 1 else 'have'} a value"
         require(
             count >= fewest,
-            f"{REFUSED}column {column.name!r}: {count:g} training rows have a value; "
-            f"policy.fewest_rows = {fewest}",
+            f"{REFUSED}column {column.name!r}: {rows}; policy.fewest_rows = {fewest}",
         )
 
 

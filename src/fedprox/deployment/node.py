@@ -73,6 +73,7 @@ from fedprox.engine.storage.training_data import DeviceData, copy_to_devices
 from fedprox.errors import (
     InputError,
     foreign,
+    plural,
     printable,
     reason,
     require,
@@ -331,7 +332,7 @@ class Node:
     def _jobs(self, request: Request, setup: Setup, method: NodeMethod, work: NodeWork) -> Jobs:
         """The jobs of a request, after a check of what the policy and the run allow."""
         t, rounds = request.round, setup.rounds
-        require(t < rounds, f"round {t + 1}; the run has {rounds} rounds")
+        require(t < rounds, f"round {t + 1}; the run has {plural(rounds, 'round')}")
         jobs = method.jobs(work, request.participation)
         if setup.privacy is not None:
             check_jobs(setup, setup.privacy, jobs, request.round, request.participation)
@@ -385,7 +386,7 @@ class Node:
         most = setup.measures and setup.measures.evaluations + setup.measures.again
         require(
             not most or own.evaluations <= most,
-            f"{own.evaluations} evaluations with noise; the run has declared {most}",
+            f"{plural(own.evaluations, 'evaluation')} with noise; the run has declared {most}",
         )
         require(
             hiding is None or own.releases <= hiding.rounds,
@@ -500,7 +501,9 @@ class Node:
         pay: Callable[[], None],
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         report, most = self._reports(setup), setup.rounds
-        require(request.round <= most, f"round {request.round}; the run has {most} rounds")
+        require(
+            request.round <= most, f"round {request.round}; the run has {plural(most, 'round')}"
+        )
         measures, share = self._asked(setup, method, report), 1.0
         if setup.secure is not None:
             secret = self._sums.check_next(request, setup)
@@ -628,7 +631,7 @@ def _in_words(request: Request) -> str:
     if request.work is not None:
         work = request.work
         words.append(f"round {request.round + 1}")
-        words.append(f"{len(work.names)} clients, {sum(work.steps)} steps")
+        words.append(f"{plural(len(work.names), 'client')}, {plural(sum(work.steps), 'step')}")
     return printable(", ".join(words))
 
 

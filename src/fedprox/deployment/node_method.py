@@ -45,7 +45,7 @@ from fedprox.engine.planning.jobs import Jobs, Segments
 from fedprox.engine.planning.reads import Exchange, plan_exchanges
 from fedprox.engine.planning.round_work import RoundWork
 from fedprox.engine.storage.training_data import DeviceData, TrainingRows, rows_spec
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, plural, require
 from fedprox.experiment.resolved import BASED, based, method_of, model_of, solver_of
 from fedprox.experiment.schema import checked, schema_of
 from fedprox.experiment.sections import SolverSection
@@ -180,7 +180,8 @@ class NodeMethod:
             have = int(self.federation.train.sizes[k])
             require(
                 have == rows,
-                f"client {name!r} has {have} training rows, and had {rows} when the run began",
+                f"client {name!r} has {plural(have, 'training row')}, and had {rows} when the "
+                "run began",
             )
         own = np.array([self.index[name] for name in work.names], np.int64)
         offsets = self.federation.train.offsets

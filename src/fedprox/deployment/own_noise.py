@@ -47,7 +47,7 @@ from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import OwnPrivacy
 from fedprox.deployment.wire import Finite, Setup, SiteNoise
 from fedprox.engine.planning.jobs import Jobs
-from fedprox.errors import InputError, require, require_number, require_whole
+from fedprox.errors import InputError, plural, require, require_number, require_whole
 from fedprox.model import Params
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.privacy import Privacy
@@ -98,7 +98,7 @@ class SiteGuarantee:
         place = "policy.privacy.own"
         require_number(f"{place}.epsilon", given.epsilon, most=1e5, positive=True)
         require_number(f"{place}.delta", given.delta, most=1, positive=True)
-        Hidden(clients, f"{clients:,} clients of the node").require_delta(
+        Hidden(clients, f"{plural(clients, 'client')} of the node").require_delta(
             f"{place}.delta", given.delta
         )
         least, most = CLIPS

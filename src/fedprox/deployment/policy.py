@@ -20,7 +20,7 @@ from fedprox.algorithms.base import Algorithm
 from fedprox.deployment.approval import asked_of, digest_of_run
 from fedprox.deployment.wire import PrivateRounds, PrivateSteps, Securing, Setup, required
 from fedprox.engine.planning.jobs import Jobs
-from fedprox.errors import require
+from fedprox.errors import plural, require
 from fedprox.experiment.schema import Section, Table
 from fedprox.models import MODELS
 from fedprox.parts.privacy.accounting import (
@@ -368,7 +368,7 @@ class Policy(Section):
         if self.bound is None:
             return
         clients = hiding.mechanism.clients
-        among = Hidden(clients, f"the {clients:,} clients of this run")
+        among = Hidden(clients, f"the {plural(clients, 'client')} of this run")
         among.require_delta("policy.privacy.delta", self.bound.delta)
         taken = (*others, (hiding.mechanism, hiding.rounds))
         _require_left(self.bound, taken, before, "for this run")
@@ -458,8 +458,8 @@ class Policy(Section):
     def _require_clients(self, count: int) -> None:
         require(
             count >= self.fewest_clients,
-            f"{count} clients; gradients and losses of fewer than {self.fewest_clients} are not "
-            "sent: the node sits out this round",
+            f"{plural(count, 'client')}; gradients and losses of fewer than "
+            f"{self.fewest_clients} are not sent: the node sits out this round",
         )
 
     def check_work(self, solver: Solver, rows: Any, steps: Any) -> None:
@@ -480,10 +480,10 @@ def _require_calibrated(setup: Setup) -> None:
         return
     beside = setup.measures and setup.measures.planned
     epsilon = epsilon_beside(hiding.mechanism, setup.rounds, beside)
+    rounds = f"{plural(setup.rounds, 'round')} cost{'s' * (setup.rounds == 1)}"
     require(
         epsilon <= hiding.epsilon,
-        f"privacy: {setup.rounds} rounds cost epsilon = {rounded_up(epsilon)}; the run declares "
-        f"{hiding.epsilon:g}",
+        f"privacy: {rounds} epsilon = {rounded_up(epsilon)}; the run declares {hiding.epsilon:g}",
     )
 
 
@@ -531,7 +531,7 @@ def check_declaration(setup: Setup, algorithm: Algorithm, points: int) -> None:
     )
     require(
         hiding.rounds >= setup.rounds,
-        f"{setup.rounds} rounds; privacy is declared for {hiding.rounds}",
+        f"{plural(setup.rounds, 'round')}; privacy is declared for {hiding.rounds}",
     )
 
 
@@ -552,7 +552,7 @@ def check_jobs(
         most = mechanism.clients_per_round
     elif mechanism.capacity is not None:
         most = mechanism.capacity
-    require(count <= most, f"{count} clients; a private round has at most {most}")
+    require(count <= most, f"{plural(count, 'client')}; a private round has at most {most}")
     share = setup.clients_per_round / setup.clients
     for name, values, value in (
         ("weight", jobs.weight, 1 / setup.clients_per_round),

@@ -59,7 +59,7 @@ from fedprox.engine.compiled.evaluation import Measures
 from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.planning.round_work import RoundWork, drawn_works
 from fedprox.epsilon import GivenUp
-from fedprox.errors import InputError, require, users_level
+from fedprox.errors import InputError, plural, require, users_level
 from fedprox.experiment.resolved import described_by
 from fedprox.files.arrays import Damaged
 from fedprox.loop.execution import Done, Measuring, RunState, Start, added
@@ -390,7 +390,7 @@ class RemoteSeed:
             stateful = kind == "train" and method.algorithm.client.state is not None
             # the rounds after this one would lack it too
             require(not (lost and stateful and (self.used[clients] != NEW).any()), line)
-            many = f"{len(clients)} client{'s' * (len(clients) != 1)}"
+            many = plural(len(clients), "client")
             self._warn(f"round {t + 1}: {line}; without its {many}")
         found, total = list(parts.values()), None
         if secret is not None and found:

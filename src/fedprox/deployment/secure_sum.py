@@ -86,7 +86,7 @@ from fedprox.deployment.wire import (
     required,
 )
 from fedprox.engine.planning.jobs import Jobs
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, plural, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -614,13 +614,15 @@ class SecureSum:
         keys.members -= set(operator.secret.asked) - set(left)  # nodes that have failed
         self.server.keys = keys
         message, self.clipped = self.fixed.values(total, self.message)
+        were = "was" if self.clipped == 1 else "were"
         if self.clipped and self.fixed.scales:
             norm = f"deployment.secure.norm = {self.fixed.norm:g}"
-            self._note(f"{self.clipped:,} messages of nodes longer than {norm} were scaled to it")
+            messages = plural(self.clipped, "message")
+            self._note(f"{messages} of nodes longer than {norm} {were} scaled to it")
         elif self.clipped:
             bound = f"{self.fixed.bound:g}"
             what = bound if self.everyone else f"deployment.secure.bound = {bound}"
-            self._note(f"{self.clipped:,} numbers beyond {what} were clipped")
+            self._note(f"{plural(self.clipped, 'number')} beyond {what} {were} clipped")
         return message
 
     def counted(self, index: int, answered: Answered) -> Answered:

@@ -36,7 +36,7 @@ from fedprox.deployment.crypto import (
     unseal,
 )
 from fedprox.deployment.wire import SUMS, Advert, Answer, Securing, Setup, SumStage
-from fedprox.errors import InputError, require
+from fedprox.errors import InputError, plural, require
 
 with contextlib.suppress(ImportError):  # `require_flower` reports it
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -312,7 +312,8 @@ class OperatorKeys:
             others = sum(name in pair for pair in pairs)
             if others > spare > 0:
                 self.dishonest[name] = (
-                    f"it disagrees with {others} nodes about a share, and at most {spare} may lie"
+                    f"it disagrees with {plural(others, 'node')} about a share, and at most "
+                    f"{spare} may lie"
                 )
         for first, second in pairs:
             require(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedprox.devices.programs import jit_once
 from fedprox.engine.compiled.evaluation import row_totals
-from fedprox.errors import require
+from fedprox.errors import plural, require
 from fedprox.federation import Federation
 from fedprox.metrics import metric_value
 from fedprox.model import Model, Params, check_params
@@ -57,8 +57,8 @@ class EvaluationResult(NamedTuple):
 
     def __repr__(self) -> str:
         return (
-            f"Evaluation: {len(self.clients):,} clients, train loss {self.train_loss:.4f}, "
-            f"test accuracy {100 * self.test_accuracy:.2f} %"
+            f"Evaluation: {plural(len(self.clients), 'client')}, train loss "
+            f"{self.train_loss:.4f}, test accuracy {100 * self.test_accuracy:.2f} %"
         )
 
 

@@ -26,7 +26,7 @@ from fedprox.diagnostics import (
     grouping,
     mu_needed,
 )
-from fedprox.errors import require, require_whole
+from fedprox.errors import plural, require, require_whole
 from fedprox.federation import Federation, no_rows
 from fedprox.loop.following import Progress
 from fedprox.loop.simulate import simulate
@@ -185,12 +185,13 @@ class Diagnosis:
                 "dissimilarity B(w)",
                 _number(float(b.mean())),
                 f"at the initial model; up to {_number(self.largest_dissimilarity)} in the first "
-                f"{self.rounds[-1]} rounds. 1 means that all clients' gradients agree",
+                f"{plural(self.rounds[-1], 'round')}. 1 means that all clients' gradients agree",
             ),
             (
                 "gradient variance",
                 _number(variance[0]),
-                f"at the initial model; {_number(variance[-1])} after {self.rounds[-1]} rounds",
+                f"at the initial model; {_number(variance[-1])} after "
+                f"{plural(self.rounds[-1], 'round')}",
             ),
             (
                 "smoothness L",
@@ -265,7 +266,7 @@ class Diagnosis:
             "mu to start with",
             f"{self.suggested_mu:g}",
             f"the largest of {', '.join(f'{t.mu:g}' for t in self.sweep)} that is expected to end "
-            f"as low as the best after {self.planned_rounds} rounds",
+            f"as low as the best after {plural(self.planned_rounds, 'round')}",
         )
 
     def document(self) -> dict[str, Any]:

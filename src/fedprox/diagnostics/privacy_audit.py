@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
 from fedprox.algorithms.check import message_shape
-from fedprox.errors import require, require_whole, shown
+from fedprox.errors import plural, require, require_whole, shown
 from fedprox.features import rows_at
 from fedprox.federation import Federation, Rows, no_rows
 from fedprox.loop.simulate import rounds
@@ -110,7 +110,7 @@ class PrivacyAudit:
         return "\n".join(
             [
                 f"epsilon as printed (at most)    {rounded_up(self.epsilon)}   delta = "
-                f"{self.delta:g}, {self.rounds:,} round{'s' * (self.rounds != 1)}",
+                f"{self.delta:g}, {plural(self.rounds, 'round')}",
                 f"epsilon by canaries (at least)  {self.lower_bound:.3f}   with confidence {sure}",
                 f"canaries                        {self.canaries:,} {unit}: "
                 f"{self.right:,} of {self.guesses:,} guesses right",

@@ -29,9 +29,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.filesize import decimal
 
 from fedprox.devices.processes import allgather
-from fedprox.errors import require, require_whole
+from fedprox.errors import plural, require, require_whole
 from fedprox.files.arrays import Damaged
 from fedprox.files.whole import flush_folder, refuse_link
 from fedprox.loop.snapshot import (
@@ -198,7 +199,8 @@ class Checkpoints:
         of_rounds = next(filter(None, (part.of_rounds for part in method.parts)), "")
         require(
             not of_rounds or text.rounds == method.protocol.rounds,
-            f"{self.folder}: checkpoints with {of_rounds} for {text.rounds} rounds; rounds = "
+            f"{self.folder}: checkpoints with {of_rounds} for {plural(text.rounds, 'round')}; "
+            "rounds = "
             f"{method.protocol.rounds} would have needed another from the start: begin anew",
         )
         for key in dict.fromkeys([*self._settings, *text.settings]):
@@ -209,8 +211,8 @@ class Checkpoints:
             )
         require(
             text.rounds <= method.protocol.rounds,
-            f"{self.folder}: checkpoints of a comparison of {text.rounds} rounds; rounds = "
-            f"{method.protocol.rounds} must not be fewer",
+            f"{self.folder}: checkpoints of a comparison of {plural(text.rounds, 'round')}; "
+            f"rounds = {method.protocol.rounds} must not be fewer",
         )
         snapshot = None
         if rounds:
@@ -344,8 +346,8 @@ class Checkpoints:
     def __str__(self) -> str:
         """A summary for users, in one line."""
         return (
-            f"{self.made} checkpoint{'s' * (self.made != 1)}, {self.seconds:.1f} s in all, "
-            f"the last of {self.size / 1e6:.1f} MB"
+            f"{plural(self.made, 'checkpoint')}, {self.seconds:.1f} s in all, "
+            f"the last of {decimal(self.size)}"
         )
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedprox.algorithms.base import State
 from fedprox.engine.compiled.compile import evaluated
 from fedprox.engine.planning.batch_plan import Capacity
-from fedprox.errors import require, require_number
+from fedprox.errors import plural, require, require_number
 from fedprox.files.arrays import check_arrays, malformed, read_arrays, write_arrays
 from fedprox.loop.execution import Done, RunState
 from fedprox.model import Params
@@ -106,7 +106,7 @@ class Snapshot(NamedTuple):
         )
         require(
             self.now.round <= rounds,
-            f"start: it has {self.now.round} rounds; rounds = {rounds} must not be fewer",
+            f"start: it has {plural(self.now.round, 'round')}; rounds = {rounds} must not be fewer",
         )
 
 

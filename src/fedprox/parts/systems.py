@@ -14,7 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import PositiveFloat, UnitFloat, check_fields, require, require_whole, shown
+from fedprox.errors import (
+    InputError,
+    PositiveFloat,
+    UnitFloat,
+    check_fields,
+    require,
+    require_whole,
+    shown,
+)
 from fedprox.solver import Solver
 from fedprox.streams import Purpose, Streams, generator
 from fedprox.user_code import call
@@ -173,13 +181,27 @@ class Systems:
             require(
                 np.any(enough),
                 f"systems.deadline = {self.deadline:g}: no client has time for "
-                f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}",
+                f"{'all of its steps, and stragglers are dropped' if whole else 'a single step'}; "
+                "no client would ever train",
             )
-        else:
+        elif whole:
             counts = np.arange(cohorts.start, cohorts.stop)
             some = (counts > np.round(self.stragglers * counts)).any()
-            require(
-                not whole or (self.stragglers < 1 if independent else some),
-                f"systems.stragglers = {self.stragglers:g}: all clients of every cohort of "
-                f"{cohorts[-1]} are stragglers, who are dropped",
-            )
+            if not (self.stragglers < 1 if independent else some):
+                size, clients = cohorts[-1], len(sizes)
+                raise InputError(
+                    f"systems.stragglers = {self.stragglers:g}: all clients of every cohort of "
+                    f"{size} are stragglers, who are dropped; no client would ever train; "
+                    + ("give less than 1" if independent else _leaving_one(self, size, clients))
+                )
+
+
+def _leaving_one(systems: Systems, size: int, clients: int) -> str:
+    """The fraction of stragglers, and the cohorts, that leave a client who is none."""
+    most = math.floor(100 * (1 - 0.5 / size)) / 100
+    if round(most * size) == size:
+        most -= 0.01
+    line = f"with cohorts of {size} give at most {most:.2g}"
+    larger = range(size + 1, clients + 1 if systems.stragglers < 1 else 0)
+    enough = next((each for each in larger if round(systems.stragglers * each) < each), None)
+    return line + f", or cohorts of at least {enough}" * (enough is not None)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import LARGEST, PositiveInt, Within, check_fields, require
+from fedprox.errors import LARGEST, PositiveInt, Within, check_fields, plural, require
 from fedprox.streams import Purpose, generator
 
 Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic"]
@@ -88,12 +88,13 @@ class Cohort:
         count = self.clients_per_round
         require(
             self.sampling == "proportional" or count <= clients,
-            f"cohort.clients_per_round = {count}; the federation has {clients} clients",
+            f"cohort.clients_per_round = {count}; the federation has {plural(clients, 'client')}",
         )
         groups = self.min_separation or 1
         require(
             count <= clients // groups or self.sampling != "cyclic",
-            f"cohort.clients_per_round = {count}; the federation has {clients} clients, and "
+            f"cohort.clients_per_round = {count}; the federation has "
+            f"{plural(clients, 'client')}, and "
             f"cohort.min_separation = {groups} makes groups of {clients // groups}",
         )
 

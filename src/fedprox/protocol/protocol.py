@@ -542,7 +542,7 @@ class Protocol:
                     independent=self.hides_clients,
                 )
             except InputError as error:
-                raise InputError(f"{algorithm.name}: {error}; no client would ever train") from None
+                raise InputError(f"{algorithm.name}: {error}") from None
 
 
 OBJECTS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import InputError, require, shown
+from fedprox.errors import InputError, plural, require, shown
 from fedprox.measures import measure_of
 from fedprox.report.records import comparable, has, number_of, without_diverged
 from fedprox.results.run import Run
@@ -330,7 +330,7 @@ def sentence_of(
         if each.levels == dict(levels) and {each.method, each.other} == {best, other}
     )
     where = f" at {in_words(levels)}" * bool(levels)
-    seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
+    seeds = plural(found.seeds, "seed")
     if not math.isfinite(found.difference):
         both = math.isnan(found.difference)
         who = f"{best} and {other} have" if both else f"{other} has"

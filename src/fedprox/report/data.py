@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import Algorithm
+from fedprox.columns import Column, Columns
 from fedprox.datasets import CATALOGUE, PAPERS, DataSet
 from fedprox.datasets.sources import at_hand, cache_folder
+from fedprox.errors import printable
 from fedprox.federation import Federation
 from fedprox.model import Model
 from fedprox.parts.clock import Hours
@@ -174,6 +176,31 @@ def statistics_table(federation: Federation, name: str, partition: str = "") -> 
         cells = ["-" if x is None else f"{x:,}" for x in (*figures, paper.classes_per_client)]
         note = f" ({paper.note})" if paper.note else ""
         shown.add_row(paper.source + note, names[paper.rows], *cells, "-")
+    return shown
+
+
+MOST_COLUMNS = 40
+"""Most columns of features that are shown."""
+
+
+def columns_table(columns: Columns) -> TextTable:
+    """The columns of a table: kinds, sizes of vocabularies, what stands for a missing value."""
+    units = any(column.unit for column in (*columns.features, columns.label))
+    titles = ("column", "kind", "values", "for a missing value", *(["unit"] * units))
+    shown = grid(titles, left=len(titles))
+
+    def add(column: Column, name: str) -> None:
+        """Add a row."""
+        missing = "-" if column.missing is None else str(column.missing)
+        size = 2 if column.kind == "boolean" else len(column.values)
+        cells = [name, column.kind, f"{size:,}" if size else "-", missing, column.unit]
+        shown.add_row(*map(printable, cells[: len(titles)]))
+
+    for column in columns.features[:MOST_COLUMNS]:
+        add(column, column.name)
+    if (more := len(columns.features) - MOST_COLUMNS) > 0:
+        shown.add_row(f"{more:,} more")
+    add(columns.label, f"{columns.label.name}, the label")
     return shown
 
 

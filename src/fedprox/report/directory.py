@@ -21,7 +21,7 @@ import tomli_w
 
 from fedprox import __version__
 from fedprox.diagnostics.clients import client_measures
-from fedprox.errors import require, shown
+from fedprox.errors import plural, require, shown
 from fedprox.federation import Federation
 from fedprox.files.toml import read_toml
 from fedprox.files.whole import (
@@ -134,7 +134,8 @@ class RunDirectory:
         """Raise `InputError` unless the results can be extended to `rounds`."""
         require(
             rounds > self.extended,
-            f"{where} is a run of {self.extended} rounds; with --resume there can only be more",
+            f"{where} is a run of {plural(self.extended, 'round')}; with --resume there can only "
+            "be more",
         )
         require(
             self.complete,

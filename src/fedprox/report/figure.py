@@ -407,7 +407,8 @@ def draw_line(
     colour = look["colour"]
     (line,) = axis.plot(x, middle, color=colour, linestyle=DASHES[look["dash"]], linewidth=1.5)
     if edges:
-        axis.fill_between(x, *edges, color=colour, alpha=0.17, linewidth=0)
+        low, high = edges
+        axis.fill_between(x, low, high, color=colour, alpha=0.17, linewidth=0)
     return line
 
 

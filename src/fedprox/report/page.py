@@ -16,7 +16,7 @@ from rich.console import Group as Page
 from rich.text import Text
 
 from fedprox.diagnostics.diagnosis import Diagnosis
-from fedprox.errors import require
+from fedprox.errors import plural, require
 from fedprox.files.whole import holder, write_whole
 from fedprox.measures import COSTS, DRAWN, MEASURES, Measure, fairness, measure_of
 from fedprox.report.archive import Archive, DiagnosisFile, SweepPoint, read_archive
@@ -231,9 +231,9 @@ def _lead(archive: Archive) -> str:
     known = isinstance(stragglers, int | float) and stragglers > 0
     parts = [
         _plain(data.get("name", "")),
-        f"{_plain(data['clients'])} clients" if "clients" in data else "",
+        plural(data["clients"], "client") if type(data.get("clients")) is int else "",
         f"{_plain(e['cohort'].get('clients_per_round', '?'))} a round",
-        f"{e['rounds']} rounds",
+        plural(e["rounds"], "round"),
         f"{100 * stragglers:g} % stragglers" if known else "",
         f"deadline {_plain(systems['deadline'])} s" if "deadline" in systems else "",
         f"{len(seeds)} seeds" if isinstance(seeds, list) and len(seeds) > 1 else "",
@@ -410,7 +410,9 @@ def _left_behind(archive: Archive, looks: dict[str, Style]) -> list[Group]:
         "These are the clients that evaluations read."
         if "clients" in archive.experiment.get("evaluation", {})
         else "",
-        f"{without_rows:,} clients have no test rows and are left out." if without_rows else "",
+        f"Without test rows, and left out: {plural(without_rows, 'client')}."
+        if without_rows
+        else "",
         explained(accuracies.values()),
     ]
     keys = {label: looks[label] for label in accuracies}

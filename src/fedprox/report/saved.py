@@ -264,6 +264,7 @@ def model_path(path: str | Path, label: str | None, seed: int | None) -> Path:
         run = _chosen(path, label, seed)
         path = path / model_file(run.label, run.seed)
     else:
+        require(path.exists(), f"{path}: no such run directory or file")
         require(
             (label, seed) == (None, None),
             f"{path}: not a run directory, and only those have runs to choose by label and seed",
@@ -292,16 +293,20 @@ _OTHERS = "fp.load_weights loads what PyTorch or Hugging Face's libraries wrote"
 def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:
     """The only run of a run directory with a label and a seed."""
     runs = read_summary(path) or []
-    require(runs, f"{path}: no summary.json; not a run directory, or not finished")
-    labels = ", ".join(dict.fromkeys(repr(run.label) for run in runs))
+    begun = (path / "experiment.toml").is_file()
+    require(runs or begun, f"{path}: no experiment.toml; not a run directory")
+    require(runs, f"{path}: no summary.json; the run has not finished")
+    labels = dict.fromkeys(repr(run.label) for run in runs)
     fitting = [run for run in runs if label in (None, run.label)]
-    require(fitting, f"{path}: no run {label!r}; it has {labels}")
-    labels = ", ".join(dict.fromkeys(repr(run.label) for run in fitting))
-    require(len({run.label for run in fitting}) == 1, f"{path}: give label, one of {labels}")
-    seeds = ", ".join(str(run.seed) for run in fitting)
+    require(fitting, f"{path}: no run {label!r}; it has {', '.join(labels)}")
+    labels = dict.fromkeys(repr(run.label) for run in fitting)
+    seeds = dict.fromkeys(str(run.seed) for run in fitting)
     fitting = [run for run in fitting if seed in (None, run.seed)]
-    require(fitting, f"{path}: {labels} has no seed {seed}; it has {seeds}")
-    require(len(fitting) == 1, f"{path}: give seed, one of {seeds}")
+    require(fitting, f"{path}: {', '.join(labels)} has no seed {seed}; it has {', '.join(seeds)}")
+    wanted = {"label": labels} if len(labels) > 1 else {}
+    wanted |= {"seed": seeds} if seed is None and len(seeds) > 1 else {}
+    asked = " and ".join(f"{key}, one of {', '.join(each)}" for key, each in wanted.items())
+    require(not wanted, f"{path}: several runs; give {asked}")
     return fitting[0]
 
 

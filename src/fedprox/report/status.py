@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from fedprox.errors import InputError, foreign, require
+from fedprox.errors import InputError, foreign, plural, require
 from fedprox.files.whole import holder, write_whole
 
 STATUS, PROMETHEUS, STOP = "status.json", "metrics.prom", "stop"
@@ -58,7 +58,7 @@ def _of_run(known: Mapping[str, Any]) -> str:
     if "bytes_up" in known:
         parts.append(f"{known['seconds']:.1f} s")
         parts.append(f"{decimal(known['bytes_down'])} down, {decimal(known['bytes_up'])} up")
-    return ", ".join(parts) + (f"; {done} rounds done" if done != round_ else "")
+    return ", ".join(parts) + (f"; {plural(done, 'round')} done" if done != round_ else "")
 
 
 def _ago(seconds: float) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedprox.errors import require
+from fedprox.errors import plural, require
 from fedprox.measures import DRAWN, measure_of
 from fedprox.parts.privacy.correlated import CORRELATIONS, Strategy
 from fedprox.report.records import by_label, has, highest, number_of, without_diverged
@@ -338,19 +338,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             "best accuracy is the test accuracy at the round of the highest validation accuracy: "
             "test rows choose nothing"
         )
-    private = {(number_of(run.final, "delta"), _noised(run)) for run in runs if _private(run)}
-    lines += [
-        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
-        'privacy.unit = "example", for one run\'s models'
-        + (
-            ", losses and accuracies; counts of clients and the choice among runs are outside the "
-            "guarantee"
-            if noised
-            else "; losses, accuracies and the choice among runs are measured on clients' data and "
-            "are outside the guarantee"
-        )
-        for delta, noised in sorted(private)
-    ]
+    lines += dict.fromkeys(_guaranteed(run) for run in runs if _private(run))
     lines += dict.fromkeys(filter(None, map(_separated, runs)))
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
@@ -371,9 +359,18 @@ def _private(run: Run) -> bool:
     return has(run.final, "delta")
 
 
-def _noised(run: Run) -> bool:
-    """Whether the losses and accuracies of a private run have noise."""
-    return bool((run.experiment.get("privacy") or {}).get("measures"))
+def _guaranteed(run: Run) -> str:
+    """What epsilon is of, and what it does not cover."""
+    settings = run.experiment.get("privacy") or {}
+    whom = "one row" if settings.get("unit") == "example" else "one client"
+    measured = "losses and accuracies"
+    of, beside = "models", f"{measured}, and the choice among runs, are"
+    if settings.get("measures"):  # which have noise
+        of, beside = f"models, {measured}", "counts of clients, and the choice among runs, are"
+    return (
+        f"epsilon bounds what the {of} of one run reveal of {whom}, at delta = "
+        f"{number_of(run.final, 'delta'):g}; {beside} not covered"
+    )
 
 
 def _separated(run: Run) -> str:
@@ -382,9 +379,10 @@ def _separated(run: Run) -> str:
     if not (_private(run) and separation):
         return ""
     strategy = Strategy(run.experiment["privacy"]["mechanism"], separation, run.final.round)
+    most = plural(strategy.participations(run.final.round), "round")
     return (
         f"epsilon is for {CORRELATIONS[strategy.kind]}, with which a client takes part in at most "
-        f"{strategy.participations(run.final.round):,} rounds, at least {separation:,} apart"
+        f"{most}, at least {separation:,} apart"
     )
 
 
@@ -440,7 +438,7 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
         rounds = sum(run.final.round for run in group)
         private = any(map(_private, group))
         effect = "added nothing but noise" if private else "left the model as it was"
-        yield f"no client took part in {empty} of {rounds} rounds, which {effect}"
+        yield f"no client took part in {empty} of {plural(rounds, 'round')}, which {effect}"
     measured = [record for run in group for record in run.history[1:]]
     if missed := sum(record.unsolved for record in measured):
         solves = sum(record.solves for record in measured)
@@ -450,7 +448,8 @@ def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
         )
     if updates := sum(run.faulty or 0 for run in group):
         clients = len({name for record in records for name in record.faulty_clients or ()})
-        of = f"{clients} client{'s' * (clients != 1)}"
-        yield f"{updates} faulty updates, of {of}; metrics.jsonl names them"
+        of = plural(clients, "client")
+        yield f"{plural(updates, 'faulty update')}, of {of}; metrics.jsonl names them"
     if most := max(record.unmeasured or 0 for record in records):
-        yield f"evaluations leave out up to {most} clients whose loss or gradient is not finite"
+        up_to = plural(most, "client")
+        yield f"evaluations leave out up to {up_to} whose loss or gradient is not finite"

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from fedprox.columns import Columns
-from fedprox.errors import InputError
+from fedprox.errors import InputError, plural
 from fedprox.model import Params
 from fedprox.results.record import Record, figures, percent
 from fedprox.results.target import Target
@@ -79,7 +79,7 @@ class Run:
         if not self.history:
             return f"{name}: no records)"
         best = f", best {percent(self.best_accuracy)}" if self.best_accuracy >= 0 else ""
-        return f"{name}: {self.final.round} rounds, {figures(self.final)}{best})"
+        return f"{name}: {plural(self.final.round, 'round')}, {figures(self.final)}{best})"
 
     @property
     def diverged_at(self) -> int | None:

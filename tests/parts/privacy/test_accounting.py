@@ -480,7 +480,7 @@ def test_the_statement_says_everything() -> None:
     assert "no amplification beyond what the library proves" in uniform
     assert "2 noised sums each" in uniform
     assert "no limit" in "\n".join(statement(EMNIST, 100))
-    assert "all 1 clients" in "\n".join(statement(GAUSSIAN, 1))
+    assert "none; the client takes part" in "\n".join(statement(GAUSSIAN, 1))
     assert "no privacy guarantee" in statement(EMNIST._replace(noise_multiplier=0.0), 100)[0]
 
 

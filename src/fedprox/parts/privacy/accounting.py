@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedprox.errors import require, require_number, require_one_of, require_whole
+from fedprox.errors import plural, require, require_number, require_one_of, require_whole
 from fedprox.parts.privacy.correlated import CORRELATIONS, Strategy, check_strategy, reach
 
 Accountant = Literal["pld", "rdp"]
@@ -96,9 +96,9 @@ class Hidden(NamedTuple):
     def of(cls, unit: str, sizes: NDArray[np.int64]) -> "Hidden":
         """Among clients with so many rows."""
         if unit == "client":
-            return cls(len(sizes), f"{len(sizes):,} clients")
+            return cls(len(sizes), plural(len(sizes), "client"))
         fewest = int(sizes[sizes > 0].min(initial=sizes.max(initial=0)))
-        return cls(fewest, f"{fewest:,} rows of the smallest client")
+        return cls(fewest, f"{plural(fewest, 'row')} of the smallest client")
 
     def require_delta(self, name: str, delta: float) -> None:
         """Raise `InputError` if publishing one of them as it is would have such a delta."""
@@ -171,7 +171,7 @@ def check_mechanism(mechanism: Mechanism) -> Mechanism:
     require_whole("releases", mechanism.releases, most=2)
     require_number("delta", mechanism.delta, most=1, positive=True)
     if mechanism.noise_multiplier:
-        Hidden(mechanism.clients, f"{mechanism.clients:,} clients").require_delta(
+        Hidden(mechanism.clients, plural(mechanism.clients, "client")).require_delta(
             "delta", mechanism.delta
         )
     require_one_of("accountant", mechanism.accountant, get_args(Accountant))
@@ -782,7 +782,8 @@ def _of_measures(beside: Releases | None) -> list[str]:
         return []
     one, count = beside
     return [
-        f"Measures: {count:,} evaluations, each of which releases losses and accuracies with noise "
+        f"Measures: {plural(count, 'evaluation')}, each of which releases losses and accuracies "
+        "with noise "
         f"once, of a standard deviation of {one.noise_multiplier:.6g} in units of the most that a "
         "client, or a row, moves them. What is chosen by them, such as the best model or the last "
         "round, costs nothing more."
@@ -808,8 +809,9 @@ def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]
         "Unit: a client with all of its rows.",
         f"Neighbouring federations: {other}. The number of clients is public.",
         _sampling(mechanism),
-        f"Composition: {rounds:,} rounds with {mechanism.releases} noised "
-        f"sum{'s' * (mechanism.releases > 1)} each, in units of the clipping norm a standard "
+        f"Composition: {plural(rounds, 'round')} with "
+        f"{plural(mechanism.releases, 'noised sum')} each, in units of the clipping norm a "
+        "standard "
         f"deviation of {mechanism.noise_multiplier:.6g}{before}; later rounds may depend on "
         "earlier ones.",
         *_mechanism(mechanism, rounds),
@@ -827,7 +829,7 @@ def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
         "moves what it sends by up to the clipping norm before its noise. The number of clients, "
         "and who takes part, are public.",
         "Sampling: no amplification is counted, and it need not stay secret who takes part.",
-        f"Composition: a client sends at most {times:,} message{'s' * (times > 1)}, each with "
+        f"Composition: a client sends at most {plural(times, 'message')}, each with "
         "noise of its own, in units of the clipping norm a standard deviation of "
         f"{mechanism.noise_multiplier:.6g}; later rounds may depend on earlier ones.",
         "each client, which clips its own messages and adds the noise; nobody beyond it.",
@@ -842,13 +844,15 @@ def _of_steps(mechanism: Mechanism, taken: int) -> list[str]:
         "Neighbouring federations: a row of one client is replaced by one that adds nothing to any "
         "sum, which moves a sum by up to the clipping norm. The numbers of rows and who takes part "
         "are public.",
-        f"Worst client: {taken:,} local steps on {rows} rows. Clients have different rows, so the "
+        f"Worst client: {plural(taken, 'local step')} on {plural(mechanism.clients, 'row')}. "
+        "Clients have different rows, so the "
         "guarantee is that of the worst of them (parallel composition).",
         "Sampling: none; all rows are in each mini-batch."
         if mechanism.everybody
         else f"Sampling: Poisson, each row with probability {batch} / {rows} in each step; the "
         "size of a mini-batch has no limit.",
-        f"Composition: {taken:,} steps with a noised sum each, in units of the clipping norm a "
+        f"Composition: {plural(taken, 'step')} with a noised sum each, in units of the clipping "
+        "norm a "
         f"standard deviation of {mechanism.noise_multiplier:.6g}; later steps may depend on "
         "earlier ones.",
         "each client, which clips and adds the noise; nobody beyond it.",
@@ -862,8 +866,8 @@ def _mechanism(mechanism: Mechanism, rounds: int) -> list[str]:
         return []
     times = strategy.participations(rounds)
     return [
-        f"Mechanism: {CORRELATIONS[strategy.kind]}. A client takes part in at most {times:,} "
-        f"round{'s' * (times > 1)}, at least {strategy.separation:,} apart, so all rounds "
+        f"Mechanism: {CORRELATIONS[strategy.kind]}. A client takes part in at most "
+        f"{plural(times, 'round')}, at least {strategy.separation:,} apart, so all rounds "
         "together are one Gaussian mechanism of a standard deviation of "
         f"{as_one(mechanism, rounds)[0].noise_multiplier:.6g} in units of the most that a client "
         "moves it."
@@ -880,7 +884,8 @@ def _sampling(mechanism: Mechanism) -> str:
             "secret who takes part."
         )
     if mechanism.everybody:
-        return f"Sampling: none; all {clients} clients take part in each round."
+        who = "the client takes" if mechanism.clients == 1 else f"all {clients} clients take"
+        return f"Sampling: none; {who} part in each round."
     secret = "It must stay secret who takes part."
     if mechanism.replaces:
         return (
