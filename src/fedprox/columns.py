@@ -52,7 +52,7 @@ class Column:
             days since 1970-01-01. A label is a "number", or it is a class: "boolean", or
             "category", whose classes are the positions in `values`.
         values: The vocabulary of a "category" or an "index", in order; other kinds have none.
-        missing: What stands for a missing value: a number, or one of the values; "column" for 0
+        missing: The replacement of a missing value: a number, or one of the values; "column" for 0
             after standardization and a further column, after this one, that is 1 there; None if a
             missing value is an error.
         unit: Unit in words, which the nodes of a deployment compare.

@@ -6,8 +6,8 @@ optimizer receives the whole gradient of h_k, so a momentum buffer sees the prox
 Clip and weight decay precede the optimizer, as in the code of Acar et al. 2021. The clip sees the
 gradients of F_k, the linear and the proximal term together, and the weight decay is not clipped.
 (In that code FedDyn's alpha w is part of the weight decay and is not clipped.) Neither belongs to
-h_k: gamma and all losses are measured without them. What SCAFFOLD's control variates and FedDyn's
-regularizer learn from a client's steps includes both: at their fixed points the gradient with its
+h_k: gamma and all losses are measured without them. SCAFFOLD's control variates and FedDyn's
+    regularizer learn both from a client's steps: at their fixed points the gradient with its
 weight decay vanishes.
 
 The stop rule gamma needs gradients over all of a client's rows. With whole-client batches every

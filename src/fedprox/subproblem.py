@@ -40,8 +40,8 @@ class Subproblem(NamedTuple):
         reference: A point :math:`r` with :math:`\nabla F_k(r)`. Steps on a mini-batch :math:`z`
             then use :math:`\nabla F_k(w; z) - \nabla F_k(r; z) + \nabla F_k(r)` in place of
             :math:`\nabla F_k(w; z)`, and cost a second gradient. None for plain mini-batches.
-        given: What the method's `objective` reads beside the parameters and the mini-batch, a
-            pytree of arrays.
+        given: Arrays that the method's `objective` reads beside the parameters and the mini-batch,
+            a pytree of arrays.
         trained: Which parameters the client trains, a pytree like the parameters of truth values,
             each of a whole array or of its numbers. The others stay as they start, whatever noise,
             weight decay and the optimizer do. None for all.

@@ -58,10 +58,9 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
 
     Args:
         k: Number of models, at least 1. With 1 this is the local method.
-        local: What happens inside a cluster: FedAvg, or another method that sends a message once
-            and measures nothing first, such as FedProx, FedDyn, FedOpt or SCAFFOLD. What a client
-            keeps stays with it when it changes the cluster, and `participation` is that of the
-            round.
+        local: The method inside a cluster: FedAvg, or another one that sends a message once and
+            measures nothing first, such as FedProx, FedDyn, FedOpt or SCAFFOLD. Client state stays
+            with it when it changes the cluster, and `participation` is that of the round.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`. `Run.models` are the k models at the end.

@@ -1,4 +1,4 @@
-"""What commands that train share: an experiment's data, and training into a run directory."""
+"""Shared by the commands that train: an experiment's data, and training into a run directory."""
 
 import signal
 import sys

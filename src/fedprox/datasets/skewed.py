@@ -15,7 +15,7 @@ from fedprox.streams import Purpose, Streams, check_seed
 from fedprox.table_layout import SPLITS
 
 Skew = Literal["noise", "rotation", "contrast"]
-"""What differs from client to client."""
+"""The kind of difference between clients."""
 
 STRENGTHS: dict[str, float] = {"noise": 0.1, "rotation": 45.0, "contrast": 0.5}
 """The strength of each kind unless it is given."""
@@ -42,9 +42,9 @@ def skewed_features(
     * "contrast": :math:`m + c_k (x - m)` with :math:`c_k = 1 + s (2 u_k - 1)`, where :math:`m` is
       the mean of the image's channel.
 
-    Labels stay. What changes are the features as a model sees them, for instance standardized, so
-    the variance of noise is in the square of their unit; no value is clipped. The result is stored
-    as 32-bit numbers, in memory.
+    Labels stay. The features change as a model sees them, for instance standardized, so the
+    variance of noise is in the square of their unit; no value is clipped. The result is stored as
+    32-bit numbers, in memory.
 
     Args:
         federation: Clients with square images, of shape (rows, n, n), (rows, n, n, channels) or
@@ -52,8 +52,8 @@ def skewed_features(
         kind: "noise", "rotation" or "contrast".
         strength: :math:`s`, at least 0: a variance; degrees, at most 180; or the largest change of
             the contrast, at most 1. None for 0.1, 45 degrees or 0.5.
-        seed: Seed. What a client draws depends only on the seed, its index and its own number of
-            rows.
+        seed: Seed of the draws. A client's draw depends only on the seed, its index and its number
+            of rows.
 
     Returns:
         The federation of the same clients with changed images.

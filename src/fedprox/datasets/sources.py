@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
     Attributes:
         subfolder: Its folder in the data folder and in the cache.
-        name: Its name.
+        name: The file's name.
         size: Its bytes; 0 if unknown.
         hash: Its checksum, such as "md5:..."; empty if nobody has published one.
         folders: Addresses of folders that hold it, tried in order.

@@ -35,10 +35,10 @@ def table(
         features: The columns to predict it from; None for all others.
         test: The column that says "train", "test" or "validation", or the share of each client's
             rows to test on; None for no test rows.
-        kinds: What columns are, where their values do not say it: a table from a column's name to
+        kinds: Kinds of columns whose values do not tell: a table from a column's name to
             its kind, "number", "boolean", "category", "index" or "date", or to a table with some
             of `kind`, `values`, `missing` and `unit`.
-        missing: What stands for missing values: a table from a column's name to a value, or to
+        missing: Replacements of missing values: a table from a column's name to a value, or to
             "column" for a further column that says where; "column" for all columns that have some.
         standardize: Whose mean and standard deviation the numbers are standardized by, those of all
             clients' training rows, "federation", or of each client's own, "client"; given ones, a

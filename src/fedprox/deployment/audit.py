@@ -1,10 +1,10 @@
-"""What a node was asked and what became of it: one line of JSON for each request, in a chain.
+"""The audit of a node: one line of JSON for each request and its outcome, in a chain.
 
 Each line has the digest of the line before. So a line cannot be changed, left out or inserted
 without changing all that follow, of which the last digest is kept elsewhere. Nothing is keyed: who
 can write the files can write a whole new chain, which only that last digest tells from this one.
 
-The audit is a record and no limit. What limits a node is in `spent.json`, which is on disk before
+The audit is a record and no limit. The limits are counted in `spent.json`, which is on disk before
 anything is computed from data. So an answer is sent whether or not its line could be written; lines
 that are lost are counted in the next one.
 """
@@ -49,7 +49,7 @@ BEGINNING = "0" * 64
 """The digest before the first line."""
 
 Outcome = Literal["answered", "refused", "repeated", "lacks arrays"]
-"""What became of a request. A repeated one was answered as before, from memory; one that lacks
+"""The outcome of a request. A repeated one was answered as before, from memory; one that lacks
 arrays comes again with them."""
 
 
@@ -60,7 +60,7 @@ def line_of(
     outcome: Outcome,
     why: str = "",
 ) -> dict[str, Any]:
-    """What a line says of a request, but for its cost; of None for one that cannot be read."""
+    """The fields of a line for a request, but for its cost; None is one that cannot be read."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": now, "who": parcel.sender}
     setup = None if request is None else request.setup
@@ -83,7 +83,7 @@ def line_of(
 def cost_of(
     request: Request, before: NodeSpent, after: NodeSpent, limit: Bound | None
 ) -> dict[str, Any]:
-    """What an answer has cost: rounds, and with privacy an upper bound of epsilon after it.
+    """The cost of an answer: rounds, and with privacy an upper bound of epsilon after it.
 
     `epsilon` is that of the run so far at its own delta, and `epsilon_of_all` that of all runs
     together at the delta of the node's limit; for rows those of the worst of the round's clients.
@@ -242,8 +242,8 @@ class Checked(NamedTuple):
     """A line of an audit that continues the line before.
 
     Attributes:
-        line: What it holds.
-        digest: Its digest.
+        line: The fields of the line.
+        digest: The digest of the line, with which the next one begins.
     """
 
     line: dict[str, Any]

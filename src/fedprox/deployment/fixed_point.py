@@ -13,8 +13,8 @@ a standard deviation of at most :math:`\sqrt n / 2` steps.
 **What a sum can be** is all that the operator checks, since nobody can look at a node's words. With
 the weight :math:`W` of the clients that count, each number of a sum over n nodes is at most
 :math:`B W + n B / 2^k`, up to rounding. That is one check of all n: a node that lies has the room
-of all, and the mean is any that it wants within :math:`\pm B`. No check of sums can do better. What
-a sum may be, it may be with one message that is the sum less the others.
+of all, and the mean is any that it wants within :math:`\pm B`. No check of sums can do better.
+Every allowed sum can come about by one message: the sum less the others.
 
 With a norm :math:`C` in place of the bound, each node scales its d numbers to a norm of at most
 :math:`C` times its weight, so :math:`B = C`, and the operator refuses a sum whose norm is above

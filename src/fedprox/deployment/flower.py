@@ -629,7 +629,7 @@ class Incoming:
     """A message whose objects arrive one by one, of at most so many bytes.
 
     Attributes:
-        about: What travels with every message: its run, its sender and others.
+        about: The metadata of every message: its run, its sender and others.
         missing: The names of its objects that are not here yet.
     """
 

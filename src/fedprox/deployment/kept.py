@@ -1,4 +1,4 @@
-"""What a node keeps in its folder: client state, what it has answered, the sums it has revealed.
+"""The folder of a node: client state, the costs of its answers, the sums that it has revealed.
 
 **Client state** is one file for each client and round, written whole or not at all. An update
 counts only once the coordinator has used it. The node does not know whether an answer arrived in
@@ -54,11 +54,11 @@ from fedprox.parts.privacy.accounting import Composed, Mechanism, alike, compose
 
 
 class NodeMemory(Head):
-    """What a node remembers over all runs, in a file of its folder.
+    """A node's memory over all runs, in a file of its folder.
 
     Attributes:
         FILE: The file's name.
-        DAMAGED: What it is for, and what to do if it is damaged.
+        DAMAGED: The file's purpose, and what to do if it is damaged.
     """
 
     FILE: ClassVar[str]
@@ -69,7 +69,7 @@ K = TypeVar("K", bound=NodeMemory)
 
 
 def read_kept(kind: type[K], folder: Path) -> K:
-    """What a folder's file holds; what is empty if there is none."""
+    """The content of a folder's file; an empty one if there is no file."""
     path = folder / kind.FILE
     try:
         return kind.model_validate_json(path.read_bytes()) if path.exists() else kind()
@@ -190,18 +190,18 @@ NO_ROUND = -1
 
 
 class RunSpent(Head):
-    """What one seed of a method has spent.
+    """The privacy and rounds that one seed of a method has spent.
 
     Attributes:
         round: The last round that is paid.
         answered: The kinds of requests that were answered in this round.
         released: The last round in which clients sent something.
         releases: Rounds of this mechanism that are counted.
-        mechanism: What a round releases; None without privacy.
-        whole: What all rounds release together, if they are counted so.
+        mechanism: The mechanism of a round; None without privacy.
+        whole: The mechanism of all rounds together, if they are counted so.
         steps: Private local steps of each client.
         evaluations: Evaluations with noise.
-        measured: What each of these releases; None without.
+        measured: The mechanism of such an evaluation; None without.
         request: Digest of the last request.
     """
 
@@ -222,7 +222,7 @@ Taken = list[tuple[Mechanism, NotNegative]]
 
 
 class NodeSpent(NodeMemory):
-    """What a node has answered with its data.
+    """The costs of a node's answers.
 
     Attributes:
         rounds: Rounds of all runs, counted once for each sweep point.
@@ -230,7 +230,7 @@ class NodeSpent(NodeMemory):
         before: Private rounds before those; None if there are none.
         steps: Private local steps of each client in all runs, by what they release.
         steps_before: Private local steps of clients before those.
-        runs: What each of the last runs has spent, the last one at the end.
+        runs: The spending of each of the last runs, the last one at the end.
     """
 
     FILE: ClassVar = "spent.json"
@@ -246,7 +246,7 @@ class NodeSpent(NodeMemory):
     runs: dict[str, RunSpent] = Field(default_factory=dict)
 
     def of(self, setup: Setup) -> RunSpent:
-        """What a run has spent so far."""
+        """The spending of a run so far."""
         return self.runs.get(setup.name, RunSpent())
 
     def others(self, setup: Setup) -> Taken:
@@ -270,7 +270,7 @@ class NodeSpent(NodeMemory):
         steps: Mapping[str, tuple[Mechanism, int]] = MappingProxyType({}),
         of_rows: Collection[str] = (),
     ) -> "NodeSpent":
-        """What is spent once a request is answered; with noise, evaluations are of rows."""
+        """The spending after a request is answered; with noise, evaluations are of rows."""
         assert request.setup is not None
         own, hiding = self.of(request.setup), request.setup.privacy
         measures = request.setup.measures if request.kind == "evaluate" else None
@@ -362,7 +362,7 @@ class Revealed(NodeMemory):
 
     Attributes:
         rounds: The last such round, by run and kind of sum. Earlier ones count as revealed.
-        measured: What was asked in this round, by run, of sums of measures.
+        measured: The request of this round, by run, for sums of measures.
     """
 
     FILE: ClassVar = "sums.json"

@@ -165,7 +165,7 @@ class Node:
 
     @cached_property
     def kind(self) -> DataKind:
-        """What the data have in common with those of other nodes."""
+        """The kind of the data, which is the same on all nodes."""
         return description_of(self.name, "", self.federation, [], sampled=False).kind
 
     @property
@@ -603,7 +603,7 @@ class Node:
 
 
 def _in_words(request: Request) -> str:
-    """What is asked, for the log, with foreign text escaped.
+    """A request in words, for the log, with foreign text escaped.
 
     >>> _in_words(Request(version=2, id="1", kind="describe"))
     'describe'

@@ -24,7 +24,7 @@ A sum over **all nodes or none**, of measures or moments, has pairwise masks alo
 nothing reveals. They cancel in the sum of all messages and in no other, so there is nothing to
 confirm, and a node's answer is its last word.
 
-What is summed is bound by the masks: a pairwise mask is that of a digest of all that nodes are
+The masks bind the sum to its request: a pairwise mask depends on a digest of all that nodes are
 asked alike, the setup, round, arrays, weights and the names of the nodes. The masks of nodes that
 are asked different things do not cancel. No mask is used twice: each node begins the sums of its
 keys in their order, and forgets the secrets of those before.
@@ -119,7 +119,7 @@ def of_all_purpose(roster: str, number: int, context: str, nodes: Iterable[str])
 def confirmation(
     roster: str, number: int, context: str, asked: Iterable[str], included: Iterable[str]
 ) -> bytes:
-    """What a node signs of a sum: its keys, what was asked of whom, and whose messages came."""
+    """The text that a node signs for a sum: its keys, the requests, and whose messages came."""
     said = [roster, number, context, sorted(asked), sorted(included)]
     return b"included " + json.dumps(said).encode()
 
@@ -391,14 +391,14 @@ class OperatorSum:
     """The operator's part of one secure sum.
 
     Args:
-        secret: What all requests of the sum have.
+        secret: The fields that all requests of the sum have.
         context: The digest of what all nodes are asked alike.
 
     Attributes:
         masked: The masked messages, by name.
-        answers: What nodes have answered to "confirm" and "reveal", by stage and name.
-        liars: What nodes have revealed wrongly, by name. The sum does without it.
-        dishonest: What makes the secrets of nodes useless, by name. There is no sum with them.
+        answers: The nodes' answers to "confirm" and "reveal", by stage and name.
+        liars: The wrong secrets that nodes have revealed, by name. The sum does without them.
+        dishonest: Why the secrets of nodes cannot be used, by name. There is no sum with them.
     """
 
     def __init__(self, keys: OperatorKeys, secret: Secret, context: str) -> None:
@@ -418,7 +418,7 @@ class OperatorSum:
         return ("reveal",) if whole else ("confirm", "reveal")
 
     def asked(self, stage: SumStage, name: str) -> dict[str, Any]:
-        """What a node is sent in a stage, as fields of `Secret`."""
+        """The fields of `Secret` that a node is sent in a stage."""
         del name
         included = {"number": self.secret.number, "included": sorted(self.masked)}
         if stage == "confirm":

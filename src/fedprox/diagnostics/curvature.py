@@ -74,7 +74,7 @@ def curvature(
 
     Args:
         federation: The clients, whose training rows are read.
-        model: The model.
+        model: The model of the parameters.
         params: The parameters w.
         iterations: Lanczos steps, at least 1. Each computes a product with the Hessian and stores a
             vector as large as the parameters. They end early if they have found all eigenvalues.

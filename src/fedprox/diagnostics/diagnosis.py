@@ -74,7 +74,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` finds.
+    """The findings of `diagnose`.
 
     Attributes:
         of_clients: Number of clients of the whole federation; the diagnosed clients may be a
@@ -475,7 +475,7 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
 
     A large mu slows the first rounds down and stabilizes the later ones, so the lowest loss of a
     short sweep is no guide: on heterogeneous data the mu that is best in the end is still behind.
-    What matters is whether it is catching up. The gap to the best mu over the last quarter of the
+    The question is whether it is catching up. The gap to the best mu over the last quarter of the
     sweep is extrapolated to the last planned round: in each further quarter it shrinks by the same
     factor as between the last two quarters. A gap that did not shrink stays the same.
 

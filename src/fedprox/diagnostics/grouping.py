@@ -96,7 +96,7 @@ def grouping(model: Model, params: Params, federation: Federation, *, seed: int 
     Clients whose data differ, but without groups, form none.
 
     Args:
-        model: The model.
+        model: The model to be trained.
         params: Its parameters, such as the initial ones.
         federation: The clients; only their training rows are read.
         seed: Seed of the references.

@@ -88,7 +88,7 @@ def newcomers(
       others.
 
     Args:
-        model: The model.
+        model: The model of the parameters.
         params: Its parameters, such as `Run.params`.
         federation: The newcomers, such as `Federation.of_clients` of those that were left out of
             the run. Each needs at least as many training rows as the largest of `rows`.

@@ -50,12 +50,12 @@ NOT_AUDITED = ("stop_at_target", "target", "selection", "stop", "checkpoints", "
 
 @dataclass(frozen=True)
 class PrivacyAudit:
-    """What `audit_privacy` finds.
+    """The findings of `audit_privacy`.
 
     Attributes:
         unit: "client" or "example", which the canaries are.
         epsilon: The epsilon that the run with canaries prints, an upper bound by accounting.
-        delta: Its delta.
+        delta: The delta of the guarantee.
         lower_bound: The lower confidence bound of epsilon, by the canaries.
         most: The lower bound if all guesses had been right. If it is below `epsilon`, so many
             canaries cannot refute the guarantee.

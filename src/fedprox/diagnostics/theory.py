@@ -1,4 +1,4 @@
-r"""What theory promises: the theorems of FedProx and of FedDyn, a function for each.
+r"""The theorems of FedProx and of FedDyn, a function for each.
 
 FedProx (Li et al. 2020): Theorem 4 and what follows from it. Its condition is sufficient and not
 necessary: a smaller mu may work as well. Lemma 3 of the paper's first draft bounds the variance of

@@ -31,7 +31,7 @@ class SkewSection(Section):
     """`skew` of `[data]`: see `fedprox.datasets.skewed_features`."""
 
     kind: Skew
-    """What differs from client to client."""
+    """The kind of difference between clients."""
     strength: float | None = None
     """How much, at least 0: a variance, degrees or a change of contrast; 0.1, 45 or 0.5 if left
     out."""
@@ -87,7 +87,7 @@ class MethodKeys(Section):
     """Weights of the server's mean: training rows, or 1 for each client; the method's own choice if
     left out. `fedsplit` has another key of this name."""
     model_state: ModelState | None = None
-    """What becomes of the model's state that is not trained, such as running statistics: "mean",
+    """The treatment of the model's state that is not trained, such as running statistics: "mean",
     "own", "own layers" or "server"; see `fedprox.Algorithm.with_model_state`."""
 
 
@@ -136,7 +136,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""What keys of a section differ from the fields of its object, as arguments of `schema_of`."""
+"""The keys of sections that differ from their object's fields, as arguments of `schema_of`."""
 
 
 def _section_of(field: dataclasses.Field[Any]) -> Any:
@@ -152,7 +152,7 @@ def _section_of(field: dataclasses.Field[Any]) -> Any:
 
 
 DESCRIPTIONS = descriptions_of(simulate)
-"""What is said of each setting."""
+"""The description of each setting."""
 
 ARGUMENTS = [name for name in OBJECTS if name not in ("federation", "model", "solver", "target")]
 """The sections that describe one object each, an argument of `fedprox.simulate`."""

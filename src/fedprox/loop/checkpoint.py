@@ -307,7 +307,7 @@ class Checkpoints:
 
     @property
     def _table(self) -> dict[str, Any]:
-        """What all files of states say."""
+        """The fields that all files of states have."""
         return {
             "settings": self._settings,
             "rounds": self._methods[0].protocol.rounds,

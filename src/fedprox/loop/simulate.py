@@ -115,8 +115,8 @@ def simulate(
             cohort; a round is then a step of the server. None means rounds with a barrier.
         aggregation: How the server makes one message of a round's: their weighted mean, or a rule
             that some dishonest clients cannot move far.
-        attack: What dishonest clients send, to try rules of aggregation. None means that all are
-            honest.
+        attack: The messages of dishonest clients, to try rules of aggregation. None means that all
+            are honest.
         compression: How clients' messages travel in fewer bits. Records then count the bits. None
             means in full.
         stop: Called with each record except those of the last round. A run ends when it returns

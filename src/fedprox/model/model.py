@@ -353,13 +353,13 @@ def bytes_of(tree: Any) -> int:
 
 
 def arguments(params: Params, base: Callable[[Params], Params] | None) -> tuple[Any, ...]:
-    """What a model's functions take before the features: whole parameters, and a state if any."""
+    """The first arguments of a model's functions: whole parameters, and a state if any."""
     trained, *state = params if isinstance(params, Variables) else (params,)
     return (base(trained) if base else trained, *state)
 
 
 def named(function: str, given: Sequence[Any], more: str = "") -> str:
-    """What messages call a function of a model, such as "model.apply(params, x)"."""
+    """The name of a model's function in messages, such as "model.apply(params, x)"."""
     return f"model.{function}({', '.join(('params', 'state')[: len(given)])}, x{more})"
 
 

@@ -23,7 +23,7 @@ from fedprox.precision import real_type
 from fedprox.user_code import SHOWN
 
 FACTORS = ".A", ".B"
-"""What follows the name of a matrix in the names of its adapter's factors."""
+"""The suffixes of a matrix's name in the names of its adapter's factors."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Whole:
 
     Attributes:
         names: The names of all arrays of the whole model, in order.
-        structure: Their structure.
+        structure: The structure of the whole model's pytree.
         scale: Factor of the products of adapters.
     """
 
@@ -323,7 +323,7 @@ def mixed_precision(model: Model) -> Model:
     It pays on accelerators with matrix units for bfloat16; most CPUs are slower with it.
 
     Args:
-        model: The model.
+        model: The model to compute with.
 
     Returns:
         The model, whose functions round what they take; frozen values are rounded likewise.

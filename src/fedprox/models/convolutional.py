@@ -89,9 +89,9 @@ def mnist_cnn(federation: Federation, *, norm: Literal["none", "batch", "group"]
 
     Args:
         federation: Clients with images of shape (28, 28) or (28, 28, 1) and any number of classes.
-        norm: What follows each convolution, before ReLU and pooling: nothing, batch normalization
-            (with a momentum of 0.9, the share of a running statistic that stays in each step), or
-            group normalization of two groups.
+        norm: The layer after each convolution, before ReLU and pooling: nothing, batch
+            normalization (with a momentum of 0.9, the share of a running statistic that stays in
+            each step), or group normalization of two groups.
 
     Returns:
         A model for :func:`fedprox.simulate`.
@@ -313,7 +313,7 @@ def resnet18(federation: Federation, *, norm: Literal["batch", "group"] = "group
 
     Args:
         federation: Clients with images of shape (H, W) or (H, W, C) and any number of classes.
-        norm: What normalizes after each convolution: "group" reads each image by itself; "batch"
+        norm: The normalization after each convolution: "group" reads each image by itself; "batch"
             has running statistics, the model's state, with a momentum of 0.9, the share of a
             statistic that stays in each step. The paper does not give it; PyTorch has the same.
 

@@ -42,7 +42,7 @@ Staleness = Literal["constant", "polynomial", "hinge"]
 """How the weight of an update falls with its staleness."""
 
 Adds = Literal["updates", "models"]
-"""What the server adds to its model."""
+"""The sum that the server adds to its model."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedprox.parts.part import Columns, Part, Reduction, beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]
-"""What attackers do."""
+"""The kind of attack."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Attack(Part):
     their round, with mean :math:`\mu` and standard deviation :math:`\sigma` of each coordinate.
 
     Attributes:
-        kind: What they send, with z the scale: "sign-flip": -z times their own message. "noise":
-            their message with z times standard normal numbers added. "a-little-is-enough":
+        kind: The attackers' messages, with z the scale: "sign-flip": -z times their own message.
+            "noise": their message with z times standard normal numbers added. "a-little-is-enough":
             :math:`\mu - z \sigma` (Baruch et al. 2019). "inner-product": :math:`-z \mu` (Xie et al.
-            2019). "label-flip": they are honest, but the classes c of their training rows are
-            C - 1 - c.
+            2019). "label-flip": they are honest, but the classes c of their training rows are C - 1
+            - c.
         share: Share of the clients that attack, above 0 and below 1, rounded to whole clients.
         scale: z, above 0.
         seed: Seed by which the attackers are drawn.

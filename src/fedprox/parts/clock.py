@@ -115,7 +115,7 @@ class Timeline:
         pace: How long each client takes.
         dropout: Chance that a client is lost within a round.
         clients: Number of clients.
-        seed: The seed.
+        seed: Seed of the run.
 
     Attributes:
         now: Seconds from the begin of the run to the begin of the next round.
@@ -190,7 +190,7 @@ class Devices(NamedTuple):
         pace: How long each client takes.
         seconds: How long its whole work takes it, shape (clients,).
         dropout: Chance that a client is lost.
-        seed: The seed.
+        seed: Seed of the run.
     """
 
     pace: Pace

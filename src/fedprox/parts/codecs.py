@@ -1,6 +1,6 @@
 """Codecs: how a message of d numbers travels in fewer bits.
 
-A codec is two pure functions and a count of bits. What `encode` returns is what travels; beside it
+A codec is two pure functions and a count of bits. The result of `encode` travels; beside it
 both ends know the codec, d and the random key of (seed, round, client), so places and rotations
 that are drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
 
@@ -111,7 +111,7 @@ def random_k(size: int, word: int, kept: int) -> Codec:
 
 
 SIGNS, LEVELS = (0, 2), 1
-"""What is folded into a key: for the signs of the first and the second rotation, and for levels."""
+"""Numbers folded into a key: for the signs of the first and second rotation, and for levels."""
 
 
 class Buckets(NamedTuple):
@@ -291,7 +291,7 @@ def code_bytes(code: Any, widths: Any) -> Any:
 
 
 def code_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
-    """What `code_bytes` returns, in shape."""
+    """The shape of the result of `code_bytes`."""
 
     def leaf(width: int, a: Any) -> jax.ShapeDtypeStruct:
         if width == IN_FULL:

@@ -265,7 +265,7 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
     def arrives(
         message: Message, error: Any, words: jax.Array | None
     ) -> tuple[Message, Any, jax.Array]:
-        """What arrives of a message and an error, its code, and what does not arrive."""
+        """The message as it arrives, its code, and the error that remains."""
         flat, restore = ravel_pytree(message)
         flat = flat + error
         codec, key = setting.codec_of(flat.size, word_of(flat)), random_key(words)
@@ -276,7 +276,7 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
     def send(
         method: Algorithm, state: State, hparams: HParams, context: ClientContext, found: Solution
     ) -> tuple[Message, ClientState, jax.Array]:
-        """What arrives of a message, or its code, the client's state, and what does not arrive."""
+        """The message as it arrives, or its code; the client's state; the error that remains."""
         sent, own_state = method.client.message(state, hparams, context, found)
         owed = context.state.error if setting.error_feedback else 0
         arrived, code, error = arrives(sent, owed, context.columns.get("key"))

@@ -33,7 +33,7 @@ from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
 FaultPolicy = Literal["drop", "fail", "clip"]
-"""What happens to a faulty update, or to the run."""
+"""The treatment of a faulty update, or of the run."""
 
 
 MOST_NAMED = 5
@@ -88,7 +88,7 @@ class Faults(Part):
     def measures_of(
         self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What was faulty in each run, from rows of (round, run, client)."""
+        """The measures of faulty updates in each run, from rows of (round, run, client)."""
         if self.policy == "fail" and len(flagged):
             t, run, _ = flagged[np.lexsort(flagged.T[1::-1])[0]]
             clients = np.unique(flagged[(flagged[:, 0] == t) & (flagged[:, 1] == run), 2])

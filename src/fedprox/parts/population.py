@@ -343,7 +343,7 @@ def read_population(
 
     Args:
         path: A file that ends in .csv, .parquet or .npz.
-        population: What the file does not say.
+        population: The settings that the file does not have.
         period: Seconds after which the times of `on` and `off` begin anew; None for the last `off`.
 
     Returns:

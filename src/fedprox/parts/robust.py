@@ -54,10 +54,10 @@ RuleName = Literal[
     "geometric-median",
     "centred-clipping",
 ]
-"""What is taken of a round's messages."""
+"""The rule by which a round's messages become one."""
 
 Before = Literal["nothing", "mixing", "bucketing"]
-"""What happens to the messages before a rule."""
+"""The treatment of the messages before a rule."""
 
 WEISZFELD_STEPS, CLIPPING_STEPS = 50, 5
 """Iterations of the geometric median, and of centred clipping."""
@@ -184,7 +184,7 @@ class Aggregation(Part):
         )
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
-        """What the rule makes of messages, leaves (n, ...), those that count, and their weights.
+        """One message of messages with leaves (n, ...), those that count, and their weights.
 
         Robust rules read no weights. None are equal ones. Without messages it is zero.
 
@@ -331,7 +331,7 @@ ROBUST: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]]
     "geometric-median": geometric_median,
     "centred-clipping": centred_clipping,
 }
-"""What a robust rule makes of rows (n, d), those that count, f and a radius, shape (d,)."""
+"""Robust rules: (rows (n, d), those that count, f, a radius) -> one row, shape (d,)."""
 
 
 def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:

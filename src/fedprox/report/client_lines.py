@@ -17,7 +17,7 @@ BEFORE = "clients-before.jsonl"
 """Name of the file with the lines from before, while a run that was resumed goes on."""
 
 CLIENTS_KEY = b'"clients": '
-"""What follows the run and the round in a line."""
+"""The text after the run and the round in a line."""
 
 
 class ClientLines:

@@ -311,7 +311,7 @@ def write_clients(path: Path, federation: Federation, model: Model, runs: Sequen
 
 
 UNTIL_TARGET = {"rounds": Run.rounds_to, "models": Run.models_to, "time": Run.time_to}
-"""What a run has cost when it reaches its target, by the first word of a key in `summary.json`."""
+"""The cost of reaching the target, by the first word of a key in `summary.json`."""
 
 
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
@@ -404,7 +404,7 @@ def save(
     rows. The file of such a comparison cannot be run; that of a comparison from `fedprox.run` can.
 
     Args:
-        runs: What `simulate` or `run` returned, or some of these runs.
+        runs: The runs that `simulate` or `run` returned, or some of these.
         folder: The folder. It must be new, empty, or hold results of the same experiment, which
             are replaced.
         federation: The clients and their data. With `federation` and `model`, the run directory

@@ -1,8 +1,7 @@
 """Figures of lines: the lines, as the report's page draws them, and as Matplotlib does.
 
-A line is a measure against another one: for each label, with a value for each seed. What is drawn
-is the mean over its seeds, with a band of one sample standard deviation on either side, as in the
-table.
+A line is a measure against another one: for each label, with a value for each seed. It shows the
+mean over the seeds, with a band of one sample standard deviation on either side, as in the table.
 """
 
 import itertools

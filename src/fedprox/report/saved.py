@@ -308,13 +308,13 @@ def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:
 Rename = Mapping[str, str | None]
 
 WEIGHTS = ("kernel", "scale", "embedding", "table")
-"""What flax and this library call parameters that PyTorch calls `weight`."""
+"""Names in flax and in this library of parameters that PyTorch calls `weight`."""
 
 STATISTICS = {"mean": "running_mean", "var": "running_var"}
-"""What flax calls running statistics, and PyTorch."""
+"""Names of running statistics in flax, and in PyTorch."""
 
 COLLECTION = "batch_stats."
-"""What the names of linen's running statistics begin with."""
+"""The prefix of the names of linen's running statistics."""
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The files of a repository: all weights, or the list of the files that have them."""

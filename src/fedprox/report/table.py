@@ -90,7 +90,7 @@ class ReportTable(NamedTuple):
 
     @property
     def files(self) -> dict[str, str]:
-        """What the buttons of the table save, by the file's ending."""
+        """The contents that the buttons of the table save, by the file's ending."""
         columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
         header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
         return {
@@ -406,7 +406,7 @@ def _standard_errors(runs: Sequence[Run]) -> list[str]:
 
 
 def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
-    """What went otherwise than planned, a line for each method and kind.
+    """The warnings of runs, a line for each method and kind.
 
     In a comparison that ran to its end (`finished`), a run that is shorter ended early.
     """
@@ -418,7 +418,7 @@ def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
 
 
 def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
-    """What went otherwise than planned in the runs of a method."""
+    """The warnings of the runs of a method."""
     records = [record for run in group for record in run.history]
     known = [[r.train_loss for r in run.history if r.measured is not False] for run in group]
     losses = [(each[0], each[-1]) for each in known if each]

@@ -1,4 +1,4 @@
-"""What a run is judged by: the target that it is to reach, and which of its models is kept."""
+"""The criteria of a run: the target that it is to reach, and which of its models is kept."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -150,7 +150,7 @@ def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
 
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
-"""What surrounds each training: how it answers signals."""
+"""A context around each training, which decides how it answers signals."""
 
 
 class Outcome(NamedTuple):
@@ -187,7 +187,7 @@ class Place(NamedTuple):
         force: Whether results of other experiments in them are replaced; None for a caller that
             has no option for it.
         every: Rounds between checkpoints; None for one at the end of each seed.
-        guard: What surrounds each training.
+        guard: The context around each training.
     """
 
     out: Path | None = None

@@ -131,7 +131,7 @@ class ByClient(NamedTuple):
 
 
 class EvaluationSums(NamedTuple):
-    """What an evaluation reads, summed over clients; leaves (points, ...) unless noted.
+    """The sums of an evaluation over clients; leaves (points, ...) unless noted.
 
     Attributes:
         loss: sum_k p_k F_k of the measured clients.

@@ -83,7 +83,7 @@ def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
 
 
 class Measured(NamedTuple):
-    """What clients compute of all their rows before the local work.
+    """The computations of clients on all their rows before the local work.
 
     Attributes:
         gradient: Whether they compute grad F_k.
@@ -148,10 +148,10 @@ def zeros_of(like: Any, *shape: int) -> Any:
 
 
 class Exchanged(NamedTuple):
-    """What a first exchange computed.
+    """The results of a first exchange.
 
     Attributes:
-        own: What the clients about to work computed, leaves (slots, points, ...).
+        own: The gradients of the clients that work next, leaves (slots, points, ...).
         sums: The gradients of the first cohort that count, times their weights, summed; None
             without gradients. Divided by the weight that counts it is g^t.
         screened: Which of the first cohort's gradients count; None without screening.

@@ -206,7 +206,7 @@ class RoundsProgram:
     """Some rounds on one device.
 
     Args:
-        method: The method.
+        method: The method that is trained.
         base: `Model.base`, whose arrays are traced.
         layout: The shapes of its programs.
         clock: The clock by which clients stop; None if they take all planned steps.
@@ -358,7 +358,7 @@ class RoundsProgram:
     def contexts(
         self, plan: BatchPlan, slot: jax.Array, own: LocalLoss, state: ClientState, points: int
     ) -> ClientContext:
-        """What the clients in `slot` (lanes,) of a round know, leaves (lanes, points, ...)."""
+        """The contexts of the round's clients in `slot` (lanes,), leaves (lanes, points, ...)."""
         return contexts_of(self.parts, plan.jobs, slot, own, state, points, plan.noise_key)
 
     def local_of(self, lanes: LaneState) -> Local:
@@ -371,7 +371,7 @@ class Round:
     """One round on one device.
 
     Args:
-        program: What all rounds share.
+        program: The functions and shapes that all rounds share.
         server: The states before the round.
         inputs: The inputs of all rounds.
         plan: This device's part of the round's plan.
@@ -538,7 +538,7 @@ class Round:
 
 
 def local_gradient_of(method: Method) -> LocalGradient:
-    """What local steps of a method take of their mini-batches."""
+    """The gradient, or its replacement, in a method's local steps."""
     given = partial(steps_of_run, method), method.protocol.evaluations
     steps = (part.local_gradient(*given) for part in method.parts)
     return next((step for step in steps if step), LocalGradient())

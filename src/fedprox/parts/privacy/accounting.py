@@ -119,7 +119,7 @@ class Hidden(NamedTuple):
 
 
 class Mechanism(NamedTuple):
-    r"""What the rounds of a run release.
+    r"""The mechanism by which the rounds of a run release their sums.
 
     Attributes:
         clients: Clients of the federation, :math:`N`.
@@ -205,7 +205,7 @@ def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
 
 
 Releases = tuple[Mechanism, int]
-"""What is released, and how many rounds, or local steps, release it."""
+"""A mechanism, and how many rounds, or local steps, use it."""
 
 
 def as_one(mechanism: Mechanism, rounds: int) -> Releases:
@@ -244,7 +244,7 @@ class _Remembering:
     The search for a noise asks for both ends of an interval, and for its result, twice.
 
     Args:
-        mechanism: What is accounted for.
+        mechanism: The mechanism that is composed.
         count: How often it is composed.
         known: The epsilon of each event so far, to which others are added.
     """
@@ -777,7 +777,7 @@ COUNTED = "counts of clients and of their steps, which have no noise"
 
 
 def _of_measures(beside: Releases | None) -> list[str]:
-    """What evaluations release; empty without noise."""
+    """Lines about the releases of evaluations; empty without noise."""
     if beside is None:
         return []
     one, count = beside
@@ -790,7 +790,7 @@ def _of_measures(beside: Releases | None) -> list[str]:
 
 
 def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]:
-    """What hides clients, and whom they trust."""
+    """Lines about what hides clients, and whom they trust."""
     if not trusted:
         return _of_messages(mechanism, rounds)
     other = (
@@ -818,7 +818,7 @@ def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]
 
 
 def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
-    """What hides clients that add noise to their own messages, and whom they trust."""
+    """Lines about clients that add noise to their own messages, and whom they trust."""
     strategy = mechanism.strategy
     times = rounds if strategy is None else strategy.participations(rounds)
     return [
@@ -835,7 +835,7 @@ def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
 
 
 def _of_steps(mechanism: Mechanism, taken: int) -> list[str]:
-    """What hides examples, and whom clients trust."""
+    """Lines about what hides examples, and whom clients trust."""
     rows, batch = f"{mechanism.clients:,}", f"{mechanism.clients_per_round:,}"
     return [
         "Unit: an example, one row of one client. Rows of one person count as several.",

@@ -146,7 +146,7 @@ class NoisedMeasures:
 
 
 def gaussian(noise_multiplier: float, delta: float, accountant: Any = "pld") -> Mechanism:
-    """What an evaluation releases, in which everybody takes part."""
+    """The mechanism of an evaluation, in which all clients take part."""
     return Mechanism(1, 1, "bernoulli", None, noise_multiplier, 1, delta, accountant)
 
 
@@ -183,13 +183,13 @@ def bounded(means: Array, most: float) -> Array:
 
 
 class Sums(NamedTuple):
-    """What is released of an evaluation but for noise, in units in which a unit moves it by one.
+    """The sums of an evaluation before noise, scaled so that a unit moves them by one.
 
     Attributes:
         values: Scaled sums by measure, arrays (sources, points): of all clients together, or of
             each client, which adds its own noise.
         rows: By what the sum over all sources is divided, by measure.
-        scale: What 1 of a value is in a sum, by measure: the root of the numbers that one unit
+        scale: The size of 1 of a value in a sum, by measure: the root of the numbers that one unit
             moves.
         bound: The bound of a loss.
     """

@@ -93,7 +93,7 @@ def guessed(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> list[Gue
 
 
 class Bound(NamedTuple):
-    """What guesses say of a guarantee.
+    """The lower bound of epsilon that guesses give.
 
     Attributes:
         epsilon: The lower confidence bound.

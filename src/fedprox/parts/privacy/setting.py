@@ -105,7 +105,7 @@ from fedprox.parts.privacy.numerics import GRADIENTS, MESSAGES, norm_bound, stan
 from fedprox.precision import real_type
 
 Unit = Literal["client", "example"]
-"""What privacy hides: a client with all of its rows, or one row."""
+"""The unit that privacy hides: a client with all of its rows, or one row."""
 
 Trust = Literal["server", "none"]
 """Whom clients trust with messages without noise."""
@@ -334,7 +334,7 @@ class Privacy(Part):
 
     @property
     def independent(self) -> bool:
-        """What other clients have, and how many came, must not show."""
+        """Whether a client's numbers must not depend on others, nor on how many came."""
         return self.of_clients
 
     @property
@@ -348,14 +348,14 @@ class Privacy(Part):
         return not self.of_clients
 
     def of_run(self, method: Algorithm, setting: Setting) -> Mechanism:
-        """What a run of a method releases about its clients."""
+        """The mechanism of a run of a method, for its clients."""
         _, clients, per_round, sampling, rounds, *_ = setting
         given, strategy = (clients, per_round, sampling, rounds), self.strategy(setting)
         beside = self.of_measures(setting.evaluations)
         return mechanism_of(self, *given, releases(method), strategy, beside)
 
     def of_measures(self, evaluations: int) -> Releases | None:
-        """What the evaluations of a run release about a client or row; None without noise."""
+        """The mechanism of a run's evaluations, for a client or row; None without noise."""
         if self.measures is None:
             return None
         return self.measures.releases(
@@ -363,7 +363,7 @@ class Privacy(Part):
         )
 
     def of_steps(self, rows: int, batch: int, noise_multiplier: float = 0.0) -> Mechanism:
-        """What each local step on so many rows releases about an example."""
+        """The mechanism of each local step on so many rows, for an example."""
         sampled, accountant = (rows, batch, "bernoulli", None), self.accountant or "pld"
         return Mechanism(*sampled, noise_multiplier, 1, self.delta, accountant)
 
@@ -398,7 +398,7 @@ class Privacy(Part):
         return {} if self.of_server else {NUMBER: numbers[NUMBER]}
 
     def reduce(self, reduction: Reduction) -> Reduction:
-        """What is not finite counts as zero, with or without `Faults`, if clients hide."""
+        """A number that is not finite counts as zero, with or without `Faults`, if clients hide."""
         if not self.of_clients:
             return reduction
         screen = reduction.screen or Faults(norm=math.inf)
@@ -413,7 +413,7 @@ class Privacy(Part):
         return {**hparams, "noise_key": jax.random.key_data(own)}
 
     def released(self, steps: Iterable[tuple[int, int, int]]) -> tuple[Releases, ...]:
-        """What local steps release without noise, given as in `StepsTaken`."""
+        """The releases of local steps, before a noise is known, for steps as in `StepsTaken`."""
         return tuple((self.of_steps(rows, batch), count) for rows, batch, count in steps)
 
     def noise_of_steps(self, taken: StepsTaken, evaluations: int) -> float:
@@ -563,7 +563,7 @@ class Guarded(NamedTuple):
     Attributes:
         state: The method's own.
         clip: The current clipping norm, a scalar.
-        noise: What later rounds need of earlier noise, of messages and of a first exchange; None
+        noise: The earlier noise that later rounds need, of messages and of a first exchange; None
             for independent noise.
     """
 
@@ -573,7 +573,7 @@ class Guarded(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """What a client sends.
+    """A client's message after clipping.
 
     Attributes:
         message: The method's message, of a norm of at most the clipping norm.
@@ -639,7 +639,7 @@ class Correlated(NamedTuple):
     """The noise of a run that is correlated over rounds.
 
     Attributes:
-        matrix: What is applied to the normal numbers, round by round.
+        matrix: The matrix that multiplies the normal numbers, round by round.
         norm: By what they are multiplied before, the norm of the strategy's first column.
         messages: The messages of a client, in shape.
         gradients: Likewise what it sends in a first exchange; None without.
