@@ -46,7 +46,7 @@ DOCTEST = re.compile(r"(?m)^ *>>> .*(\n *\S.*)*")
 ROW = re.compile(r"(?m)^ *\|.*$")
 
 TITLE = "\u2060"
-"""Precedes a link and bold text, which can be a title that begins with any word."""
+"""Precedes links and set-off text, which can be a title that begins with any word."""
 
 KINDS = {"heading_open": "heading", "td_open": "cell", "th_open": "cell"}
 MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -124,7 +124,7 @@ def of_page(source: str) -> Iterator[Text]:
 
 
 def _said(token: Token) -> str:
-    if token.type in ("link_open", "strong_open"):
+    if token.type in ("em_open", "link_open", "strong_open"):
         return TITLE
     return {"text": token.content, "code_inline": "Code", "softbreak": "\n"}.get(token.type, "")
 
