@@ -525,9 +525,9 @@ def moments_of(
 def _column_moments(values: Array, owners: Array | None, clients: int) -> Moments:
     """The moments of one column's values, shape (clients,), in one pass.
 
-    Values are taken relative to one of the client's own: a constant column's deviations are exactly
-    0, and no more than a share of n times the rounding of a number is lost of the others', since
-    the squares are at least (mean - this value)^2.
+    Values are taken relative to one of the client's own, so a constant column's deviations are
+    exactly 0. Of the others' no more than a share of n times the rounding of a number is lost,
+    since the squares are at least (mean - this value)^2.
     """
     if not len(values):
         return Moments(*np.zeros((3, clients)))

@@ -64,14 +64,14 @@ def predict(
             not read.
 
     Returns:
-        The predictions in the order of the rows, shape (rows,): of classes the values of the
-        label's column with the greatest output, or, of a model with one output for two classes,
-        the second where it is above 0; else the outputs.
+        The predictions in the order of the rows, shape (rows,). For classes they are values of the
+        label's column: those with the greatest output. A model with one output for two classes
+        predicts the second where it is above 0. Otherwise they are the outputs.
 
     Raises:
-        InputError: There is no such run, or its model was not trained on a table; a column is
-            missing, or a value cannot be used; the model has other outputs; or, with
-            `standardize="client"`, a client has a single value of a column of numbers.
+        InputError: If there is no such run, or its model was not trained on a table; if a column is
+            missing, a value cannot be used, or the model has other outputs. Also if a client has a
+            single value of a column of numbers, with `standardize="client"`.
 
     Example:
         >>> import tempfile

@@ -30,8 +30,8 @@ deviation
 
 so that the noise of any :math:`h` nodes, those which are honest, hides a client, which moves the
 sum by at most :math:`C / K`; 1 % is for rounding, which moves it by at most :math:`\sqrt d` steps
-more. A sum of rounded normal numbers, with a standard deviation of :math:`s` steps each, has the
-probabilities of a rounded normal number of :math:`s \sqrt h` steps, up to a factor
+more. Take a sum of :math:`h` rounded normal numbers with a standard deviation of :math:`s` steps
+each. It has the probabilities of a rounded normal number of :math:`s \sqrt h` steps, up to a factor
 :math:`e^{\pm 5 / s^2}` for each of the :math:`d` numbers up to 10 standard deviations. So epsilon
 is that of the Gaussian mechanism with z, plus at most :math:`10 d / s^2` a release, the gap.
 

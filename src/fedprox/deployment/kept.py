@@ -7,12 +7,12 @@ whose state the client continues from. A late or lost answer therefore changes n
 files are removed, unless they belong to a checkpoint of the coordinator. Later files are kept: the
 request may be a repetition of an old one.
 
-**What it has answered** is counted in rounds of a method and seed. A paid round covers one answer
+**The costs of answers** are counted in rounds of a method and seed. A paid round covers one answer
 of each kind: a first cohort's gradients, training, and one evaluation. A request for round t pays
-`max(1, t - s)` rounds, where s is the last round that was paid: the rounds in between, in which no
-client of the node was drawn, are rounds too, and a round that is repeated is paid again. An
-evaluation beyond that of its round pays the next one, since measures of chosen models reveal as
-much as other answers. A request that is repeated has the same answer and pays nothing.
+`max(1, t - s)` rounds, where s is the last round that was paid. The rounds in between, in which no
+client of the node was drawn, are rounds too. A round that is repeated is paid again. An evaluation
+beyond that of its round pays the next one, since measures of chosen models reveal as much as other
+answers. A request that is repeated has the same answer and pays nothing.
 
 The releases of a private run are counted likewise, from what is released alone: evaluations without
 noise are outside the guarantee, and those with noise are counted one by one. Rounds after the last
@@ -24,11 +24,11 @@ noise once it is computed anew, and so is paid anew.
 An answer must not cost more the more a node has answered. So releases are counted by what they
 release for the last `EXACTLY` different mechanisms alone; those before are composed to a bound.
 
-**Sums**: a node helps to reveal one sum of messages of each kind in each round of a run. With two
-sums of the same messages, over all nodes and over all but one, anybody could subtract. A run that
-is resumed measures its last model again, so the last evaluation of a run may be repeated, but with
-no other model. Secrets of a sum are in the node's memory alone: a node that was restarted has none
-of earlier sums, and can reveal nothing.
+**Sums**: a node reveals its shares of one sum of messages of each kind in each round of a run. From
+two sums of the same messages, over all nodes and over all but one, the operator could compute the
+one. A run that is resumed measures its last model again, so the last evaluation of a run may be
+repeated, but with no other model. Secrets of a sum are in the node's memory alone: a node that was
+restarted has none of earlier sums, and can reveal nothing.
 """
 
 import hashlib
@@ -358,7 +358,7 @@ SumPlace = tuple[str, int]
 
 
 class Revealed(NodeMemory):
-    """The sums that a node has helped to reveal.
+    """The sums for which a node has revealed its shares.
 
     Attributes:
         rounds: The last such round, by run and kind of sum. Earlier ones count as revealed.

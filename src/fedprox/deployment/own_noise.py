@@ -1,8 +1,8 @@
 r"""A site's own guarantee: what a node clips, noises and counts itself, whatever a run asks.
 
 A node with `own` in `[policy.privacy]` scales the message of each of its clients to a norm of at
-most :math:`C`, and adds noise to their weighted sum before anything else is done with it, such as a
-secure sum or the run's own privacy:
+most :math:`C`, and adds noise to their weighted sum. A secure sum or the run's own privacy come
+after that:
 
 .. math:: \sum_k w_k m_k \min(1, C / \|m_k\|) + \mathcal N(0, (z C \max_k w_k)^2 I).
 

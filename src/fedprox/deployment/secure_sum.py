@@ -337,7 +337,7 @@ class Sums:
         return {MASKED: vector}
 
     def _count(self, place: SumPlace, measured: str = "") -> None:
-        """Count a sum that the node helps to reveal, on disk."""
+        """Count a sum whose shares the node reveals, on disk."""
         revealed = self.revealed.after(place, measured)
         if revealed != self.revealed:
             write_kept(self.folder, revealed)

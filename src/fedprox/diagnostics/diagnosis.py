@@ -3,8 +3,8 @@
 A diagnosis precedes training and costs a short sweep, which is ordinary training. About their data,
 clients report only the number of rows, the effective number of classes and the curvature of their
 objective; no label leaves them. The diagnosis gives both the mu that theory requires (Li et al.
-2020, Theorem 4 and Corollary 7) and the mu that the sweep suggests, because the two are far apart:
-the paper itself tunes mu over {0.001, 0.01, 0.1, 1}.
+2020, Theorem 4 and Corollary 7) and the mu that the sweep suggests, because the two are far apart.
+The paper itself tunes mu over {0.001, 0.01, 0.1, 1}.
 """
 
 import math

@@ -2,8 +2,9 @@ r"""The theorems of FedProx and of FedDyn, a function for each.
 
 FedProx (Li et al. 2020): Theorem 4 and what follows from it. Its condition is sufficient and not
 necessary: a smaller mu may work as well. Lemma 3 of the paper's first draft bounds the variance of
-a cohort's mean by 1/K of its members' variance, which is exact for this sampling, where Theorem 4
-uses 2/K: Lemma 3 with K clients is Theorem 4 with 2 K, so one formula serves both. The paper prints
+    a cohort's mean by 1/K of its members' variance, which is exact for this sampling. Theorem 4
+    uses 2/K. So Lemma 3 with K clients is Theorem 4 with 2 K, and one formula serves both. The
+    paper prints
 no proof for Theorem 6 and a few sentences for Remark 8; the functions give what follows from
 Theorem 4, with its constants.
 
@@ -15,11 +16,11 @@ counts once: they bound the error in
 
 They bound it for :math:`\gamma^t`, the mean of the models that the cohort of round t returns, not
 for the server's model :math:`w^t`; :math:`\gamma^0 = w^0`. The symbols are the library's: N, K and
-w stand for the paper's m, P and theta. Each theorem follows from a lemma of the form
-r V^t <= V^{t-1} - kappa_0 e^{t-1}: V is a distance, in the nonconvex case f itself, plus kappa
-times a dispersion of the clients, e is the error, and r = 1 but in the strongly convex case. The
-lemmas' constants are those that their proofs' inequalities imply. The theorems round them up, so
-both bounds are given.
+w stand for the paper's m, P and theta. Each theorem follows from a lemma of the form r V^t <=
+V^{t-1} - kappa_0 e^{t-1}. V is a distance, in the nonconvex case f itself, plus kappa times a
+dispersion of the clients. e is the error, and r = 1 but in the strongly convex case. The lemmas'
+constants are those that their proofs' inequalities imply. The theorems round them up, so both
+bounds are given.
 """
 
 import math

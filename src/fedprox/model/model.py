@@ -53,11 +53,11 @@ class Model:
         apply: (parameters, features (B, ...)) -> outputs (B, ...). Features are one array, or the
             dict or tuple of arrays that the federation has. It refuses parameters that do not have
             the structure and shapes of `init`.
-        loss: (outputs, labels) -> loss of each example, shape (B,): one of
-            :mod:`fedprox.losses`, or a function. By default, the labels and the outputs' shape say
-            which: cross-entropy if labels are whole numbers and there is an output for each class
-            at each label; sigmoid cross-entropy if they are 0 or 1 and there is an output for each
-            label; squared error if labels are floating-point numbers.
+        loss: (outputs, labels) -> loss of each example, shape (B,): one of :mod:`fedprox.losses`,
+            or a function. By default, it follows from the labels and the outputs' shape. For whole
+            numbers with an output for each class it is cross-entropy. For 0 and 1 with one output
+            for each label it is sigmoid cross-entropy. For floating-point labels it is the squared
+            error.
         correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or of the
             labels' shape if a row has several, false if outputs are NaN. Accuracy is their share of
             all labels. None for a model without accuracy. By default, what belongs to the loss: the

@@ -161,8 +161,8 @@ def lora(
     (He et al.'s uniform distribution) and :math:`B` at zero, so the first model is the given one.
 
     A tensor with more than two axes is a matrix whose rows are its first axes and whose columns are
-    the others, split where A and B are smallest: a convolution's kernel (3, 3, 64, 128) is one of
-    576 by 128, and that of an attention layer (768, 12, 64) one of 768 by 768.
+    the others, split where A and B are smallest. For example, a convolution's kernel (3, 3, 64,
+    128) is a matrix of 576 by 128, and that of an attention layer (768, 12, 64) one of 768 by 768.
 
     Args:
         model: The whole model.

@@ -80,9 +80,9 @@ class Compression(Part):
         bits: b of "quantize", from 2 to 16.
         bucket: Numbers that share a norm in "quantize" or a magnitude in "sign", at least 2.
         rotate: Whether each bucket is randomly rotated before, so that its numbers are alike in
-            size: "quantize" then has a smaller error (Suresh et al. 2017), and "sign" is DRIVE
-            (Vargaftik et al. 2021) with two rotations: the mean of what arrives is within 2 % of
-            the message's norm in buckets of 64 numbers or more. `bucket` must be a power of two.
+            size. "quantize" then has a smaller error (Suresh et al. 2017). "sign" is DRIVE
+            (Vargaftik et al. 2021) with two rotations; in buckets of 64 numbers or more its bias is
+            at most 2 % of the message's norm. `bucket` must be a power of two.
         error_feedback: Whether a client keeps what has not arrived and adds it to its next message.
             Unbiased codecs are then scaled down to contractions.
         download: Bits of a number of the model that the server sends, 8 or 16, with a scale for

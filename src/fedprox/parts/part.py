@@ -1,10 +1,10 @@
 """A part of a run: a feature that the engine knows only by the questions that `Part` answers.
 
 The engine plans, compiles and runs rounds without a feature's name. A part says which numbers each
-client of a round has (`columns`), what a client knows of them (`known`), how a method changes
-(`wrap`), how a round's messages become one (`reduce`), and what local steps take in place of the
-gradient of a mini-batch (`local_gradient`). A part changes only the questions that it answers. So a
-new part is a dataclass of settings with some of these methods, in one file, a parameter of
+client of a round has (`columns`) and which of them the client knows (`known`). It says how a method
+changes (`wrap`) and how a round's messages become one (`reduce`). It can replace the gradient of a
+mini-batch in local steps (`local_gradient`). A part changes only the questions that it answers. So
+a new part is a dataclass of settings with some of these methods, in one file, a parameter of
 `fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 

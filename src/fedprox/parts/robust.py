@@ -88,7 +88,7 @@ class Aggregation(Part):
             times from 0 (Karimireddy et al. 2021, which begin with the last round's).
         faulty: Largest share of a round's messages that may be faulty, from 0 to below 1/2.
         before: "mixing" replaces each message by the mean of the n - f nearest to it, itself
-            included (Allouah et al. 2023); "bucketing" averages consecutive messages of the drawn
+            included (Allouah et al. 2023). "bucketing" averages consecutive messages of the drawn
             cohort (Karimireddy et al. 2022); f faulty ones may then be in as many buckets.
         bucket: Messages of a bucket, at least 2.
         radius: :math:`\tau` of centred clipping, above 0.

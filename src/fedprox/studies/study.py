@@ -41,8 +41,8 @@ def study(
     same seed all methods see the same data, cohorts, stragglers, mini-batches and initial model, so
     they are compared by their differences on each seed.
 
-    Where a method or the solver has several values of a hyperparameter, as in a sweep, each method
-    tries all of its combinations, separately for each data set and setting; `tuning` says how one
+    If a method or the solver has several values of a hyperparameter, as in a sweep, each method
+    tries all of its combinations, separately for each data set and setting. `tuning` says how one
     of them is chosen on validation rows. All methods must try equally many.
 
     A level is a dict of arguments of `simulate`, with "federation" for the data and "method" for

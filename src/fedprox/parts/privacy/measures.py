@@ -68,9 +68,9 @@ class NoisedMeasures:
     deviation :math:`z \sqrt m / N`, of a loss :math:`B` times that. A client without test rows
     counts with an accuracy of 0 and a loss of :math:`B`.
 
-    With the unit "example" a number is the mean over all n rows of a part of the data, and each
-    client adds noise to its own sums, so the standard deviation is :math:`z \sqrt{m N} / n`, where
-    m is the number of measures on that part.
+    With the unit "example" a number is the mean over all n rows of a part of the data. Each client
+    adds noise to its own sums, so the standard deviation is :math:`z \sqrt{m N} / n`, where m is
+    the number of measures on that part.
 
     Numbers are recorded as they are released, also beyond [0, 1]. Target, patience, the best model
     and stopping read them, at no further cost.

@@ -1,8 +1,8 @@
 r"""Differential privacy: what is clipped, and how much noise hides it.
 
 The unit is a client or an example. For clients, each client's whole message is scaled to a norm of
-at most :math:`C`. The messages of a round are added without weights, Gaussian noise with standard
-deviation :math:`z C` is added once to the sum, and the result is divided by the fixed expected
+at most :math:`C`. The messages of a round are added without weights, and Gaussian noise with
+standard deviation :math:`z C` is added once to the sum. The result is divided by the fixed expected
 cohort :math:`q N`, never by the number of clients that came (McMahan et al. 2018, "Learning
 Differentially Private Recurrent Language Models", Algorithm 1):
 
@@ -192,7 +192,7 @@ class Privacy(Part):
             mini-batches have no limit.
         unit: "client" or "example".
         mechanism: "independent" noise in each round, or noise that is correlated over rounds, so
-            that later rounds take back a part of what earlier ones added: "banded" keeps
+            that later rounds cancel a part of the earlier noise. "banded" keeps
             `Cohort.min_separation` - 1 noises of a model's size on the server, "blt" one to four.
             Correlated noise is for clients, with "cyclic" sampling and a fixed number of rounds,
             and needs the extra jax-privacy.
