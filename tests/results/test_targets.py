@@ -165,19 +165,22 @@ def test_the_table_says_1000_plus_and_2000_plus_as_the_paper_does() -> None:
         run_with(slow, 1000, sends=2, label="scaffold"),
     ]
     found = cells(runs, Target(ACCURACY, 0.7))
-    assert found["rounds to 70 %"] == ["750.0", "1000+", "1000+"]
-    assert found["models sent"] == ["750.0", "1000+", "2000+"]
+    assert found["rounds to 70 % accuracy"] == ["750.0", "1000+", "1000+"]
+    assert found["sent (FedAvg rounds)"] == ["750.0", "1000+", "2000+"]
     found = cells(runs, Target(LOSS, 0.3))
     assert found["rounds to loss 0.3"] == ["750.0", "1000+", "1000+"]
-    assert cells(runs, None)["rounds to 50 %"] == ["500.0", "1000.0", "1000.0"]
+    assert cells(runs, None)["rounds to 50 % accuracy"] == ["500.0", "1000.0", "1000.0"]
 
 
 def test_a_seed_that_did_not_reach_it_speaks_for_all() -> None:
     two = [run_with([0.1, 0.9], 10, sends=2), run_with([0.1, 0.5], 10, sends=2, seed=1)]
     found = cells(two, Target(ACCURACY, 0.7))
-    assert (found["rounds to 70 %"], found["models sent"]) == (["10+"], ["20+"])
+    assert (found["rounds to 70 % accuracy"], found["sent (FedAvg rounds)"]) == (["10+"], ["20+"])
     found = cells(two, Target(ACCURACY, 0.5))
-    assert (found["rounds to 50 %"], found["models sent"]) == (["7.5 ± 3.5"], ["15.0 ± 7.1"])
+    assert (found["rounds to 50 % accuracy"], found["sent (FedAvg rounds)"]) == (
+        ["7.5 ± 3.5"],
+        ["15.0 ± 7.1"],
+    )
 
 
 def test_the_summary_holds_target_rounds_and_models() -> None:

@@ -160,18 +160,18 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     Values are means over seeds, +- their standard deviation. With a single seed, +- is the standard
     error if evaluations read a sample of clients.
 
-    Losses, accuracies and metrics are those of each run's parameters: of its last round, or of its
-    best round if the run keeps that.
+    Losses, accuracies and metrics are of the model that each run keeps: of its last round, or of
+    its best round (:class:`fedprox.Selection`).
 
     Each of the model's metrics on test rows has a column. With validation rows, their accuracy has
     a column too, and the best accuracy is the test accuracy of the record with the highest
     validation accuracy. With `Evaluation(by_client=True)`, the mean test accuracy of the worst
     tenth of the clients has a column; if clients have models of their own, their accuracy has one.
 
-    If clients have devices, the seconds by them until the target have a column.
+    If clients have devices, the seconds until the target have a column, by the devices' clocks.
 
-    Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
-    target, rounds and models are those of all its rounds, with a "+".
+    "sent" counts what clients and server send until the target, in rounds of FedAvg. If a seed has
+    not reached the target, both columns count all its rounds, with a "+".
 
     Runs of several comparisons share a row only if all of their settings but the seed are equal.
     Otherwise the rows say in which settings they differ, as in "fedavg · stragglers 0.5".
@@ -249,7 +249,7 @@ def _columns(
     columns[f"rounds to {goal}"] = partial(until, Run.rounds_to, "round", "{:.1f}", "{}")
     if known("time"):
         columns[f"time to {goal}"] = partial(until, Run.time_to, "time", "{:.0f}", "{:.0f}")
-    columns["models sent"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
+    columns["sent (FedAvg rounds)"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
     columns["seconds"] = _seconds
     return columns
 
@@ -338,24 +338,12 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             "best accuracy is the test accuracy at the round of the highest validation accuracy: "
             "test rows choose nothing"
         )
-    private = {(number_of(run.final, "delta"), _noised(run)) for run in runs if _private(run)}
-    lines += [
-        f"epsilon is of (epsilon, {delta:g})-differential privacy of each client, or example with "
-        'privacy.unit = "example", for one run\'s models'
-        + (
-            ", losses and accuracies; counts of clients and the choice among runs are outside the "
-            "guarantee"
-            if noised
-            else "; losses, accuracies and the choice among runs are measured on clients' data and "
-            "are outside the guarantee"
-        )
-        for delta, noised in sorted(private)
-    ]
+    lines += dict.fromkeys(_guarantee(run) for run in runs if _private(run))
     lines += dict.fromkeys(filter(None, map(_separated, runs)))
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
-            f'seconds "for {points}" are those of {points} hyperparameter values together, which '
-            "are trained at once"
+            f'seconds "for {points}": one program trains {points} hyperparameter values at once, '
+            "and this is their time together"
         )
     called = sum(run.callback_seconds / run.sweep_points for run in runs)
     others = sum(run.run_seconds / run.sweep_points for run in runs)
@@ -371,9 +359,21 @@ def _private(run: Run) -> bool:
     return has(run.final, "delta")
 
 
-def _noised(run: Run) -> bool:
-    """Whether the losses and accuracies of a private run have noise."""
-    return bool((run.experiment.get("privacy") or {}).get("measures"))
+def _guarantee(run: Run) -> str:
+    """The meaning of a private run's epsilon, and what is outside the guarantee."""
+    privacy = run.experiment.get("privacy") or {}
+    unit = "row" if privacy.get("unit") == "example" else "client"
+    private, others = "models", "losses, accuracies and the choice among runs"
+    if privacy.get("measures"):
+        private, others = (
+            "models, losses and accuracies",
+            "counts of clients and the choice of a run",
+        )
+    delta = number_of(run.final, "delta")
+    return (
+        f"epsilon: a run's {private} are (epsilon, {delta:g})-differentially private "
+        f"for each {unit}; {others} are outside the guarantee"
+    )
 
 
 def _separated(run: Run) -> str:
@@ -383,7 +383,7 @@ def _separated(run: Run) -> str:
         return ""
     strategy = Strategy(run.experiment["privacy"]["mechanism"], separation, run.final.round)
     return (
-        f"epsilon is for {CORRELATIONS[strategy.kind]}, with which a client takes part in at most "
+        f"epsilon assumes {CORRELATIONS[strategy.kind]}, and that a client takes part in at most "
         f"{strategy.participations(run.final.round):,} rounds, at least {separation:,} apart"
     )
 
