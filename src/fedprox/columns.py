@@ -116,7 +116,7 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the columns of features that it becomes, none for an "index"."""
+        """Names of the feature columns that it becomes; none for an "index"."""
         if self.kind == "index":
             return ()
         words = [f"{self.name}={value}" for value in self.values] or [self.name]
@@ -135,9 +135,11 @@ class Columns:
     Attributes:
         features: The columns of the features.
         label: The column of the label.
-        standardize: Whose numbers standardize: those of all clients' training rows, "federation";
-            of each client's own, "client", which are not here; "given" ones; None for none.
-        mean: A number for each column that is standardized, see `numeric`; None if there are none.
+        standardize: How numbers are standardized: "federation" by all clients' training rows;
+            "client" by each client's own, whose means are not stored here; "given" by given
+            numbers; None not at all.
+        mean: The mean of each column that is standardized, in the order of `numeric`; None if not
+            stored.
         scale: Likewise, above 0: the standard deviation, 1 for a constant column.
 
     Raises:

@@ -617,15 +617,16 @@ class Federation:
             test: The column that says "train", "test" or "validation"; or the share of each
                 client's rows, above 0 and below 1, to test on. They are drawn by the seed and the
                 client's name, and a client retains a row to train on. None for no test rows.
-            kinds: Kinds of columns whose values do not tell: a `Column`, a table of its
-                fields without the name, or its kind alone. A vocabulary that is not stated is that
-                of all rows, sorted, at most 1,000 values. Whole numbers are "number", also as a
-                label where that is said. A column of dates is refused unless its kind is "date".
+            kinds: Kinds of columns, by name, where the values do not tell: a `Column`, a table of
+                its fields without the name, or its kind alone. Without a stated vocabulary, it is
+                the sorted values of all rows, at most 1,000. Whole numbers are a "number"; a label
+                of whole numbers is one only if its kind is stated. A column of dates is refused
+                unless its kind is "date".
             missing: Replacements of missing values, by column, see `Column`; "column" for all
                 columns that have some; None if a missing value is an error.
-            standardize: Whose mean and standard deviation the numbers are standardized by:
-                "federation" for those of all clients' training rows, "client" for those of each
-                client's own; or given ones, a table of [mean, scale] by column; None for none.
+            standardize: How numbers are standardized: "federation" by the mean and standard
+                deviation of all clients' training rows, "client" by those of each client's own. A
+                table of [mean, scale] by column gives them. None for no standardization.
             seed: Seed of the rows to test on.
 
         Returns:

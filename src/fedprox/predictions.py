@@ -49,8 +49,8 @@ def predict(
     With `standardize="client"` the file has no such numbers, since whoever has the model would know
     each client's means. A client's rows are then standardized by the mean and the standard
     deviation of these rows themselves: all rows of the client in `table`. So a prediction depends
-    on which other rows of the client are in the table, and the more there are, the better. Clients
-    need not have been in the training, and rows of the training may be in the table.
+    on the client's other rows in the table, and is better the more there are. Clients need not have
+    been in the training, and rows of the training may be in the table.
 
     Args:
         path: A run directory, or a file that `save_model` wrote with columns.

@@ -75,15 +75,15 @@ class Solver:
 
     Attributes:
         learning_rate: Learning rate :math:`\eta`, above 0. A sequence sweeps over its values. Or a
-            function of the round t = 0, 1, ..., such as an optax schedule, which may be 0 in some
-            rounds, as at the begin of a warm-up.
+            function of the round t = 0, 1, ..., such as an optax schedule; it may be 0 in some
+            rounds, as at the start of a warm-up.
         batch_size: Examples of a mini-batch, at least 1, or "all" for all of a client's rows. The
             last batch of an epoch holds the remaining rows and counts as a step.
         epochs: Passes over the client's rows, each in a new order. Give either this or `steps`.
         steps: Mini-batch steps, whatever the number of the client's rows.
-        gamma: Inexactness :math:`\gamma` at which a client stops, from 0 to 1; or a function
-            (round t, clients (m,)) -> the clients' gammas (m,). `epochs` or `steps` are then the
-            limit, which planning and memory grow with. None to do all the work.
+        gamma: Inexactness :math:`\gamma` at which a client stops, from 0 to 1; or a function (round
+            t, clients (m,)) -> the clients' gammas (m,). `epochs` or `steps` are then the limit,
+            with which planning and memory grow. None means no such stop.
         learning_rate_decay: Factor of the learning rate after every round, above 0 and at most 1; 1
             with a schedule.
         weight_decay: :math:`\lambda`, at least 0.
@@ -410,7 +410,7 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
 def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformationExtraArgs:
     r"""Gradient descent with a backtracking line search, as an optimizer of `fedprox.Solver`.
 
-    From :math:`\eta`, the step size is halved until Armijo's condition holds:
+    The step size starts at :math:`\eta` and is halved until Armijo's condition holds:
 
     .. math:: h_k(w - \eta g) \le h_k(w) - 10^{-4} \eta \|g\|^2, \qquad g = \nabla h_k(w).
 

@@ -73,7 +73,7 @@ round; and "participation", the share of all clients' weight that took part in t
 
 
 class ClientContext(NamedTuple):
-    r"""The knowledge of client :math:`k` besides the server's state.
+    r"""The values that functions of client :math:`k` read besides the server's state.
 
     Attributes:
         gradient: :math:`\nabla F_k(w^t)` if `First.gradient`; else None.
@@ -370,11 +370,11 @@ class OnClient(NamedTuple):
             them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
             refuses other answers of nodes. A mean that is not finite is left to screening. None if
             it may be any.
-        keeps_sent: Whether what a client keeps must follow from its update as it arrives. With
-            `fedprox.Compression`, `message` is then asked for the client's state with the
+        keeps_sent: Whether a client's state must follow from its update as the server receives it.
+            With `fedprox.Compression`, `message` is then asked for the client's state with the
             parameters that the server receives.
         model_state: (state, context) -> the state of the model from which the client begins; None
-            for a model without. A method need not say: see `Algorithm.with_model_state`.
+            for a model without. Methods usually leave it out: see `Algorithm.with_model_state`.
 
     Example:
         Clients that send the signs of their updates:
@@ -409,11 +409,11 @@ class OnServer(NamedTuple):
         init: (params) -> the server's first state. With several `starts`, "params" are all of these
             models, leaves (starts, ...).
         params: (state) -> the parameters that the server sends.
-        received: (state, context) -> the parameters that a client received; None if `params` says.
-            With a probe, evaluations measure them as the client's own model.
+        received: (state, context) -> the parameters that a client received; None for those of
+            `params`. With a probe, evaluations measure them as the client's own model.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
-        starts: Initial models: that of the run's seed, and others that the model draws from further
-            streams of the seed.
+        starts: Number of initial models: one from the run's seed, and others from further streams
+            of the seed.
         moves_alone: Whether the server's model may move in a round in which no client's model
             changes, as by weight decay on the server. Otherwise a method that moves it is refused.
 
@@ -535,8 +535,8 @@ class Algorithm(NamedTuple):
         everyone: Whether every client must take part in every round, with all of its work.
         pooled: Whether one client holds all rows and takes as many steps as the cohort together
             would: the centralised baseline.
-        not_private: Why clipping a message as a whole and adding noise does not fit the method, for
-            the message that refuses `fedprox.Privacy`; empty if it does.
+        not_private: Why clipping a whole message and adding noise does not fit the method, for the
+            error with `fedprox.Privacy`; empty if they fit.
         fixed: The settings that the method's theory fixes, each with the reason: "server",
             "stragglers", "average" or "model_state", for the messages of `with_server`,
             `with_stragglers` and the others.
@@ -691,7 +691,7 @@ class Algorithm(NamedTuple):
         return self._with("average", average, get_args(Average), words.get(average, ""))
 
     def with_model_state(self, model_state: ModelState) -> "Algorithm":
-        """The same method, which does something else with a model's state that is not trained.
+        """The same method with another treatment of a model's state that is not trained.
 
         Such a state, like the running means and variances of batch normalization, moves with each
         mini-batch of a client that trains.

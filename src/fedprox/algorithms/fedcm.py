@@ -70,7 +70,7 @@ def fedcm(alpha: HParam) -> base.Algorithm:
 
     .. math:: w \leftarrow w - \eta \big(\alpha \nabla F_k(w; z) + (1 - \alpha) \Delta^t\big),
 
-    which is one of SGD, of rate :math:`\alpha \eta`, on
+    which is a step of SGD with rate :math:`\alpha \eta` on
 
     .. math:: h_k(w) = F_k(w) + \Big(\frac{1}{\alpha} - 1\Big) \langle \Delta^t, w \rangle.
 
@@ -81,7 +81,7 @@ def fedcm(alpha: HParam) -> base.Algorithm:
         w^{t+1} = \frac{1}{|S_t|} \sum_{k \in S_t} w_k, \qquad
         \Delta^{t+1} = \frac{\sum_{k \in S_t} (w^t - w_k)}{\eta \sum_{k \in S_t} K_k}.
 
-    The paper's step of the server has a rate of its own: :func:`fedprox.server.optimizer` with SGD.
+    The paper also has a learning rate of the server: add :func:`fedprox.server.optimizer` with SGD.
     Stragglers' partial work is kept.
 
     Args:

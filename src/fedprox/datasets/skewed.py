@@ -27,7 +27,7 @@ Images = NDArray[np.float32]
 def skewed_features(
     federation: Federation, kind: Skew, strength: float | None = None, *, seed: int = 0
 ) -> Federation:
-    r"""Let each client's images differ from others' in noise, rotation or contrast.
+    r"""Make each client's images differ from others' in noise, rotation or contrast.
 
     Client :math:`k` draws its own :math:`u_k`, uniform on [0, 1), and all its images change alike,
     those to train on, to test on and to validate with. With strength :math:`s`, an image :math:`x`

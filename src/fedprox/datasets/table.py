@@ -24,7 +24,8 @@ def table(
 ) -> Federation:
     """A table with a row for each example, in a CSV, Parquet or Feather file of your own.
 
-    It is `Federation.from_table` for a file, where more is said of the arguments.
+    This is `Federation.from_table` for a file; see there for more about the
+    arguments.
 
     Args:
         table: The file, .csv, .parquet, .feather or .arrow, relative to the current folder or the
@@ -40,9 +41,9 @@ def table(
             of `kind`, `values`, `missing` and `unit`.
         missing: Replacements of missing values: a table from a column's name to a value, or to
             "column" for a further column that says where; "column" for all columns that have some.
-        standardize: Whose mean and standard deviation the numbers are standardized by, those of all
-            clients' training rows, "federation", or of each client's own, "client"; given ones, a
-            table from a column's name to [mean, scale]; or "none".
+        standardize: How numbers are standardized: "federation" by the mean and standard deviation
+            of all clients' training rows, "client" by those of each client's own, "none" not at
+            all. A table from a column's name to [mean, scale] gives them.
         seed: Seed of the rows to test on.
         data_dir: The data folder; None for `FEDPROX_DATA`.
 

@@ -374,7 +374,7 @@ class Revealed(NodeMemory):
     measured: dict[str, str] = Field(default_factory=dict)
 
     def check(self, place: SumPlace, measured: str = "") -> None:
-        """Raise `InputError` if a node has helped to reveal this sum, or another in its place."""
+        """Raise `InputError` if the node has revealed this sum, or another in its place."""
         name, round_ = place
         last = self.rounds.get(name, NO_ROUND)
         again = round_ == last and bool(measured) and measured == self.measured.get(name)

@@ -193,7 +193,7 @@ def models_of(stacked: Params) -> list[Params]:
 
 
 def nearest_models(model: Model, models: Params, federation: Federation) -> NDArray[np.int64]:
-    """Which of some models has the lowest loss on each client's training rows.
+    """The index of the model with the lowest loss on each client's training rows.
 
     Args:
         model: The model of the parameters.
@@ -201,7 +201,7 @@ def nearest_models(model: Model, models: Params, federation: Federation) -> NDAr
         federation: The clients and their data; they need not have taken part.
 
     Returns:
-        A number for each client, shape (clients,), the first on ties.
+        The index of a model for each client, shape (clients,); the first on ties.
 
     Raises:
         InputError: If the parameters do not fit the model, or the model the federation.

@@ -60,9 +60,9 @@ class Model:
             error.
         correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or of the
             labels' shape if a row has several, false if outputs are NaN. Accuracy is their share of
-            all labels. None for a model without accuracy. By default, what belongs to the loss: the
-            largest output for cross-entropy, an output above 0 for a label of 1 and no other for
-            sigmoid cross-entropy, and None for other losses.
+            all labels. None for a model without accuracy. By default, it follows from the loss. For
+            cross-entropy the label must have the largest output. For sigmoid cross-entropy an
+            output above 0 means a label of 1. For other losses there is none.
         metrics: Further measures by name, see :class:`fedprox.Metric`. Evaluations report each as
             `test_NAME` over all test rows and as `train_NAME` over all training rows.
         train: (parameters, features, random key) -> outputs, in place of `apply` on the
@@ -82,9 +82,9 @@ class Model:
             the running statistics of batch normalization. None for a model without. With state
             `apply` and `representation` are functions of (parameters, state, features), and `train`
             is one of (parameters, state, features, random key) that returns the outputs and the
-            next state. If it has a parameter `mask`, it is told by this name which rows count,
-            booleans (B,): mini-batches are padded with copies of their own rows. `init` and
-            `apply` of the model itself return and take :class:`fedprox.Variables`.
+            next state. If `train` has a parameter `mask`, it receives by this name which rows
+            count, booleans (B,), since mini-batches are padded with copies of their own rows.
+            `init` and `apply` of the model itself return and take :class:`fedprox.Variables`.
 
     Raises:
         InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`

@@ -113,9 +113,9 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
             shell-style patterns of them, such as ``*.bias``.
 
     Returns:
-        A model whose parameters are the others, a dict by their dotted names. Its
-        :meth:`~fedprox.Model.whole` makes the parameters of the whole model of them, and
-        `fedprox.Variables` of a model with state.
+        A model whose parameters are those that are trained, a dict by dotted name. Its
+        :meth:`~fedprox.Model.whole` returns the parameters of the whole model from them; for a
+        model with state, `fedprox.Variables`.
 
     Raises:
         InputError: If the parameters are not the model's, a name is not one of its parts, or
@@ -326,7 +326,7 @@ def mixed_precision(model: Model) -> Model:
         model: The model to compute with.
 
     Returns:
-        The model, whose functions round what they take; frozen values are rounded likewise.
+        The model, whose functions round their arguments and the frozen values.
 
     Example:
         >>> import jax

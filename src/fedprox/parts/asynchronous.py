@@ -47,7 +47,7 @@ Adds = Literal["updates", "models"]
 
 @dataclass(frozen=True)
 class Asynchronous(Part):
-    r"""Rounds without barrier: M clients are at work at any time, the server steps at B updates.
+    r"""Rounds without a barrier: M clients work at any time, and the server steps after B updates.
 
     M is `Cohort.clients_per_round`. A client that has sent its update is replaced at once by
     another, drawn uniformly from those that are neither at work nor in the buffer; it starts from
@@ -70,7 +70,7 @@ class Asynchronous(Part):
         b: The last staleness whose weight "hinge" leaves as it is.
         most_staleness: Staleness beyond which an update is left out. The server keeps its last
             `most_staleness` states in memory.
-        adds: "updates" adds what clients changed, as FedBuff does; "models" moves towards the
+        adds: "updates" adds the clients' changes, as FedBuff does; "models" moves towards the
             clients' models, :math:`w_k - w^t`, as FedAsync does.
 
     Raises:

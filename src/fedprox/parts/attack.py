@@ -21,7 +21,7 @@ Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-
 
 @dataclass(frozen=True)
 class Attack(Part):
-    r"""Clients that send something else than they should, in a simulation.
+    r"""Dishonest clients in a simulation, which send false messages or train on false labels.
 
     The attackers are the same clients in all rounds and runs. They know all honest messages of
     their round, with mean :math:`\mu` and standard deviation :math:`\sigma` of each coordinate.

@@ -64,18 +64,17 @@ CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 
 @dataclass(frozen=True)
 class Compression(Part):
-    r"""How clients' messages travel in fewer bits.
+    r"""Compression of the clients' messages, and of the model that they receive.
 
     A message of d numbers is coded as a whole. Records count the bits, and clients' devices send
     that many.
 
     Attributes:
         codec: "full": all numbers, to count their bits. "top-k": the largest numbers and their
-            places (Stich et al. 2018). "random-k": numbers at random places, scaled such that the
-            mean is the message. "quantize": each number randomly rounded to one of
-            :math:`2^b - 1` levels of a norm, likewise (Alistarh et al. 2017, Reisizadeh et al.
-            2020). "sign": signs and a mean magnitude, which is not unbiased (Karimireddy et al.
-            2019).
+            places (Stich et al. 2018). "random-k": numbers at random places, scaled so that it is
+            unbiased. "quantize": each number randomly rounded to one of :math:`2^b - 1` levels of a
+            norm, unbiased (Alistarh et al. 2017, Reisizadeh et al. 2020). "sign": signs and a mean
+            magnitude, which is biased (Karimireddy et al. 2019).
         share: k / d of "top-k" and "random-k", above 0 and at most 1; k is rounded up.
         bits: b of "quantize", from 2 to 16.
         bucket: Numbers that share a norm in "quantize" or a magnitude in "sign", at least 2.
@@ -83,8 +82,8 @@ class Compression(Part):
             size. "quantize" then has a smaller error (Suresh et al. 2017). "sign" is DRIVE
             (Vargaftik et al. 2021) with two rotations; in buckets of 64 numbers or more its bias is
             at most 2 % of the message's norm. `bucket` must be a power of two.
-        error_feedback: Whether a client keeps what has not arrived and adds it to its next message.
-            Unbiased codecs are then scaled down to contractions.
+        error_feedback: Whether a client keeps the error of its code and adds it to its next
+            message. Unbiased codecs are then scaled down to contractions.
         download: Bits of a number of the model that the server sends, 8 or 16, with a scale for
             each `bucket`; None sends it in full. The server keeps it in full, so that rounding
             errors do not add up (Caldas et al. 2018).

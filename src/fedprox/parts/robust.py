@@ -68,7 +68,7 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class Aggregation(Part):
-    r"""How the server makes one message of a round's.
+    r"""How the server combines the messages of a round.
 
     Rules other than the mean store all messages of a round on each device. Robust rules, all but
     "mean" and "product", count each message once, whatever its client's rows. With :math:`n`
@@ -77,15 +77,15 @@ class Aggregation(Part):
 
     Attributes:
         rule: "mean": the weighted mean, which one message can move anywhere. "product", for models
-            of :func:`fedprox.lora`: the same, but of adapters the mean of their products, as the
-            best approximation at their rank, where "mean" averages the factors. "median": the
-            median of each coordinate. "trimmed-mean": the mean of each coordinate without its f
-            smallest and f largest values (both Yin et al. 2018). "krum": the message with the least
-            sum of squared distances to its n - f - 2 nearest ones; "multi-krum": the mean of the
-            n - f messages with the least such sums (Blanchard et al. 2017). "geometric-median": the
-            point with the least sum of distances (Pillutla et al. 2022). "centred-clipping":
-            :math:`v \leftarrow v + \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five
-            times from 0 (Karimireddy et al. 2021, which begin with the last round's).
+            of :func:`fedprox.lora`: the weighted mean of the adapters' products, approximated at
+            their rank; "mean" averages their factors. "median": the median of each coordinate.
+            "trimmed-mean": the mean of each coordinate without its f smallest and f largest values
+            (both Yin et al. 2018). "krum": the message with the least sum of squared distances to
+            its n - f - 2 nearest ones; "multi-krum": the mean of the n - f messages with the least
+            such sums (Blanchard et al. 2017). "geometric-median": the point with the least sum of
+            distances (Pillutla et al. 2022). "centred-clipping": :math:`v \leftarrow v +
+            \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five times from 0
+            (Karimireddy et al. 2021, which begin with the last round's).
         faulty: Largest share of a round's messages that may be faulty, from 0 to below 1/2.
         before: "mixing" replaces each message by the mean of the n - f nearest to it, itself
             included (Allouah et al. 2023). "bucketing" averages consecutive messages of the drawn

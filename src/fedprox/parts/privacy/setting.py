@@ -164,28 +164,27 @@ class Privacy(Part):
 
     With the unit "example" it hides a row. Each local step clips the gradients of the examples of a
     Poisson sample and adds noise, so all that a client sends is private before it leaves the
-    client, and :math:`\epsilon` is that of the client with the largest. The numbers of rows are
-    public.
+    client, and :math:`\epsilon` is the largest of all clients'. The numbers of rows are public.
 
     Losses, accuracies and other measurements on clients' data have no noise and are outside the
     guarantee, unless `measures` gives losses and accuracies noise of their own.
 
     Attributes:
-        clip: Largest norm :math:`C` of what a client sends, all arrays of a message together, or of
-            the gradient of an example; with `adaptive_clip` the first one. From 1e-9 to 1e9; it may
-            be infinite if `noise_multiplier` is 0.
+        clip: Largest norm :math:`C` of a client's message, all of its arrays together, or of the
+            gradient of an example; with `adaptive_clip` the first such norm. From 1e-9 to 1e9; it
+            may be infinite if `noise_multiplier` is 0.
         epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0 and at
             most 1e5. Give either this or `noise_multiplier`.
         noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`: 0, or from
-            1e-3 to 1e6. Of correlated noise it is that before correlation, with a strategy that
-            divides what a client sends once by its norm.
-        delta: :math:`\delta`, above 0 and below one over the number of clients, or of rows of the
-            client with fewest. Above a tenth of that a run warns.
-        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is, as it must
-            be for examples.
+            1e-3 to 1e6. For correlated noise it is that of the noise before correlation, with a
+            strategy scaled so that one message of a client has sensitivity `clip`.
+        delta: :math:`\delta`, above 0 and below 1 over the number of clients, or over the rows of
+            the client with the fewest. A run warns if it is above a tenth of that.
+        adaptive_clip: How the norm follows the clients' norms; None for a fixed norm. Not for
+            examples.
         accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
-            which proves a larger epsilon. None for "pld", except with uniform sampling, which it
-            cannot account for.
+            whose epsilon is larger. None means "rdp" with uniform sampling, for which "pld" has no
+            bound, and "pld" otherwise.
         capacity: Largest cohort under Poisson sampling (`Cohort.sampling` "bernoulli"). A larger
             one is cut to a uniform sample, which "pld" accounts for and "rdp" cannot. None means
             about 1.5 times the mean with "pld", and no limit with "rdp". Not for examples, whose
@@ -197,10 +196,10 @@ class Privacy(Part):
             Correlated noise is for clients, with "cyclic" sampling and a fixed number of rounds,
             and needs the extra jax-privacy.
         trust: "server" adds noise once to the sum of a round. With "none" each client adds noise of
-            the standard deviation :math:`z C` to its own message, so that nobody sees it without;
-            the mean of K clients then has :math:`\sqrt K` times as much. A client's messages of
-            all rounds in which it takes part are composed, without amplification by sampling. For
-            the unit "client"; nobody is trusted with rows in any case.
+            the standard deviation :math:`z C` to its own message, so that nobody sees it without
+            noise; the mean of K clients then has :math:`\sqrt K` times as much. A client's messages
+            of all rounds in which it takes part are composed, without amplification by sampling.
+            It is for the unit "client"; with "example" no server is trusted in any case.
         measures: The noise of losses and accuracies, which the guarantee then includes; None for
             measures without noise, outside the guarantee.
 
