@@ -31,12 +31,12 @@ RUNS = [run(0, [0.0, 10.0, 20.0], [0.0, 0.5, 0.8]), run(1, [0.0, 20.0, 40.0], [0
 def test_the_table_has_the_time_to_the_target() -> None:
     target = fp.Target("test_accuracy", 0.6)
     shown = fp.table(RUNS, target)
-    (cell,) = next(c for c in shown.columns if c.header == "time to 60 % accuracy").cells
+    (cell,) = next(c for c in shown.columns if c.header == "time to 60 %").cells
     assert cell == "22 ± 12"  # 13.3 and 30 seconds
     (missed,) = next(
         c
         for c in fp.table(RUNS, fp.Target("test_accuracy", 0.9)).columns
-        if c.header == "time to 90 % accuracy"
+        if c.header == "time to 90 %"
     ).cells
     assert missed == "40+"
     first = RUNS[0].history[0]

@@ -247,7 +247,7 @@ class SiteNoise(Head):
         clip: Largest norm of a client's message, before it is weighted and summed.
         noise_multiplier: Standard deviation of the noise over this norm, if a single sum were to
             use up the node's epsilon.
-        rounds: Rounds, over all runs, that are to use it up; None for those of a run.
+        rounds: Rounds, over all runs, over which it is spent; None for the rounds of one run.
     """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]

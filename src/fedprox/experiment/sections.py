@@ -98,9 +98,9 @@ SolverSection = schema_of(
     Solver,
     types={"learning_rate": float | list[float] | Table},
     descriptions={
-        "learning_rate": "Learning rate, above 0; a list is swept over; a table names a schedule, "
-        '{schedule = "cosine_decay_schedule", init_value = 0.1, decay_steps = 200}, which is one '
-        'of optax\'s with its arguments, or a function of your own, "package.module:function".'
+        "learning_rate": "Learning rate, above 0. A list is swept over. A table names a schedule "
+        'of optax with its arguments: {schedule = "cosine_decay_schedule", init_value = 0.1, '
+        'decay_steps = 200}; or a function of your own, "package.module:function".'
     },
 )
 

@@ -170,8 +170,9 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
 
     If clients have devices, the seconds until the target have a column, by the devices' clocks.
 
-    "sent" counts what clients and server send until the target, in rounds of FedAvg. If a seed has
-    not reached the target, both columns count all its rounds, with a "+".
+    Communication until the target is in rounds of FedAvg: a model to each client of the cohort and
+    one back. If a seed has not reached the target, its rounds and communication are those of all
+    its rounds, with a "+".
 
     Runs of several comparisons share a row only if all of their settings but the seed are equal.
     Otherwise the rows say in which settings they differ, as in "fedavg · stragglers 0.5".
@@ -249,7 +250,7 @@ def _columns(
     columns[f"rounds to {goal}"] = partial(until, Run.rounds_to, "round", "{:.1f}", "{}")
     if known("time"):
         columns[f"time to {goal}"] = partial(until, Run.time_to, "time", "{:.0f}", "{:.0f}")
-    columns["sent (FedAvg rounds)"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
+    columns["communication"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
     columns["seconds"] = _seconds
     return columns
 
@@ -327,6 +328,18 @@ clients take part, it may rise a little without a mistake."""
 
 LONG = 1.0
 """Seconds of callbacks from which on they are said, if they are a tenth of the others too."""
+
+
+def note_on_costs(runs: Sequence[Run], target: Target | None) -> list[str]:
+    """The meaning of the columns that count until a target, the one of `table`, if there is one."""
+    target = target or common_target(runs)
+    if target is None:
+        return []
+    measure = target.measure.replace("_", " ", 1)
+    return [
+        f"rounds to {target}: until the {measure} reaches it; communication: until then, in rounds "
+        "of FedAvg"
+    ]
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:

@@ -84,11 +84,10 @@ class Target:
             )
 
     def __str__(self) -> str:
+        what = {"test_accuracy": "", "train_loss": "loss"}.get(self.measure)
+        what = self.measure.replace("_", " ", 1) if what is None else what
         value = f"{100 * self.value:g} %" if self.measure in ACCURACIES else f"{self.value:g}"
-        if self.measure == "test_accuracy":
-            return f"{value} accuracy"
-        what = "loss" if self.measure == "train_loss" else self.measure.replace("_", " ", 1)
-        return f"{what} {value}"
+        return f"{what} {value}".strip()
 
     @property
     def key(self) -> str:

@@ -753,14 +753,14 @@ def statement(
     *own, trust = (
         _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds, trusted=trusted)
     )
-    what, are = "models" if beside is None else "models and measures", "are"
+    what = "models" if beside is None else "models and measures"
     of_all = f"The {what} of all"
     if not (taken or trusted):
-        of_all, are = "What a client sends in all", "is"
+        of_all = "The messages of a client in all"
     return [
         f"The {what} have no privacy guarantee: epsilon is infinite."
         if epsilon == math.inf
-        else f"{of_all} {rounds:,} rounds together {are} (epsilon, delta)-differentially private "
+        else f"{of_all} {rounds:,} rounds together are (epsilon, delta)-differentially private "
         f"with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
         *own,
         *_of_measures(beside),
@@ -784,7 +784,7 @@ def _of_measures(beside: Releases | None) -> list[str]:
     return [
         f"Measures: {count:,} evaluations, each of which releases losses and accuracies with noise "
         f"once, of a standard deviation of {one.noise_multiplier:.6g} in units of the most that a "
-        "client, or a row, moves them. What is chosen by them, such as the best model or the last "
+        "client, or a row, moves them. A choice by them, such as of the best model or the last "
         "round, costs nothing more."
     ]
 
