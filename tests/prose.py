@@ -1,6 +1,7 @@
 """The rules of plain English, held over pages and docstrings by `make lint`.
 
-Code, formulas and targets of links do not count. A name in code is a word, as is a formula.
+Code, targets of links, lists of references, and citations in brackets do not count. A name in code
+is a word, as is a formula.
 """
 
 import ast
@@ -22,10 +23,8 @@ NOT_YET: tuple[str, ...] = (
 )
 """Pages, and folders of pages, that are not held to the rules yet."""
 
-WORDS = {"page": 30}
-"""The most words of a sentence by the kind of its paragraph; `MOST_WORDS` in others."""
-
-MOST_WORDS = 40
+MOST_WORDS, MOST_OF_A_CELL = 30, 40
+"""The most words of a sentence, and of one in a table's cell."""
 
 PHRASES = {
     "again and again": "repeatedly",
@@ -47,6 +46,8 @@ PRONOUNS = {
 }
 """Words that add nothing to the name of an attribute."""
 
+CITATION = re.compile(r"\([^()]*\b(?:19|20)\d\d\b[^()]*\)")
+WORD = re.compile(r"\S*\w\S*")
 ENDS = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)[.!?][\"')]*\s+")
 
 TITLE = "\u2060"
@@ -172,9 +173,9 @@ def findings(paragraphs: Iterable[Paragraph]) -> Iterator[Finding]:
     for first, kind, text, name in paragraphs:
         if kind == "entry" and repeats(name, text):
             yield Finding(first, "says only its name", f"{name}: {text}")
-        most = WORDS.get(kind, MOST_WORDS)
+        most = MOST_OF_A_CELL if kind == "cell" else MOST_WORDS
         for offset, sentence in sentences(text):
-            line, words = first + offset, len(re.findall(r"\S*\w\S*", sentence))
+            line, words = first + offset, len(WORD.findall(CITATION.sub("", sentence)))
             if kind != "reference" and words > most:
                 yield Finding(line, f"has {words} words, more than {most}", sentence)
             if kind not in ("heading", "cell") and (opening := OPENING.fullmatch(sentence)):

@@ -47,13 +47,13 @@ class Column:
 
     Attributes:
         name: Name in the table.
-        kind: "number"; "boolean", which is 0 or 1; "category", a column of 0 and 1 for each of
-            `values`; "index", the position in `values` as a whole number, for embeddings; "date",
-            days since 1970-01-01. A label is a "number", or it is a class: "boolean", or
+        kind: "number"; "boolean", which is 0 or 1; or "category", a column of 0 and 1 for each of
+            `values`. "index" is the position in `values` as a whole number, for embeddings, and
+            "date" the days since 1970-01-01. A label is a "number", or it is a class: "boolean", or
             "category", whose classes are the positions in `values`.
         values: The vocabulary of a "category" or an "index", in order; other kinds have none.
-        missing: The replacement of a missing value: a number, or one of the values; "column" for 0
-            after standardization and a further column, after this one, that is 1 there; None if a
+        missing: The replacement of a missing value: a number, or one of the values. "column" is for
+            0 after standardization and a further column, after this one, that is 1 there. None if a
             missing value is an error.
         unit: Unit in words, which the nodes of a deployment compare.
 

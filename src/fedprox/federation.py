@@ -540,9 +540,10 @@ class Federation:
             The federation, with numbers of 32 bits.
 
         Raises:
-            InputError: If a client has no rows, inputs of other names or rows of another shape than
-                the first client's, unequal numbers of features and labels, numbers that are not
-                finite, or labels outside `range(classes)`. The message names the client.
+            InputError: If a client has no rows, or inputs of other names or rows of another shape
+                than the first client's. Also if it has unequal numbers of features and labels,
+                numbers that are not finite, or labels outside `range(classes)`. The message names
+                the client.
 
         Example:
             >>> import numpy as np

@@ -7,7 +7,7 @@ With E_k the mean over clients with weights p_k = n_k / n, so that E_k[grad F_k]
                       = sqrt(1 + gradient variance / ||grad f(w)||^2)
 
 (Li et al. 2020, section 5.3.3 and Definition 3). The variance is accumulated one client at a time
-(Welford 1962; pairwise as in Chan et al. 1983), so no client's gradient is stored, identical
+(Welford 1962; pairwise as in Chan et al. 1983). So no client's gradient is stored, identical
 clients give 0 up to rounding, and B(w) is at least 1.
 """
 

@@ -69,9 +69,9 @@ def predict(
         predicts the second where it is above 0. Otherwise they are the outputs.
 
     Raises:
-        InputError: If there is no such run, or its model was not trained on a table; if a column is
-            missing, a value cannot be used, or the model has other outputs. Also if a client has a
-            single value of a column of numbers, with `standardize="client"`.
+        InputError: If there is no such run, or its model was not trained on a table. Also if a
+            column is missing, a value cannot be used, or the model has other outputs. Also if a
+            client has a single value of a column of numbers, with `standardize="client"`.
 
     Example:
         >>> import tempfile

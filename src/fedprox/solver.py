@@ -94,9 +94,9 @@ class Solver:
             state is new in every round.
 
     Raises:
-        InputError: If a number is out of range, not exactly one of `epochs` and `steps` is given,
-            or settings do not fit together: mini-batches, a clip or weight decay with a line
-            search, or weight decay with `gamma`.
+        InputError: If a number is out of range, or not exactly one of `epochs` and `steps` is
+            given. Also if settings do not fit together: mini-batches, a clip or weight decay with a
+            line search, or weight decay with `gamma`.
 
     Example:
         Batches of 10, 10 and 5, twenty times:

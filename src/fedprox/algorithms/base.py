@@ -303,9 +303,9 @@ class Personal(NamedTuple):
     Attributes:
         own: (client state, the server's parameters) -> the client's own model.
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
-            which is solved before the other from its own start, with the same steps and
-            mini-batches; None if there is one problem. In its context `gradient`, `loss`,
-            `labels`, `probed` and `memory` are None.
+            which is solved before the other from its own start. It has the same steps and
+            mini-batches. None if there is one problem. In its context `gradient`, `loss`, `labels`,
+            `probed` and `memory` are None.
         objective: The objective of that problem in place of F_k, as `OnClient.objective`.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
@@ -367,7 +367,7 @@ class OnClient(NamedTuple):
             It should leave out parts of a message that differ between sound clients, such as those
             that grow with the rounds since a client took part.
         possible: (hparams, weighted mean of some clients' messages, most local steps of one of
-            them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
+            them) -> whether clients can send it, a scalar bool, true up to rounding. A deployment
             refuses other answers of nodes. A mean that is not finite is left to screening. None if
             it may be any.
         keeps_sent: Whether a client's state must follow from its update as the server receives it.

@@ -155,8 +155,8 @@ def fedopt(
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If a rate is not above 0, if the optimizer needs values of f (a line search), or
-            if it keeps its learning rate in its state, whose first value all sweep points share.
+        InputError: If a rate is not above 0. Also if the optimizer needs values of f (a line
+            search), or keeps its learning rate in its state, which sweep points share.
 
     Example:
         >>> import fedprox as fp

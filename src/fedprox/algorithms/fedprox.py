@@ -98,8 +98,8 @@ def fedprox(mu: HParam | dict[str, HParam], *, adapt: bool = False) -> base.Algo
         mu: Proximal weight, at least 0. With 0 this is FedAvg that keeps partial work. A sequence
             sweeps over its values. A dict gives weights by the dotted names of parameters or
             layers: the longest name that matches counts, and parameters without one have 0.
-        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2):
-            it rises by 0.1 when the loss rises, and falls by 0.1 when the loss fell five times in a
+        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2).
+            It rises by 0.1 when the loss rises, and falls by 0.1 when the loss fell five times in a
             row. It needs a single mu.
 
     Returns:

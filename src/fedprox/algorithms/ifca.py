@@ -1,7 +1,7 @@
 """IFCA (Ghosh et al. 2020): clusters of clients, each of which trains a model of its own.
 
-The local method runs inside a cluster as it would run alone: each cluster has a state of that
-method, a client reads that of its cluster, and its message is added to that of the same cluster.
+The local method runs inside a cluster as it would run alone. Each cluster has a state of that
+method. A client reads the state of its cluster, and its message is added to the same one.
 """
 
 from typing import Any, NamedTuple

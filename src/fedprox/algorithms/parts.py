@@ -151,7 +151,7 @@ def fedrep(parts: list[str]) -> base.Algorithm:
 
     The parameters are a representation :math:`w` and a head, the `parts`. Client :math:`k` first
     trains its own head :math:`v_k` with :math:`w^t` fixed, then :math:`w` from :math:`w^t` with
-    :math:`v_k` fixed, both by the same steps of SGD on :math:`F_k` and the same mini-batches. It
+    :math:`v_k` fixed. Both use the same steps of SGD on :math:`F_k` and the same mini-batches. It
     keeps :math:`v_k` and sends :math:`w_k - w^t`. The server averages these, weighted by rows.
     Stragglers' partial work is kept.
 

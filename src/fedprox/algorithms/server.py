@@ -173,8 +173,8 @@ def optimizer(
         A rule for `Algorithm.with_server`.
 
     Raises:
-        InputError: If a rate is not above 0, if the optimizer needs values of f (a line search), or
-            if it keeps its learning rate in its state, whose first value all sweep points share.
+        InputError: If a rate is not above 0. Also if the optimizer needs values of f (a line
+            search), or keeps its learning rate in its state, which sweep points share.
 
     Example:
         >>> import fedprox as fp

@@ -20,11 +20,10 @@ from fedprox.terminal import Bar
 def privacy(file: ExperimentFile, settings: Changes = None, data_dir: DataDir = None) -> None:
     """Compute the privacy of an experiment without training.
 
-    It prints what the section [privacy] of the file means for each method: the noise for its
-    epsilon, epsilon after each tenth of the rounds with each accountant, and the whole guarantee
-    with its assumptions. It also prints the effect of larger cohorts and fewer rounds, and the cost
-    of the cohort's limit. For examples it prints the noise, epsilon of the worst client and the
-    guarantee.
+    It prints what the section [privacy] of the file means for each method: the noise, epsilon after
+    each tenth of the rounds by each accountant, and the guarantee. It also prints the effect of
+    larger cohorts and fewer rounds, and the cost of the cohort's limit. For examples it prints the
+    noise, epsilon of the worst client and the guarantee.
 
     Bad input is reported in one line, with exit status 2.
     """

@@ -121,7 +121,7 @@ def dirichlet_by_client(
 
     This is the generator of Acar et al. 2021 (appendix A.2). Client k's shares of the C classes are
     a draw of Dirichlet(a, ..., a), and its size is fixed beforehand; see `sizes`. Then, until no
-    row is left, a client that is not full is picked at random, a class is drawn from its shares,
+    row is left, a client that is not full is picked at random. A class is drawn from its shares,
     and it gets a row of that class. A class without rows is not drawn, so clients that fill up last
     may deviate from their shares.
 
@@ -199,7 +199,7 @@ def dirichlet_by_class(
 
     This is the partition of Yurochkin et al. 2019, which most benchmarks call "Dirichlet". Client k
     gets the share p_ck of the rows of class c, where p_c is a draw of Dirichlet(a, ..., a) over the
-    clients; the division is drawn again until every client has a row. All rows are used; sizes
+    clients. The division is drawn again until every client has a row. All rows are used; sizes
     differ much if a is small.
 
     Args:
@@ -440,12 +440,12 @@ def rotating_classes(
     """Some classes for each client, in turn, with log-normal sizes.
 
     This is the FEMNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator but
-    without its mistake, by which clients share rows. With C classes, client u asks for
-    n_u = int(LogNormal(mean, deviation)) + 5 rows: a share 1 / m of them, and at least 2, of each
-    of the m classes u mod C, ..., (u + m - 1) mod C.
+    without its mistake, by which clients share rows. With C classes, client u asks for n_u =
+    int(LogNormal(mean, deviation)) + 5 rows. It asks for a share 1 / m of them, and at least 2, of
+    each of the m classes u mod C, ..., (u + m - 1) mod C.
 
-    If a class has fewer rows than are asked for, each client that asks gets one row, and the rest
-    is divided in proportion to what each asks for beyond it, rounded down.
+    If a class has fewer rows than are asked for, each client that asks gets one row. The rest is
+    divided in proportion to what each asks for beyond it, rounded down.
 
     Args:
         labels: Classes 0 to C - 1, shape (rows,).

@@ -59,9 +59,9 @@ def skewed_features(
         The federation of the same clients with changed images.
 
     Raises:
-        InputError: If `kind` or `strength` is none of the allowed ones, features are not such
-            images, validation rows belong to no client, or `augment` reads other rows than the
-            features, such as bytes.
+        InputError: If `kind` or `strength` is none of the allowed ones, or features are not such
+            images. Also if validation rows belong to no client, or `augment` reads other rows than
+            the features, such as bytes.
 
     Example:
         >>> import numpy as np

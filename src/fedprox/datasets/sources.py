@@ -2,7 +2,7 @@
 
 A file lies in the user's data folder, or is downloaded to the cache and verified. Arrays that are
 made of files are kept beside the downloads, as `prepared/NAME-KEY.npz`. The key is a checksum of
-the files' content, the options and the version of the preparation, so a changed file has another
+the files' content, the options and the version of the preparation. So a changed file has another
 entry, and no entry is ever out of date. Old entries are not removed; the folder may be emptied at
 any time.
 """

@@ -36,9 +36,9 @@ def table(
         features: The columns to predict it from; None for all others.
         test: The column that says "train", "test" or "validation", or the share of each client's
             rows to test on; None for no test rows.
-        kinds: Kinds of columns whose values do not tell: a table from a column's name to
-            its kind, "number", "boolean", "category", "index" or "date", or to a table with some
-            of `kind`, `values`, `missing` and `unit`.
+        kinds: Kinds of columns whose values do not tell: a table from a column's name to its kind.
+            That is "number", "boolean", "category", "index" or "date", or a table with some of
+            `kind`, `values`, `missing` and `unit`.
         missing: Replacements of missing values: a table from a column's name to a value, or to
             "column" for a further column that says where; "column" for all columns that have some.
         standardize: How numbers are standardized: "federation" by the mean and standard deviation

@@ -86,8 +86,8 @@ def cost_of(
     """The cost of an answer: rounds, and with privacy an upper bound of epsilon after it.
 
     `epsilon` is that of the run so far at its own delta, and `epsilon_of_all` that of all runs
-    together at the delta of the node's limit; for rows those of the worst of the round's clients.
-    Rényi divergences give them in milliseconds. None stands for no bound.
+    together at the delta of the node's limit. For rows they are those of the worst of the round's
+    clients. Rényi divergences give them in milliseconds. None stands for no bound.
     """
     setup = request.setup
     if after is before or setup is None:

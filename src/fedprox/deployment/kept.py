@@ -2,7 +2,7 @@
 
 **Client state** is one file for each client and round, written whole or not at all. An update
 counts only once the coordinator has used it. The node does not know whether an answer arrived in
-time, so it keeps the state after each round as a file of its own, and each request names the round
+time, so it keeps the state after each round as a file of its own. Each request names the round
 whose state the client continues from. A late or lost answer therefore changes neither side. Earlier
 files are removed, unless they belong to a checkpoint of the coordinator. Later files are kept: the
 request may be a repetition of an old one.

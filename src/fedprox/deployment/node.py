@@ -1,6 +1,6 @@
 """A node: it holds clients, compiled programs and client state, and answers requests.
 
-A node keeps no state of a conversation. A request says all that is needed to answer it, so a node
+A node keeps no state of a conversation. A request says all that is needed to answer it. So a node
 that was restarted goes on with the next one, and a request that is repeated gets the same answer.
 It counts what it answers with its data, on disk, before an answer leaves it (`kept`).
 """

@@ -23,7 +23,7 @@ from fedprox.protocol.protocol import Protocol
 
 
 class SentState(NamedTuple):
-    """The server's state as the nodes of a method are sent it.
+    """The part of the server's state that the nodes of a method receive.
 
     Attributes:
         state: The server's state, in shape, for one sweep point.
@@ -69,11 +69,12 @@ class SentState(NamedTuple):
 
 
 def sent_state_of(algorithm: Algorithm, params: Params) -> SentState:
-    """The server's state as the nodes of a method are sent it.
+    """The part of the server's
+    state that the nodes of a method receive.
 
-    >>> from fedprox.algorithms import feddyn
-    >>> sent_state_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
-    (True, False)
+        >>> from fedprox.algorithms import feddyn
+        >>> sent_state_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
+        (True, False)
     """
     state = jax.eval_shape(algorithm.server.init, params)
     kept = algorithm.client.state

@@ -2,8 +2,8 @@
 
 With privacy of clients, nodes clip what their clients send, and the coordinator adds noise from the
 system's entropy, also in a round without answers. Cohorts and stragglers come from the system's
-entropy too, since whoever knows the seed would know who takes part; but for cyclic cohorts, which
-need not be secret, and in which a resumed run must keep a client's rounds apart. With privacy of
+entropy too, since whoever knows the seed would know who takes part. Cyclic cohorts need not be
+secret and follow the seed, since a resumed run must keep a client's rounds apart. With privacy of
 examples nodes do it all, and the coordinator counts.
 """
 

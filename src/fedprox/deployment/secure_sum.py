@@ -9,7 +9,7 @@ two secrets.
 
 **One sum, of at least t nodes.** Let n nodes have keys, of which c collude with an operator who
 does anything, and :math:`2t > n + c`. A node that is honest reveals its shares for one set S of the
-nodes A that it was asked with: for all of A, or for S that t nodes have signed. So t - c honest
+nodes A that it was asked with. S is all of A, or a set that t nodes have signed. So t - c honest
 nodes at least reveal what gives a secret.
 
 * Not both secrets of a node: that would take :math:`2 (t - c)` of :math:`n - c` honest nodes.
@@ -17,14 +17,14 @@ nodes at least reveal what gives a secret.
   out are known, and at most n - t honest nodes have not signed it. With the c others these are
   fewer than t: their shares give no seed of a node that was left out, and they are not all nodes of
   another sum.
-* If none is signed, no key is known, and a message stays masked unless all honest nodes of its A
+* If none is signed, no key is known. A message stays masked unless all honest nodes of its A
   were asked with the same A and their seeds are known. No two such A have t nodes each.
 
 A sum over **all nodes or none**, of measures or moments, has pairwise masks alone, from keys that
 nothing reveals. They cancel in the sum of all messages and in no other, so there is nothing to
 confirm, and a node's answer is its last word.
 
-The masks bind the sum to its request: a pairwise mask depends on a digest of all that nodes are
+The masks bind the sum to its request. A pairwise mask depends on a digest of all that nodes are
 asked alike, the setup, round, arrays, weights and the names of the nodes. The masks of nodes that
 are asked different things do not cancel. No mask is used twice: each node begins the sums of its
 keys in their order, and forgets the secrets of those before.

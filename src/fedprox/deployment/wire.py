@@ -2,7 +2,7 @@
 
 A request has a head, JSON that pydantic checks, and a body with arrays. An answer likewise. Heads
 name a version; a node refuses those of another version. The arrays of a request are named by their
-digests: a node keeps the arrays of its last requests, so the coordinator sends an array to a node
+digests. A node keeps the arrays of its last requests, so the coordinator sends an array to a node
 once, and again if the node says that it lacks it.
 """
 

@@ -1,11 +1,11 @@
 r"""Whether clients form clusters, before anything is trained.
 
 Clients that belong together pull a model in the same direction. At one model, each client's
-gradient is scaled to length 1, as in the clustering by cosines of Sattler et al. 2021, and
-projected on the directions in which clients differ most. Points on which k-means fits k centres far
-better than on points of one Gaussian with the same covariance form clusters: the gap statistic
-(Tibshirani, Walther, Hastie 2001), with the reference of SigClust (Liu et al. 2008). Simulated
-references say how often one Gaussian would look like that.
+gradient is scaled to length 1, as in the clustering by cosines of Sattler et al. 2021. It is
+projected on the directions in which clients differ most. Points form clusters if k-means fits k
+centres to them far better than to points of one Gaussian with the same covariance. This is the gap
+statistic (Tibshirani, Walther, Hastie 2001), with the reference of SigClust (Liu et al. 2008).
+Simulated references say how often one Gaussian would look like that.
 """
 
 import math

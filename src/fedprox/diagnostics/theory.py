@@ -10,7 +10,7 @@ Theorem 4, with its constants.
 
 FedDyn (Acar et al. 2021): Theorems 1 to 4. They assume that K of N clients are drawn uniformly
 without replacement in each round, that local problems are solved exactly, and that every client
-counts once: they bound the error in
+counts once. They bound the error in
 
 .. math:: f(w) = \frac{1}{N} \sum_k F_k(w).
 
@@ -210,8 +210,8 @@ def convex_case(smoothness: float, dissimilarity: float) -> ConvexCase:
     r"""The convex case: :math:`\mu = 6 L B^2`, for which rho is about :math:`1 / (24 L B^2)`.
 
     It is for convex :math:`F_k`, exact local solutions, and :math:`1 \ll B \le \sqrt{K} / 2`. The
-    second number is an approximation and not a bound: with :math:`K = 4 B^2` the rho of Theorem 4
-    is smaller, 0.84 times it for large :math:`B`, 0.26 times for :math:`B = 3` and negative for
+    second number is an approximation and not a bound. With :math:`K = 4 B^2` the rho of Theorem 4
+    is smaller: 0.84 times it for large :math:`B`, 0.26 times for :math:`B = 3` and negative for
     :math:`B = 2`. `convex_rate` gives the clients that are enough.
 
     Args:

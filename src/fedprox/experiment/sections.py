@@ -63,8 +63,8 @@ class ModelKeys(Section):
     keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
     loss: Table | None = None
     """The loss in place of the model's: a table with the `name` of a function of
-    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}, or of one
-    of your own, "package.module:function", that returns a loss."""
+    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}. Or the
+    name of a function of your own, "package.module:function", that returns a loss."""
     mixed_precision: bool = False
     """Whether the model computes in bfloat16, see :func:`fedprox.mixed_precision`."""
 
@@ -178,9 +178,8 @@ class SecureSection(Section):
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
     and counted. Not with `norm`, nor with `[privacy]` of clients, where it follows from `clip`."""
     norm: float | None = None
-    """In place of `bound`: largest Euclidean norm of a node's mean message; a longer one is scaled
-    to it and counted, and the operator refuses a sum that is longer than such messages can make
-    it."""
+    """In place of `bound`: largest Euclidean norm of a node's mean message. A longer one is scaled
+    to it and counted. The operator refuses a sum that is longer than such messages can make it."""
     bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""

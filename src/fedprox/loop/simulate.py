@@ -142,9 +142,9 @@ def simulate(
     Raises:
         InputError: If an argument is invalid or does not fit the others. For example, the cohort is
             larger than the federation, `stop_at_target` has no target, or the initial parameters do
-            not fit the model. Also if an algorithm's functions return arrays of wrong shapes, if an
-            update is faulty and `faults.policy` is "fail", or if training rows stay on the host and
-            evaluations would read too many of them.
+            not fit the model. Also if an algorithm's functions return arrays of wrong shapes, or an
+            update is faulty and `faults.policy` is "fail". Also if training rows stay on the host
+            and evaluations would read too many of them.
 
     Warns:
         UserWarning: If `evaluation.every` is above `rounds`, all training labels are of one class,

@@ -365,8 +365,9 @@ class Stage:
         """Learning rate of the last round; set it for the rounds that follow.
 
         Raises:
-            InputError: If it is set to a number that is not above 0, after the loop went on or was
-                left, for a solver with a schedule or a decay, or in rounds without a barrier.
+            InputError: If it is set to a number that is not above 0, or after the loop went on or
+                was left. Also for a solver with a schedule or a decay, and in rounds without a
+                barrier.
         """
         return self._rate
 

@@ -316,9 +316,9 @@ def mixed_precision(model: Model) -> Model:
 
     Parameters and features are rounded to bfloat16, which has 8 significant bits and the range of
     float32, before each forward and backward pass. So activations and their gradients are in
-    bfloat16, at half the memory. Everything else stays in float32: the parameters that local steps
-    move, since most steps are too small for bfloat16, a model's state and its steps likewise,
-    losses, messages, sums and the server's state. Evaluations compute as training does.
+    bfloat16, at half the memory. Everything else stays in float32: the parameters and the state
+    that local steps move, since most steps are too small for bfloat16, and losses, messages, sums
+    and the server's state. Evaluations compute as training does.
 
     It pays on accelerators with matrix units for bfloat16; most CPUs are slower with it.
 

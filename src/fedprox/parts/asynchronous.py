@@ -1,7 +1,7 @@
 """Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody.
 
-How long each client takes is known before any training, so events are ordered on the host, and a
-step of the server is a round of B jobs with their staleness.
+How long each client takes is known before any training, so events are ordered on the host. A step
+of the server is a round of B jobs with their staleness.
 
 The engine runs the B updates of a server's step as the jobs of a round. Each client's context says
 how many steps ago it started, and its local problem reads the server's state of that time from a
@@ -50,7 +50,7 @@ class Asynchronous(Part):
     r"""Rounds without a barrier: M clients work at any time, and the server steps after B updates.
 
     M is `Cohort.clients_per_round`. A client that has sent its update is replaced at once by
-    another, drawn uniformly from those that are neither at work nor in the buffer; it starts from
+    another, drawn uniformly from those that are neither at work nor in the buffer. It starts from
     the server's current model. An update whose client started :math:`\tau` steps of the server ago
     has the weight :math:`s(\tau)` of a fresh one:
 

@@ -1,8 +1,8 @@
 """The clock of a run: how long the clients' devices take, when they are on, and when rounds end.
 
 A client receives the model, takes its steps and sends its message. The round ends when the last
-message that counts has arrived; or at its deadline, if a client missed it; or when the server
-notices that a client is lost, if that comes later. With over-selection it ends with message K.
+message that counts has arrived, or at its deadline, if a client missed it. It ends later if the
+server notices later that a client is lost. With over-selection it ends with message K.
 """
 
 import math

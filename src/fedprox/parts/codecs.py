@@ -1,8 +1,8 @@
 """Codecs: how a message of d numbers travels in fewer bits.
 
-A codec is two pure functions and a count of bits. The result of `encode` travels; beside it
-both ends know the codec, d and the random key of (seed, round, client), so places and rotations
-that are drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
+A codec is two pure functions and a count of bits. The result of `encode` travels. Both ends also
+know the codec, d and the random key of (seed, round, client), so places and rotations that are
+drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
 
 Some codecs are unbiased: over their random choices, the mean of what arrives is the message, and
 the variance is at most omega times its squared norm. Error feedback needs contractions instead:
@@ -246,7 +246,7 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     2021, Algorithm 1), with :math:`\delta` near :math:`2 / \pi`.
 
     The rotation is two Hadamard rotations, each with random signs. One makes few different numbers
-    of a row with few large ones: the relative bias of a row with numbers of 1 and 0.6, and else
+    of a row with few large ones. The relative bias of a row with numbers of 1 and 0.6, and else
     zeros, is then 0.6 at any width. After two we measured at most 0.014 for rows of 64 numbers or
     more, and 0.2 for rows of eight.
 

@@ -168,8 +168,8 @@ class Population:
 
     A synchronous round takes as long as its slowest client that counts: it receives the model,
     takes its steps, and sends its message. Each of `step_seconds`, `download`, `upload` and
-    `latency` is one number for all clients, a list with one for each client, or a
-    :class:`fedprox.LogNormal`, which draws one for each client from the seed.
+    `latency` is one number for all clients, or a list with one for each client. A
+    :class:`fedprox.LogNormal` draws one for each client from the seed.
 
     Attributes:
         step_seconds: Seconds per mini-batch step. A pass over all of a client's rows, such as for
@@ -350,8 +350,8 @@ def read_population(
         The population, with lists in the order in which devices first appear.
 
     Raises:
-        InputError: If the file cannot be read, has none of these columns or only one of `on` and
-            `off`, a device's rows differ in another column, or a number is out of range.
+        InputError: If the file cannot be read, or has none of these columns or only one of `on` and
+            `off`. Also if a device's rows differ in another column, or a number is out of range.
 
     Example:
         >>> from pathlib import Path

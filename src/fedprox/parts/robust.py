@@ -10,7 +10,7 @@ The mean of :math:`A_k B_k` is not the product of the means of :math:`A_k` and :
 they moved, and the server takes those of the best approximation of the mean product at their rank.
 That is FlexLoRA (Bai et al., `Federated Fine-tuning of Large Language Models under Heterogeneous
 Tasks and Client Resources <https://arxiv.org/abs/2402.11505>`_, NeurIPS 2024), without the full
-matrix. The exact mean has up to n times the rank, so its residual would have to be sent to all
+matrix. The exact mean has up to n times the rank. So its residual would have to be sent to all
 clients and become part of their bases (FedEx-LoRA, FLoRA), which here never change.
 """
 
@@ -81,7 +81,7 @@ class Aggregation(Part):
             their rank; "mean" averages their factors. "median": the median of each coordinate.
             "trimmed-mean": the mean of each coordinate without its f smallest and f largest values
             (both Yin et al. 2018). "krum": the message with the least sum of squared distances to
-            its n - f - 2 nearest ones; "multi-krum": the mean of the n - f messages with the least
+            its n - f - 2 nearest ones. "multi-krum": the mean of the n - f messages with the least
             such sums (Blanchard et al. 2017). "geometric-median": the point with the least sum of
             distances (Pillutla et al. 2022). "centred-clipping": :math:`v \leftarrow v +
             \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five times from 0
@@ -337,8 +337,8 @@ ROBUST: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]]
 def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """The same method, whose clients send the factors of adapters as they are.
 
-    A client of a lower rank receives the leading columns of A and rows of B, which are the best
-    approximation of the server's product at its rank, and zeros for the others. It trains those
+    A client of a lower rank receives the leading columns of A and rows of B, and zeros for the
+    others. This is the best approximation of the server's product at its rank. It trains those
     alone, so what is zero stays zero.
     """
 

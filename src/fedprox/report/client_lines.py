@@ -24,7 +24,7 @@ class ClientLines:
     """The file `clients.jsonl` of a run directory, to which lines are added.
 
     Checkpoints do not hold the measures of clients, which may be large. The records of a checkpoint
-    come again without them when a run resumes, and their lines are taken from the file from before,
+    come again without them when a run resumes. Their lines are taken from the file from before,
     which stays beside the new one until the end.
 
     Every new line is on disk before `add` returns, and so before the next checkpoint.

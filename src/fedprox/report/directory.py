@@ -74,8 +74,8 @@ class RunDirectory:
     file is written whole or not at all, `summary.json` last.
 
     `replace` says whether another experiment's results may be replaced (None: the caller has no
-    option for it), `extend` whether the run resumes, perhaps with more rounds, `lock` whether the
-    folder is to be locked.
+    option for it). `extend` says whether the run resumes, perhaps with more rounds, and `lock`
+    whether the folder is to be locked.
 
     Attributes:
         resumes: Whether the run resumes.
@@ -413,9 +413,9 @@ def save(
         model: The model; needed together with `federation`.
 
     Raises:
-        InputError: There are no runs, or they are of several comparisons; only one of `federation`
-            and `model` is given, or they do not fit the runs; or the folder holds other files, or
-            another process is writing to it.
+        InputError: If there are no runs, or they are of several comparisons. Also if only one of
+            `federation` and `model` is given, or they do not fit the runs. Also if the folder holds
+            other files, or another process is writing to it.
 
     Example:
         >>> import tempfile

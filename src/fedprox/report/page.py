@@ -308,8 +308,8 @@ def _results(archive: Archive) -> ReportTable:
 def _conclusions(archive: Archive) -> list[str]:
     """Who won, by how much and how surely, in a sentence; none before a comparison is complete.
 
-    The best line is compared to the best of another method, or without one to the second, by the
-    target's measure, or by test accuracy, or by the loss where there is none.
+    The best line is compared to the best of another method, or without one to the second. The
+    measure is the target's, else test accuracy, else the loss.
     """
     runs, lines = archive.shown, by_label(archive.shown)
     seeds = {tuple(sorted(run.seed for run in group)) for group in lines.values()}

@@ -296,7 +296,7 @@ class Study:
         """Who won, by how much and how surely: a sentence for each combination of other levels.
 
         The best method is compared to `against` (that of the study if omitted), or without one to
-        the second best, with Holm's correction for all comparisons that might have been made.
+        the second best. Holm's correction is for all comparisons that might have been made.
         """
         reading = self._reading(measure, lower_is_better)
         return conclusions_of(self._groups(), reading, against or self.against)

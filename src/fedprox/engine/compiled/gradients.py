@@ -272,11 +272,11 @@ def inexactness_program(
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
 
-    Its first arguments are `Model.base`, the server's state and the hyperparameters at the
-    beginning of the round, the factor of the learning rate and the share of weight that takes part.
-    Then come the local models (slots, points, ...), the training rows, how they are read, and the
-    jobs (slots,). The last are each client's place in the client state before the round (slots,),
-    and that state.
+    Its first arguments are `Model.base`, and the server's state and hyperparameters at the
+    beginning of the round. Then come the factor of the learning rate, the share of weight that
+    takes part, and the local models (slots, points, ...). They are followed by the training rows,
+    how they are read, and the jobs (slots,). The last are each client's place in the client state
+    before the round (slots,), and that state.
     """
     algorithm, read_train = method.algorithm, reader(layout.reading.width)
 

@@ -3,7 +3,7 @@
 A round is a loop over segments, and a segment is a loop over ticks (`lanes.run_segments`). A tick
 is one mini-batch of each lane (or a part of a wide one, or a line search). It steps all sweep
 points at once, or the program runs the points one after another (`point_by_point`). When a job
-ends, its message is added to the server's mean with its weight, the client's new state is written
+ends, its message is added to the server's mean with its weight. The client's new state is written
 to its place, and the lane begins its next job. A sum over the devices and the algorithm's update
 end the round. If clients have models of their own that need a second local problem, the jobs run
 twice, first for these models. If the method uses the clients' own gradients, they are computed
@@ -98,7 +98,7 @@ class Inputs(NamedTuple):
         exchange: How gradients are read before the work; None if the method does not.
         count: Number of rounds of the plan to run, int32.
         held: Where the client at each place is in `Server.client_state`, int32 (R, devices,
-            places), out of range for none; None for a method without client state and for calls of
+            places), out of range for none. None for a method without client state and for calls of
             one round.
         until: When the passes of the round end, by the clock; None without a clock.
     """

@@ -13,7 +13,7 @@ A release is one noised sum of clients' messages. Each has the same noise and it
   of rounds is correlated (`correlated.py`). No amplification by sampling is counted. Two
   federations are neighbours if one client's messages are replaced by ones that add nothing.
 
-A client's local steps on its rows are the same thing with rows in place of clients: the noised sum
+A client's local steps on its rows are the same thing with rows in place of clients. The noised sum
 of a mini-batch is a release, and the mini-batches are Poisson samples.
 
 dp-accounting is imported inside functions, since the import takes a second.
@@ -411,7 +411,7 @@ def worst_steps(
 ) -> Releases:
     """The steps of several clients with the largest epsilon, which have this noise.
 
-    A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
+    A client with fewer rows and more steps than another has a larger epsilon. So a bound of many is
     that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
 
     All have the same batch, or fewer rows, and what is released beside the steps.

@@ -11,11 +11,11 @@ if it takes part, and noise. Some more places are left empty, and show the noise
 * A canary client sends one number at its place, and other clients send zero there. The audit sees a
   release where the server's update reads it.
 * A canary row moves one of a few parameters that are added to the model, and is beside that a row
-  like others. These parameters are a matrix that a row meets at two positions, as a layer does
-  that reads a sequence, so gradients of rows are formed, bounded and summed as those of the model.
+  like others. These parameters are a matrix that a row meets at two positions, as in a layer that
+  reads a sequence. So gradients of rows are formed, bounded and summed as those of the model.
 
 The number is far above the clipping norm. In one canary of eight it is so large that the norm
-overflows, and in as many rows it is the difference of two far larger numbers at the two positions,
+overflows. In as many rows it is the difference of two far larger numbers at the two positions,
 which cancel.
 
 The compiled program is that of a run: the method's and the parts' functions, the sampling, the

@@ -14,7 +14,7 @@ noise so far, which is what a model has of it:
   (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). The server keeps
   :math:`b - 1` noises, each of a model's size.
 * "blt": a buffered linear Toeplitz matrix (McMahan et al. 2024, "A Hassle-free Algorithm for
-  Private Learning in Practice"), of which the server keeps one to four such buffers for any b.
+  Private Learning in Practice"). The server keeps one to four such buffers for any b.
 
 jax-privacy is imported inside functions: it is an extra, and takes a second.
 """

@@ -10,7 +10,7 @@ Differentially Private Recurrent Language Models", Algorithm 1):
           + \mathcal N(0, z^2 C^2 I) \Big).
 
 For examples, each local step of client :math:`k` samples a mini-batch :math:`b` of its
-:math:`n_k` rows, each with probability :math:`q_k = B / n_k`, and replaces its gradient by (Abadi
+:math:`n_k` rows, each with probability :math:`q_k = B / n_k`. It replaces its gradient by (Abadi
 et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 
 .. math:: \tilde g = \frac{1}{B} \Big( \sum_{i \in b} g_i \min(1, C / \|g_i\|)
@@ -163,7 +163,7 @@ class Privacy(Part):
     and the server is not trusted.
 
     With the unit "example" it hides a row. Each local step clips the gradients of the examples of a
-    Poisson sample and adds noise, so all that a client sends is private before it leaves the
+    Poisson sample and adds noise. So all that a client sends is private before it leaves the
     client, and :math:`\epsilon` is the largest of all clients'. The numbers of rows are public.
 
     Losses, accuracies and other measurements on clients' data have no noise and are outside the
@@ -197,9 +197,9 @@ class Privacy(Part):
             and needs the extra jax-privacy.
         trust: "server" adds noise once to the sum of a round. With "none" each client adds noise of
             the standard deviation :math:`z C` to its own message, so that nobody sees it without
-            noise; the mean of K clients then has :math:`\sqrt K` times as much. A client's messages
-            of all rounds in which it takes part are composed, without amplification by sampling.
-            It is for the unit "client"; with "example" no server is trusted in any case.
+            noise. The mean of K clients then has :math:`\sqrt K` times as much. A client's messages
+            of all rounds in which it takes part are composed, without amplification by sampling. It
+            is for the unit "client"; with "example" no server is trusted in any case.
         measures: The noise of losses and accuracies, which the guarantee then includes; None for
             measures without noise, outside the guarantee.
 
@@ -679,7 +679,7 @@ def private(
     r"""The same method with clipped messages and noise.
 
     The server's functions read ``hparams["noise_key"]``, the random key of the round and sweep
-    point; or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
+    point. Or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
     the mean that they are added to.
 
     References:
