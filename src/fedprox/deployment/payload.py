@@ -69,12 +69,11 @@ class SentState(NamedTuple):
 
 
 def sent_state_of(algorithm: Algorithm, params: Params) -> SentState:
-    """The part of the server's
-    state that the nodes of a method receive.
+    """The part of the server's state that the nodes of a method receive.
 
-        >>> from fedprox.algorithms import feddyn
-        >>> sent_state_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
-        (True, False)
+    >>> from fedprox.algorithms import feddyn
+    >>> sent_state_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
+    (True, False)
     """
     state = jax.eval_shape(algorithm.server.init, params)
     kept = algorithm.client.state
