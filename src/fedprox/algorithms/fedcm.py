@@ -63,7 +63,7 @@ def along(state: State, mean: base.Numbered, hparams: base.HParams) -> tuple[Par
 
 
 def fedcm(alpha: HParam) -> base.Algorithm:
-    r"""FedCM: local steps follow the server's last direction beside their own gradient.
+    r"""FedCM: each local step combines its gradient with the server's last direction.
 
     The server keeps :math:`\Delta^t`, at first zero. With a mini-batch :math:`z` a step of client
     :math:`k` is

@@ -169,7 +169,7 @@ def whiten(images: jax.Array) -> jax.Array:
 
 
 def rotated(federation: Federation, degrees: Sequence[int] = (0, 90, 180, 270)) -> Federation:
-    """The same clients, whose images are turned: clusters that are known.
+    """Turn each client's images by a multiple of 90 degrees, which makes known clusters.
 
     Client k's images are turned counter-clockwise by ``degrees[k % len(degrees)]``, its training,
     test and validation images alike. Labels stay. This is the rotated MNIST of clustered federated

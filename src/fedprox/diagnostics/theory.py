@@ -77,7 +77,7 @@ def _polynomial(constants: Constants) -> tuple[float, float, float, float]:
 
 
 def rho(mu: float, constants: Constants) -> float:
-    r"""The promised decrease of f in a round, in units of the squared gradient norm.
+    r"""The decrease of f in a round that Theorem 4 guarantees, over the squared gradient norm.
 
     Let the :math:`F_k` be :math:`L`-smooth with Hessians of at least :math:`-L_- I`,
     :math:`\bar\mu = \mu - L_- > 0`, :math:`B(w^t) \le B`, and all local solutions
@@ -95,7 +95,7 @@ def rho(mu: float, constants: Constants) -> float:
         - \frac{L (1 + \gamma)^2 B^2}{2 \bar\mu^2}
         - \frac{L B^2 (1 + \gamma)^2}{\bar\mu^2 K} (2 \sqrt{2 K} + 2).
 
-    Other statements are this one with other constants. Lemma 3 of the paper's first draft has
+    Other statements have the same form with other constants. Lemma 3 of the paper's first draft has
     :math:`2 K` clients in place of :math:`K`. Theorem 11, and Lemma 5 of the draft, have the
     :math:`B` of `dissimilarity_bound`, and promise the decrease while
     :math:`\|\nabla f\|^2 \ge \epsilon`. Corollary 9 has a :math:`\gamma^t` for each round, the
@@ -106,7 +106,8 @@ def rho(mu: float, constants: Constants) -> float:
         constants: The other constants.
 
     Returns:
-        rho; nothing is promised unless it is positive. -infinity if mu is at most :math:`L_-`.
+        rho; Theorem 4 guarantees nothing unless it is positive. -infinity if mu is at most
+        :math:`L_-`.
 
     Raises:
         InputError: If mu is negative or not finite.

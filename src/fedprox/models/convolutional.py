@@ -200,7 +200,7 @@ class WideLeNet(_SmallCNN):
 
 
 def wide_lenet(federation: Federation) -> Model:
-    """A CNN with LeNet's layout and more channels, for 32x32 colour images: FedDyn's.
+    """FedDyn's CNN for 32x32 colour images: LeNet's layout with more channels.
 
     Two 5x5 convolutions of 64 channels with 2x2 pooling, two dense layers of 384 and 192 units, and
     a linear layer: 797,962 parameters for ten classes, 815,332 for a hundred. The paper writes 394

@@ -26,7 +26,7 @@ HOUR = 3_600.0
 
 @dataclass(frozen=True)
 class DayNight:
-    """Clients that are on for some hours of each day, in time zones that are drawn.
+    """Clients that are on for some hours of each day, in random time zones.
 
     A run begins at midnight in the first zone.
 
@@ -141,7 +141,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A number of each client that varies around a median.
+    """A number for each client, log-normal around a median.
 
     Client k has median exp(spread z_k), z_k ~ N(0, 1), in all rounds of a seed.
 
@@ -164,7 +164,7 @@ Quantity = float | Sequence[float] | LogNormal
 
 @dataclass(frozen=True)
 class Population:
-    """The devices of the clients, by which a simulation has a clock.
+    """The clients' devices, whose speeds give a simulation a clock.
 
     A synchronous round takes as long as its slowest client that counts: it receives the model,
     takes its steps, and sends its message. Each of `step_seconds`, `download`, `upload` and
@@ -334,7 +334,7 @@ def read_population(
     *,
     period: float | None = None,
 ) -> Population:
-    r"""A population whose devices are those of a file with plain columns.
+    r"""Read a population of devices from a file with a column for each property.
 
     The column `device` names each row's device; without it, each row is one. The columns
     `step_seconds`, `download`, `upload` and `latency` hold what :class:`fedprox.Population`

@@ -18,7 +18,7 @@ from fedprox.measures import MEASURES
 
 
 class ClientRecord(NamedTuple):
-    """The measures of each client that an evaluation read, and the client's work before.
+    """The measures of each client that an evaluation reads, and its work since the last record.
 
     The records that callbacks receive have it as `Record.by_client`, if
     `Evaluation(client_records=True)` asks for it.

@@ -208,7 +208,7 @@ VALIDATION_LOSS = "validation_loss"
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice of the model that a run keeps, and of when a run without progress ends.
+    """The model that a run keeps, and when a run without progress ends.
 
     A run is judged by one measure at each evaluation. If there are validation rows, measures on
     test rows are not allowed: a model chosen by its test rows would look better than it is.

@@ -64,9 +64,9 @@ class NoisedMeasures:
     :math:`[0, B]`; one that is not finite counts as :math:`B`.
 
     With the unit "client" a number is the mean over all N clients, with equal weights: their
-    numbers of rows are private. With m numbers and the noise multiplier z it has the standard
-    deviation :math:`z \sqrt m / N`, of a loss :math:`B` times that. A client without test rows
-    counts with an accuracy of 0 and a loss of :math:`B`.
+    numbers of rows are private. With m numbers and the noise multiplier z its standard deviation is
+    :math:`z \sqrt m / N`; for a loss it is :math:`B` times that. A client without test rows counts
+    with an accuracy of 0 and a loss of :math:`B`.
 
     With the unit "example" a number is the mean over all n rows of a part of the data. Each client
     adds noise to its own sums, so the standard deviation is :math:`z \sqrt{m N} / n`, where m is
