@@ -69,9 +69,10 @@ test-newest:  ## run the tests that are not slow with the newest versions allowe
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(NOT_EXPERIMENTS)
 
-lint: $(READY)  ## formatting, lint and types
+lint: $(READY)  ## formatting, lint, types and prose
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/python -m tests.prose
 	$(VENV)/bin/mypy
 
 docs: $(DOCS)/.ready  ## build the documentation site in docs/_build/html, with warnings as errors

@@ -2,8 +2,8 @@ r"""
 Low-rank adapters
 =================
 
-How much of a trained model must move? A perceptron is trained on old data; for clients whose data have shifted its base
-is frozen, and they send adapters of rank 1, 2 or 8, or the whole model. More in :doc:`/howto/adapters`.
+How much of a trained model must be trained again? A perceptron was trained on old data, and the clients' data have
+shifted. They train adapters of rank 1, 2 or 8 on the frozen model, or the whole model. More in :doc:`/howto/adapters`.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@ r"""
 Without a barrier
 =================
 
-What if the server does not wait at all? With FedBuff it steps as soon as five messages are there, however old the model
-is from which a client started. It learns faster at first; later it matters that fast devices are heard more often. More
-in :doc:`/howto/time`.
+What if the server does not wait at all? With FedBuff it steps as soon as five messages have arrived, even if a client
+started from an old model. It learns faster at first; later its model leans towards fast devices, which take part more
+often. More in :doc:`/howto/time`.
 """
 
 import matplotlib.pyplot as plt

@@ -3,8 +3,8 @@ Client drift
 ============
 
 Where do local steps lead when clients disagree? Two clients have quadratics with different minimizers and curvature.
-FedAvg stops beside the minimizer of their mean; SCAFFOLD and FedDyn correct each local step and end there. More in
-:doc:`/howto/choose`.
+FedAvg converges to a point that does not minimize their mean; SCAFFOLD and FedDyn correct each local step and reach the
+minimizer. More in :doc:`/howto/choose`.
 """
 
 import jax.numpy as jnp

@@ -3,7 +3,7 @@ The price of privacy
 ====================
 
 What does differential privacy of clients cost? Messages are clipped, and noise is added so that all rounds together
-spend epsilon. The noise hides one client among all: the more clients, the less it costs. More in
+spend epsilon. The noise hides a single client, so it costs less accuracy with more clients. More in
 :doc:`/howto/privacy`.
 """
 

@@ -2,8 +2,8 @@ r"""
 Compressed messages
 ===================
 
-How few bits will do? Clients code their updates with 4 bits a number, by the largest 2 %, or by signs after a rotation
-(DRIVE). Records count what is sent. More in :doc:`/howto/compression`.
+How few bits are enough? Clients code their updates with 4 bits a number, by the largest 2 %, or by signs after a
+rotation (DRIVE). Records count the bits. More in :doc:`/howto/compression`.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@ r"""
 Devices and time
 ================
 
-Wait for slow devices, or set a deadline? By rounds waiting wins; by the clock it need not. Devices' speeds are drawn
-here; they may be listed, or read from a trace. More in :doc:`/howto/time`.
+Wait for slow devices, or set a deadline? Waiting needs fewer rounds, but may need more time. Devices' speeds are drawn
+here; they may also be listed, or read from a trace. More in :doc:`/howto/time`.
 """
 
 import matplotlib.pyplot as plt

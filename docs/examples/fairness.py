@@ -2,8 +2,8 @@ r"""
 Fairness over clients
 =====================
 
-Who is left behind by a good average? q-FFL gives clients with a larger loss a larger weight: the largest loss falls, the
-others rise. The lines are the clients' losses, from worst to best. More in :doc:`/howto/evaluation`.
+Which clients does a good average leave behind? q-FFL gives clients with a larger loss a larger weight: the largest loss
+falls, the others rise. The lines are the clients' losses, from worst to best. More in :doc:`/howto/evaluation`.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@ r"""
 A loop of your own
 ==================
 
-What if the learning rate should look at the loss? :func:`fedprox.rounds` stands still after each evaluation, with the
-record, the parameters and the server's state in hand: here it halves the rate when the loss grows, and stops by hand
-once the rate is small. The results are those of :func:`fedprox.simulate` with such a schedule.
+How can the learning rate follow the loss? :func:`fedprox.rounds` pauses after each evaluation, and yields the record,
+the parameters and the server's state. The loop halves the rate when the loss grows, and stops once the rate is small.
+The results are those of :func:`fedprox.simulate` with such a schedule.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@ r"""
 A loss of your own
 ==================
 
-Can clients minimize something else than their mean loss? Here it is the focal loss, which counts rows less that are
-right already. It is a function of the model, its parameters and a mini-batch; aggregation, sweeps and reports stay as
-they are. More in :doc:`/tutorials/local-objective`.
+Can clients minimize something else than their mean loss? Here it is the focal loss, in which rows that
+are predicted well count less. It is a function of the model, its parameters and a mini-batch; aggregation, sweeps and
+reports stay as they are. More in :doc:`/tutorials/local-objective`.
 """
 
 import jax

@@ -2,9 +2,9 @@ r"""
 A study with paired differences
 ===============================
 
-Is one method surely better than another? With the same seed all methods see the same data, cohorts and mini-batches,
-so their difference is compared seed by seed. Each tries equally many hyperparameters, chosen on validation rows. More
-in :doc:`/howto/studies`.
+Is the difference between two methods more than noise? With the same seed all methods see the same data, cohorts and
+mini-batches, so their difference is compared seed by seed. Each tries equally many hyperparameters, chosen on
+validation rows. More in :doc:`/howto/studies`.
 """
 
 import fedprox as fp

@@ -2,8 +2,9 @@ r"""
 Records in pandas
 =================
 
-Where are the numbers? :func:`fedprox.records` makes a row of each evaluation; files of a run directory have the same
-keys. Here: how steady the training is, as the largest rise of the loss in each run. More in :doc:`/howto/results`.
+How do I get the numbers? :func:`fedprox.records` returns a row for each evaluation; its keys are those of the files in
+a run directory. The figure shows how steady training is: the largest rise of the loss in each run. More in
+:doc:`/howto/results`.
 """
 
 import pandas as pd

@@ -2,9 +2,9 @@ r"""
 Clients that lie
 ================
 
-Which aggregation rule withstands attackers? A fifth of the clients send five times the opposite of what they computed.
-The mean follows them; robust rules do not. The data of these clients agree; where they differ, honest clients look like
-liars, and robust rules cost accuracy too. More in :doc:`/howto/faults`.
+Which aggregation rule withstands attackers? A fifth of the clients send their update times -5. The mean follows them;
+robust rules do not. These clients' data are alike. Where data differ, honest clients look like attackers, and robust
+rules cost accuracy too. More in :doc:`/howto/faults`.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@ r"""
 An optimizer on the server
 ==========================
 
-Does the server's step matter? Any method takes another rule for it: Adam takes the mean update as a gradient, and
-extrapolation computes a longer step. On FedAvg these are FedAdam and FedExP. More in :doc:`/howto/compose`.
+Does the server's step matter? Any method can have another server rule: Adam uses the mean update as a gradient,
+and extrapolation computes a longer step. On FedAvg these are FedAdam and FedExP. More in :doc:`/howto/compose`.
 """
 
 import matplotlib.pyplot as plt

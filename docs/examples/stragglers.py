@@ -2,8 +2,8 @@ r"""
 Stragglers
 ==========
 
-What is partial work worth when 90 % of each cohort do not finish? FedAvg drops stragglers; FedProx keeps what they
-did, and ``mu`` holds them near the server's model. More in :doc:`/howto/stragglers`.
+What is partial work worth when 90 % of each cohort do not finish? FedAvg drops stragglers; FedProx keeps their
+partial work, and ``mu`` holds them near the server's model. More in :doc:`/howto/stragglers`.
 """
 
 import fedprox as fp

@@ -1,7 +1,7 @@
 """fedprox: federated optimization in heterogeneous networks, on JAX.
 
-A public name is imported when it is first used, since importing all of them takes a second. Which
-module has it stands in `__init__.pyi`, for type checkers and for this file.
+A public name is imported when it is first used, since importing all of them takes a second. Its
+module is listed in `__init__.pyi`, for type checkers and for this file.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """The command line: `fedprox run`, `deploy`, `node`, `diagnose`, `report` and other commands.
 
-A command is a function of a module in `commands`, which is imported when the command is called:
-most import JAX, which takes a second, and help and `fedprox status` need none of it.
+A command is a function of a module in `commands`, which is imported when the command is called.
+Most import JAX, which takes a second, and help and `fedprox status` need none of it.
 """
 
 import os

@@ -47,13 +47,13 @@ class Column:
 
     Attributes:
         name: Name in the table.
-        kind: "number"; "boolean", which is 0 or 1; "category", a column of 0 and 1 for each of
-            `values`; "index", the position in `values` as a whole number, for embeddings; "date",
-            days since 1970-01-01. A label is a "number", or it is a class: "boolean", or
+        kind: "number"; "boolean", which is 0 or 1; or "category", a column of 0 and 1 for each of
+            `values`. "index" is the position in `values` as a whole number, for embeddings, and
+            "date" the days since 1970-01-01. A label is a "number", or it is a class: "boolean", or
             "category", whose classes are the positions in `values`.
         values: The vocabulary of a "category" or an "index", in order; other kinds have none.
-        missing: What stands for a missing value: a number, or one of the values; "column" for 0
-            after standardization and a further column, after this one, that is 1 there; None if a
+        missing: The replacement of a missing value: a number, or one of the values. "column" is for
+            0 after standardization and a further column, after this one, that is 1 there. None if a
             missing value is an error.
         unit: Unit in words, which the nodes of a deployment compare.
 
@@ -116,7 +116,7 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the columns of features that it becomes, none for an "index"."""
+        """Names of the feature columns that it becomes; none for an "index"."""
         if self.kind == "index":
             return ()
         words = [f"{self.name}={value}" for value in self.values] or [self.name]
@@ -135,9 +135,11 @@ class Columns:
     Attributes:
         features: The columns of the features.
         label: The column of the label.
-        standardize: Whose numbers standardize: those of all clients' training rows, "federation";
-            of each client's own, "client", which are not here; "given" ones; None for none.
-        mean: A number for each column that is standardized, see `numeric`; None if there are none.
+        standardize: How numbers are standardized: "federation" by all clients' training rows;
+            "client" by each client's own, whose means are not stored here; "given" by given
+            numbers; None not at all.
+        mean: The mean of each column that is standardized, in the order of `numeric`; None if not
+            stored.
         scale: Likewise, above 0: the standard deviation, 1 for a constant column.
 
     Raises:
@@ -526,9 +528,9 @@ def moments_of(
 def _column_moments(values: Array, owners: Array | None, clients: int) -> Moments:
     """The moments of one column's values, shape (clients,), in one pass.
 
-    Values are taken relative to one of the client's own: a constant column's deviations are exactly
-    0, and no more than a share of n times the rounding of a number is lost of the others', since
-    the squares are at least (mean - this value)^2.
+    Values are taken relative to one of the client's own, so a constant column's deviations are
+    exactly 0. Of the others' no more than a share of n times the rounding of a number is lost,
+    since the squares are at least (mean - this value)^2.
     """
     if not len(values):
         return Moments(*np.zeros((3, clients)))

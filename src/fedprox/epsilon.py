@@ -1,4 +1,4 @@
-"""What the rounds of a method cost: its noise, and epsilon from round to round.
+"""The cost of a method's rounds: its noise, and epsilon from round to round.
 
 For clients both follow from the settings. For examples they follow from the local steps that each
 client takes, and the cohorts of all seeds are drawn to count them.
@@ -43,8 +43,8 @@ class Spent:
     """Epsilon of the rounds of a seed.
 
     Args:
-        method: The method.
-        seed: The seed.
+        method: The private method.
+        seed: Seed of the run.
         repeated: Rounds that were released before an interruption and are repeated.
         measured: Evaluations likewise.
     """
@@ -69,7 +69,7 @@ class Spent:
         return self.worst(rounds, given_up)[1]
 
     def evaluated(self, rounds: int, given_up: GivenUp = NOTHING) -> Releases | None:
-        """What the evaluations up to a round have released; None if they have no noise."""
+        """The releases of the evaluations up to a round; None if they have no noise."""
         protocol = self.method.protocol
         privacy = protocol.privacy
         planned = None if privacy is None else privacy.of_measures(protocol.evaluations)

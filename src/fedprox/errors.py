@@ -33,7 +33,7 @@ class InputError(ValueError):
     2.
 
     Args:
-        message: The message.
+        message: One line that says what is wrong, where, and what is allowed.
         lines: Further lines, such as one for each parameter that does not fit.
 
     Example:

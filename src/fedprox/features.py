@@ -1,9 +1,10 @@
 """Features: an array, compact features that are looked up, or a tree of several of these.
 
-A federation's features are an array, unless that would be many times larger than the data:
-overlapping windows of a text, a vector of 300 numbers for each word, images as 32-bit numbers. Then
-they are one of the classes here: an index with a row for each example, and a function that looks up
-features, which runs inside compiled programs when a mini-batch is read. All are JAX pytrees.
+A federation's features are an array, unless that would be many times larger than the data. Examples
+are overlapping windows of a text, a vector of 300 numbers for each word, and images as 32-bit
+numbers. Then they are one of the classes here: an index with a row for each example, and a function
+that looks up features. It runs inside compiled programs when a mini-batch is read. All are JAX
+pytrees.
 
 A model of several inputs, such as an image and a table, has a dict or a tuple of them. Whoever
 reads features calls the functions at the end of this file, which treat one array as a tree of one

@@ -150,7 +150,7 @@ class Rows:
 
         Args:
             most: Most rows of a client.
-            seed: Seed.
+            seed: Seed of the random draws.
             salt: A number; samples with different numbers are independent.
 
         Returns:
@@ -356,7 +356,7 @@ class Federation:
 
         Args:
             rows: Most rows of a client, for training, testing and validation each.
-            seed: Seed. To sample from a sample, use another seed.
+            seed: Seed of the random draws. To sample from a sample, use another seed.
 
         Returns:
             The federation of the same clients.
@@ -383,7 +383,8 @@ class Federation:
 
         Args:
             share: Share of each client's training rows, above 0 and below 1.
-            seed: Seed. The choice of a client's rows depends only on the seed and the client.
+            seed: Seed of the random draws. The choice of a client's rows depends only on the seed
+                and the client.
 
         Returns:
             The federation of the same clients with validation rows.
@@ -462,7 +463,7 @@ class Federation:
 
         Args:
             clients: Most clients, at least 1.
-            seed: Seed.
+            seed: Seed of the random draws.
 
         Returns:
             int64, shape (clients,) or fewer.
@@ -480,7 +481,7 @@ class Federation:
 
         Args:
             clients: Most clients, at least 1.
-            seed: Seed.
+            seed: Seed of the random draws.
 
         Returns:
             The federation of the drawn clients.
@@ -539,9 +540,10 @@ class Federation:
             The federation, with numbers of 32 bits.
 
         Raises:
-            InputError: If a client has no rows, inputs of other names or rows of another shape than
-                the first client's, unequal numbers of features and labels, numbers that are not
-                finite, or labels outside `range(classes)`. The message names the client.
+            InputError: If a client has no rows, or inputs of other names or rows of another shape
+                than the first client's. Also if it has unequal numbers of features and labels,
+                numbers that are not finite, or labels outside `range(classes)`. The message names
+                the client.
 
         Example:
             >>> import numpy as np
@@ -616,15 +618,16 @@ class Federation:
             test: The column that says "train", "test" or "validation"; or the share of each
                 client's rows, above 0 and below 1, to test on. They are drawn by the seed and the
                 client's name, and a client retains a row to train on. None for no test rows.
-            kinds: What columns are, where their values do not say it: a `Column`, a table of its
-                fields without the name, or its kind alone. A vocabulary that is not stated is that
-                of all rows, sorted, at most 1,000 values. Whole numbers are "number", also as a
-                label where that is said. A column of dates is refused unless its kind is "date".
-            missing: What stands for missing values, by column, see `Column`; "column" for all
+            kinds: Kinds of columns, by name, where the values do not tell: a `Column`, a table of
+                its fields without the name, or its kind alone. Without a stated vocabulary, it is
+                the sorted values of all rows, at most 1,000. Whole numbers are a "number"; a label
+                of whole numbers is one only if its kind is stated. A column of dates is refused
+                unless its kind is "date".
+            missing: Replacements of missing values, by column, see `Column`; "column" for all
                 columns that have some; None if a missing value is an error.
-            standardize: Whose mean and standard deviation the numbers are standardized by:
-                "federation" for those of all clients' training rows, "client" for those of each
-                client's own; or given ones, a table of [mean, scale] by column; None for none.
+            standardize: How numbers are standardized: "federation" by the mean and standard
+                deviation of all clients' training rows, "client" by those of each client's own. A
+                table of [mean, scale] by column gives them. None for no standardization.
             seed: Seed of the rows to test on.
 
         Returns:

@@ -2,8 +2,8 @@
 
 These parts change from one version of JAX to the next. No other file imports them or reads traced
 programs, and `tests/test_jax_internals.py` has a test for each name. Each function imports what it
-needs when it is called, so a name that a version lacks fails there alone. What makes programs
-faster goes through `attempt`, so on an unknown version it is left out and all results stay.
+needs when it is called, so a name that a version lacks fails there alone. Functions that only make
+programs faster go through `attempt`: on an unknown version they are left out, and all results stay.
 """
 
 import contextlib

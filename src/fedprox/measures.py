@@ -7,7 +7,7 @@ With E_k the mean over clients with weights p_k = n_k / n, so that E_k[grad F_k]
                       = sqrt(1 + gradient variance / ||grad f(w)||^2)
 
 (Li et al. 2020, section 5.3.3 and Definition 3). The variance is accumulated one client at a time
-(Welford 1962; pairwise as in Chan et al. 1983), so no client's gradient is stored, identical
+(Welford 1962; pairwise as in Chan et al. 1983). So no client's gradient is stored, identical
 clients give 0 up to rounding, and B(w) is at least 1.
 """
 
@@ -29,13 +29,13 @@ class Measure(NamedTuple):
     """A number that records have for each evaluated round, in words and as an axis with symbols.
 
     Attributes:
-        doc: What it is, for readers of `Record`.
+        doc: The meaning, for readers of `Record`.
         kind: Its type in a record.
-        missing: What a record without it gives. None if files have it only where it was measured.
+        missing: The value in a record without it. None if files have it only where it was measured.
         title: Its name in words, as a title.
         axis: Its axis, with symbols.
         lower_is_better: Whether smaller values are better; None if neither is.
-        note: What it is, in a sentence below a figure.
+        note: The meaning, in a sentence below a figure.
         percent: Whether it is a fraction, shown in per cent.
         header: Header of its column in the table of results; "" for a measure without one.
     """
@@ -272,7 +272,7 @@ AXES = {
     "round": Measure().shown("round", "round"),
     "mu": Measure().shown("mu in force", "mu", "The mu in force in each round."),
 }
-"""What else figures show of records."""
+"""The other axes of figures."""
 
 DRAWN = (
     *("train_loss", "validation_loss", "test_loss", "validation_accuracy", "test_accuracy"),

@@ -1,6 +1,6 @@
 """Metrics of a model besides its loss and accuracy.
 
-A metric is a function of sums over rows, so it can be computed slice by slice, on several devices
+A metric is a function of sums over rows. So it can be computed slice by slice, on several devices
 and by client, without the outputs of all rows at once.
 """
 

@@ -91,8 +91,8 @@ def predict(
     With `standardize="client"` the file has no such numbers, since whoever has the model would know
     each client's means. A client's rows are then standardized by the mean and the standard
     deviation of these rows themselves: all rows of the client in `table`. So a prediction depends
-    on which other rows of the client are in the table, and the more there are, the better. Clients
-    need not have been in the training, and rows of the training may be in the table.
+    on the client's other rows in the table, and is better the more there are. Clients need not have
+    been in the training, and rows of the training may be in the table.
 
     A missing value is read as one of the training's table: `missing` of its columns stands for it.
 
@@ -111,14 +111,17 @@ def predict(
             calibrated, and weights of classes in the loss shift them.
 
     Returns:
-        The predictions in the order of the rows, shape (rows,): of classes the values of the
-        label's column with the greatest output, or, of a model with one output for two classes,
-        the second where it is above 0; else the outputs. With `probabilities`,
-        :class:`fedprox.Probabilities`.
+        The predictions in the order of the rows, shape (rows,). For classes they are values of the
+        label's column: those with the greatest output. A model with one output for two classes
+        predicts the second where it is above 0. Otherwise they are the outputs. With
+        `probabilities`, :class:`fedprox.Probabilities`.
 
     Raises:
-        InputError: There is no such run, or its model was not trained on a table; a column is
-    XX
+        InputError: If there is no such run, or its model was not trained on a table. Also if a
+            column is missing, a value cannot be used, or the model has other outputs. Also if a
+            client has a single value of a column of numbers, with `standardize="client"`; and if
+            probabilities are asked for and the loss is not a cross-entropy.
+
     Example:
         >>> import tempfile
         >>> import fedprox as fp

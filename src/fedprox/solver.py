@@ -6,8 +6,8 @@ optimizer receives the whole gradient of h_k, so a momentum buffer sees the prox
 Clip and weight decay precede the optimizer, as in the code of Acar et al. 2021. The clip sees the
 gradients of F_k, the linear and the proximal term together, and the weight decay is not clipped.
 (In that code FedDyn's alpha w is part of the weight decay and is not clipped.) Neither belongs to
-h_k: gamma and all losses are measured without them. What SCAFFOLD's control variates and FedDyn's
-regularizer learn from a client's steps includes both: at their fixed points the gradient with its
+h_k: gamma and all losses are measured without them. SCAFFOLD's control variates and FedDyn's
+    regularizer learn both from a client's steps: at their fixed points the gradient with its
 weight decay vanishes.
 
 The stop rule gamma needs gradients over all of a client's rows. With whole-client batches every
@@ -75,15 +75,15 @@ class Solver:
 
     Attributes:
         learning_rate: Learning rate :math:`\eta`, above 0. A sequence sweeps over its values. Or a
-            function of the round t = 0, 1, ..., such as an optax schedule, which may be 0 in some
-            rounds, as at the begin of a warm-up.
+            function of the round t = 0, 1, ..., such as an optax schedule; it may be 0 in some
+            rounds, as at the start of a warm-up.
         batch_size: Examples of a mini-batch, at least 1, or "all" for all of a client's rows. The
             last batch of an epoch holds the remaining rows and counts as a step.
         epochs: Passes over the client's rows, each in a new order. Give either this or `steps`.
         steps: Mini-batch steps, whatever the number of the client's rows.
-        gamma: Inexactness :math:`\gamma` at which a client stops, from 0 to 1; or a function
-            (round t, clients (m,)) -> the clients' gammas (m,). `epochs` or `steps` are then the
-            limit, which planning and memory grow with. None to do all the work.
+        gamma: Inexactness :math:`\gamma` at which a client stops, from 0 to 1; or a function (round
+            t, clients (m,)) -> the clients' gammas (m,). `epochs` or `steps` are then the limit,
+            with which planning and memory grow. None means no such stop.
         learning_rate_decay: Factor of the learning rate after every round, above 0 and at most 1; 1
             with a schedule.
         weight_decay: :math:`\lambda`, at least 0.
@@ -94,9 +94,9 @@ class Solver:
             state is new in every round.
 
     Raises:
-        InputError: If a number is out of range, not exactly one of `epochs` and `steps` is given,
-            or settings do not fit together: mini-batches, a clip or weight decay with a line
-            search, or weight decay with `gamma`.
+        InputError: If a number is out of range, or not exactly one of `epochs` and `steps` is
+            given. Also if settings do not fit together: mini-batches, a clip or weight decay with a
+            line search, or weight decay with `gamma`.
 
     Example:
         Batches of 10, 10 and 5, twenty times:
@@ -410,7 +410,7 @@ def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
 def line_search_descent(learning_rate: jax.Array) -> optax.GradientTransformationExtraArgs:
     r"""Gradient descent with a backtracking line search, as an optimizer of `fedprox.Solver`.
 
-    From :math:`\eta`, the step size is halved until Armijo's condition holds:
+    The step size starts at :math:`\eta` and is halved until Armijo's condition holds:
 
     .. math:: h_k(w - \eta g) \le h_k(w) - 10^{-4} \eta \|g\|^2, \qquad g = \nabla h_k(w).
 

@@ -17,7 +17,7 @@ from fedprox.errors import require, require_whole, shown
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers determine every result and never change."""
+    """The purpose of a stream. The numbers determine every result and never change."""
 
     MODEL = 0
     COHORT = 1

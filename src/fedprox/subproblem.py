@@ -29,22 +29,22 @@ class Subproblem(NamedTuple):
     .. math:: h_k(w) = F_k(w) + \langle c_k, w \rangle + \frac{\mu}{2} \|w - a_k\|^2,
 
     starting from :math:`s_k`. FedAvg has neither of the two terms; FedProx has the anchor
-    :math:`a_k = w^t`. A method with an `objective` of its own has it in place of :math:`F_k`.
+    :math:`a_k = w^t`. With a method's own `objective`, that takes the place of :math:`F_k`.
 
     Attributes:
         start: :math:`s_k`, a pytree like the parameters.
-        mu: :math:`\mu`, a scalar, or a pytree of scalars of which each holds for all parameters
-            below it; None without a proximal term.
+        mu: :math:`\mu`, a scalar, or a pytree of scalars, each for all parameters below its place;
+            None without a proximal term.
         anchor: :math:`a_k`, a pytree like the parameters; None if and only if `mu` is.
         linear: :math:`c_k`, a pytree like the parameters; None without a linear term.
         reference: A point :math:`r` with :math:`\nabla F_k(r)`. Steps on a mini-batch :math:`z`
             then use :math:`\nabla F_k(w; z) - \nabla F_k(r; z) + \nabla F_k(r)` in place of
             :math:`\nabla F_k(w; z)`, and cost a second gradient. None for plain mini-batches.
-        given: What the method's `objective` reads beside the parameters and the mini-batch, a
-            pytree of arrays.
-        trained: Which parameters the client trains, a pytree like the parameters of truth values,
-            each of a whole array or of its numbers. The others stay as they start, whatever noise,
-            weight decay and the optimizer do. None for all.
+        given: Arrays that the method's `objective` reads beside the parameters and the mini-batch,
+            a pytree of arrays.
+        trained: Whether the client trains each parameter: a pytree of truth values like the
+            parameters, one for a whole array or one for each of its numbers. The others keep their
+            values, whatever noise, weight decay and the optimizer do. None for all.
 
     Example:
         >>> import jax.numpy as jnp

@@ -87,7 +87,7 @@ class Layout:
     parts: Array
 
     def by_blocks(self, work: Callable[[int, Plain], T]) -> list[T]:
-        """What a function of (the first row, plain columns) returns for each block of rows.
+        """The results of a function of (the first row, plain columns) for each block of rows.
 
         Threads work at the blocks of a stretch while the next one is read.
         """
@@ -390,7 +390,7 @@ def _spans(begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def by_blocks(rows: int, work: Callable[[int, int], T]) -> list[T]:
-    """What a function of (first row, end) returns for each block of rows, by threads."""
+    """The results of a function of (first row, end) for each block of rows, by threads."""
     with ThreadPoolExecutor(_cores()) as pool:
         return list(pool.map(lambda span: work(*span), _spans(0, rows)))
 

@@ -55,7 +55,7 @@ class Table(NamedTuple):
         rows: Number of rows.
         column: (a column's name) -> the column.
         stretches: Where stretches of rows begin that can be read by themselves, and the last row's
-            end: the row groups of a Parquet file, which are not all in memory at once.
+            end. They are the row groups of a Parquet file, which are not all in memory at once.
         stretch: (a stretch, columns' names) -> its rows of these columns, by name.
         kind: (a column's name) -> its kind if it can be read by stretches, else None.
     """

@@ -1,4 +1,4 @@
-"""What the process says to its terminal, and hears from it: output, progress bars, signals.
+"""The process and its terminal: output, progress bars, signals.
 
 Python runs signal handlers in the main thread between two bytecodes. A compilation, or a call of a
 compiled program, is a single bytecode and may take minutes. So a thread, woken by
@@ -296,7 +296,7 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
     Attributes:
         where: The last round, as text for messages.
         folder: The folder of the checkpoint.
-        signal: The signal.
+        signal: The signal that the process received.
     """
 
     def __init__(self, where: str, folder: Path, signal: signal.Signals) -> None:

@@ -30,6 +30,20 @@ def test_a_console_shows_a_table_as_before() -> None:
     assert max(map(len, shown.getvalue().splitlines())) <= 60  # folded to its width
 
 
+def test_a_line_says_what_epsilon_protects() -> None:
+    run = make_run()
+    run.history[-1] = record(epsilon=2.0, delta=1e-5)
+    assert notes_on([run, run]) == [
+        "epsilon: a run's models are (epsilon, 1e-05)-differentially private for each client; "
+        "losses, accuracies and the choice among runs are outside the guarantee"
+    ]
+    run.experiment = {"privacy": {"unit": "example", "measures": {"epsilon": 1.0}}}
+    assert notes_on([run]) == [
+        "epsilon: a run's models, losses and accuracies are (epsilon, 1e-05)-differentially "
+        "private for each row; counts of clients and the choice of a run are outside the guarantee"
+    ]
+
+
 def test_a_federation_is_a_line() -> None:
     clients = [(np.zeros((n, 28, 28), np.float32), [0] * n) for n in (1500, 3)]
     federation = fp.Federation.from_arrays(clients, classes=10)

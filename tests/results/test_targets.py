@@ -29,7 +29,7 @@ from fedprox.experiment import parse, resolve, train
 from fedprox.report.directory import summarise
 from fedprox.report.figure import curves
 from fedprox.report.records import by_label
-from fedprox.report.table import warnings_on
+from fedprox.report.table import note_on_costs, warnings_on
 from fedprox.results.record import Record
 from fedprox.results.target import target_of
 
@@ -64,6 +64,17 @@ def test_rounds_to_a_target_interpolate_the_best_so_far() -> None:
     for value, rounds in ((0.3, 5), (0.5, 10), (0.7, 25), (0.05, 0), (0.95, None)):
         assert run.rounds_to(Target(ACCURACY, value)) == (rounds and pytest.approx(rounds))
         assert run.rounds_to(Target(LOSS, 1 - value)) == (rounds and pytest.approx(rounds))
+
+
+def test_a_line_says_what_is_counted_until_the_target() -> None:
+    ends = "; communication: until then, in rounds of FedAvg"
+    runs = [run_with([0.1, 0.8])]
+    assert note_on_costs(runs, None) == [
+        f"rounds to 80 %: until the test accuracy reaches it{ends}"
+    ]
+    (line,) = note_on_costs(runs, Target(LOSS, 0.3))
+    assert line == f"rounds to loss 0.3: until the train loss reaches it{ends}"
+    assert note_on_costs([run_with([0.0, 0.0])], None) == []
 
 
 def test_figures_hold_a_seed_that_stopped_at_its_last_record() -> None:
@@ -166,7 +177,7 @@ def test_the_table_says_1000_plus_and_2000_plus_as_the_paper_does() -> None:
     ]
     found = cells(runs, Target(ACCURACY, 0.7))
     assert found["rounds to 70 %"] == ["750.0", "1000+", "1000+"]
-    assert found["models sent"] == ["750.0", "1000+", "2000+"]
+    assert found["communication"] == ["750.0", "1000+", "2000+"]
     found = cells(runs, Target(LOSS, 0.3))
     assert found["rounds to loss 0.3"] == ["750.0", "1000+", "1000+"]
     assert cells(runs, None)["rounds to 50 %"] == ["500.0", "1000.0", "1000.0"]
@@ -175,9 +186,12 @@ def test_the_table_says_1000_plus_and_2000_plus_as_the_paper_does() -> None:
 def test_a_seed_that_did_not_reach_it_speaks_for_all() -> None:
     two = [run_with([0.1, 0.9], 10, sends=2), run_with([0.1, 0.5], 10, sends=2, seed=1)]
     found = cells(two, Target(ACCURACY, 0.7))
-    assert (found["rounds to 70 %"], found["models sent"]) == (["10+"], ["20+"])
+    assert (found["rounds to 70 %"], found["communication"]) == (["10+"], ["20+"])
     found = cells(two, Target(ACCURACY, 0.5))
-    assert (found["rounds to 50 %"], found["models sent"]) == (["7.5 ± 3.5"], ["15.0 ± 7.1"])
+    assert (found["rounds to 50 %"], found["communication"]) == (
+        ["7.5 ± 3.5"],
+        ["15.0 ± 7.1"],
+    )
 
 
 def test_the_summary_holds_target_rounds_and_models() -> None:

@@ -1,4 +1,4 @@
-r"""What an algorithm is: pure functions that a round calls.
+r"""The interface of an algorithm: pure functions that a round calls.
 
 Round :math:`t` with the cohort :math:`S_t` computes::
 
@@ -44,7 +44,7 @@ State = Any
 """The server's state: a pytree of arrays."""
 
 Message = Any
-"""What a client sends: a pytree of float32 arrays, or of float64 in double precision."""
+"""A client's message: a pytree of float32 arrays, or of float64 in double precision."""
 
 ClientState = Any
 """A client's state between the rounds in which it takes part: a pytree of arrays, or None."""
@@ -62,7 +62,7 @@ Average = Literal["rows", "clients"]
 """The weights of the server's mean: a client's training rows, or 1 for each client."""
 
 ModelState = Literal["mean", "own", "own layers", "server"]
-"""What becomes of a model's state that is not trained; see `Algorithm.with_model_state`."""
+"""The treatment of a model's state that is not trained; see `Algorithm.with_model_state`."""
 
 ExchangeCohort = Literal["another", "own"]
 """The cohort of a first exchange: one drawn independently, or the round's clients that work."""
@@ -73,7 +73,7 @@ round; and "participation", the share of all clients' weight that took part in t
 
 
 class ClientContext(NamedTuple):
-    r"""What client :math:`k` knows besides the server's state.
+    r"""The values that functions of client :math:`k` read besides the server's state.
 
     Attributes:
         gradient: :math:`\nabla F_k(w^t)` if `First.gradient`; else None.
@@ -81,11 +81,12 @@ class ClientContext(NamedTuple):
         relative_size: :math:`n_k / \bar n`, the client's training rows over the mean of all
             clients'.
         loss: :math:`F_k(w^t)`, a scalar, if `First.loss`; else None.
-        memory: What the client remembers within the round, if `OnClient.memory`; else None.
+        memory: The client's memory within the round, if the method has `OnClient.memory`; else
+            None.
         labels: How many labels of each class the client's rows have, shape (classes,), if
             `First.labels`; else None.
         probed: :math:`F_k` of each model of `First.probe`, shape (models,); None without.
-        columns: What the parts of a run tell the client, by name, such as "rank".
+        columns: The client's numbers from the parts of a run, by name, such as "rank".
         model_state: The client's current state of the model, if `OnClient.model_state`; else None.
     """
 
@@ -224,7 +225,7 @@ add = Direction(along=lambda state, mean, _: (mean, state), sent=same_params)
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """What `Algorithm.with_server` takes: a :class:`fedprox.server.Rule`."""
+    """The argument of `Algorithm.with_server`: a :class:`fedprox.server.Rule`."""
 
     def around(self, method: "Algorithm") -> "Algorithm":
         """The method, whose server steps by the rule."""
@@ -248,7 +249,7 @@ def check_hparam(name: str, given: HParam, *, positive: bool = False) -> tuple[f
     """The value or values of a hyperparameter, checked.
 
     Args:
-        name: What messages call it, such as "fedprox: mu".
+        name: Its name in messages, such as "fedprox: mu".
         given: A number, or several to sweep over.
         positive: Whether it must be above 0, and not only at least 0.
 
@@ -302,9 +303,9 @@ class Personal(NamedTuple):
     Attributes:
         own: (client state, the server's parameters) -> the client's own model.
         subproblem: A second local problem of each client in a round, as `Algorithm.subproblem`,
-            which is solved before the other from its own start, with the same steps and
-            mini-batches; None if there is one problem. In its context `gradient`, `loss`,
-            `labels`, `probed` and `memory` are None.
+            which is solved before the other from its own start. It has the same steps and
+            mini-batches. None if there is one problem. In its context `gradient`, `loss`, `labels`,
+            `probed` and `memory` are None.
         objective: The objective of that problem in place of F_k, as `OnClient.objective`.
         keep: (client state, the solution of this problem) -> the client's state, which the other
             problem reads.
@@ -320,7 +321,7 @@ class Personal(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client remembers from step to step within a round, for local problems that move.
+    """A client's memory from step to step within a round, for local problems that move.
 
     Attributes:
         init: (state, context) -> the memory before the client's first step, any pytree of arrays.
@@ -348,12 +349,12 @@ class Adaptation(NamedTuple):
 
 
 class OnClient(NamedTuple):
-    r"""What clients do beside their local problem.
+    r"""The functions and settings of clients, beside their local problem.
 
     Attributes:
         message: (state, hparams, context, solution) -> what the client sends, and its next state.
         state: (params) -> the first state of every client; None for clients without state.
-        memory: What clients remember from step to step within a round; None for nothing.
+        memory: The clients' memory from step to step within a round; None for none.
         objective: (model, params, batch, `Subproblem.given`) -> the loss of a mini-batch, a
             :class:`fedprox.algorithms.base.Batch`, whose gradient local steps take in place of that
             of :math:`F_k`. None for :math:`F_k`.
@@ -366,14 +367,14 @@ class OnClient(NamedTuple):
             It should leave out parts of a message that differ between sound clients, such as those
             that grow with the rounds since a client took part.
         possible: (hparams, weighted mean of some clients' messages, most local steps of one of
-            them) -> whether clients can send it, a scalar bool, true up to rounding; a deployment
+            them) -> whether clients can send it, a scalar bool, true up to rounding. A deployment
             refuses other answers of nodes. A mean that is not finite is left to screening. None if
             it may be any.
-        keeps_sent: Whether what a client keeps must follow from its update as it arrives. With
-            `fedprox.Compression`, `message` is then asked for the client's state with the
+        keeps_sent: Whether a client's state must follow from its update as the server receives it.
+            With `fedprox.Compression`, `message` is then asked for the client's state with the
             parameters that the server receives.
         model_state: (state, context) -> the state of the model from which the client begins; None
-            for a model without. A method need not say: see `Algorithm.with_model_state`.
+            for a model without. Methods usually leave it out: see `Algorithm.with_model_state`.
 
     Example:
         Clients that send the signs of their updates:
@@ -400,7 +401,7 @@ class OnClient(NamedTuple):
 
 
 class OnServer(NamedTuple):
-    """What the server keeps, and how its model follows from the clients' messages.
+    """The server's state, and how its model follows from the clients' messages.
 
     Attributes:
         update: (state, weighted mean of the messages, hparams) -> the server's next state. With a
@@ -408,11 +409,11 @@ class OnServer(NamedTuple):
         init: (params) -> the server's first state. With several `starts`, "params" are all of these
             models, leaves (starts, ...).
         params: (state) -> the parameters that the server sends.
-        received: (state, context) -> the parameters that a client received; None if `params` says.
-            With a probe, evaluations measure them as the client's own model.
+        received: (state, context) -> the parameters that a client received; None for those of
+            `params`. With a probe, evaluations measure them as the client's own model.
         evaluated: (state) -> the parameters that evaluations read; None for those that are sent.
-        starts: Initial models: that of the run's seed, and others that the model draws from further
-            streams of the seed.
+        starts: Number of initial models: one from the run's seed, and others from further streams
+            of the seed.
         moves_alone: Whether the server's model may move in a round in which no client's model
             changes, as by weight decay on the server. Otherwise a method that moves it is refused.
 
@@ -449,7 +450,7 @@ def beside_model(
         moved: As :class:`Direction` has it.
 
     Returns:
-        What the server does.
+        The server's functions and settings.
 
     Example:
         >>> class State(NamedTuple):
@@ -464,7 +465,7 @@ def beside_model(
 
 
 class First(NamedTuple):
-    r"""What a round computes at w^t on its clients' rows, before their local work.
+    r"""A computation at w^t on the clients' rows, before the local work of a round.
 
     Attributes:
         gradient: Whether it computes :math:`\nabla F_k(w^t)` for each client's context.
@@ -523,9 +524,9 @@ class Algorithm(NamedTuple):
         average: Weights of the server's mean: "rows" for :math:`n_k`, "clients" for 1 each. Under
             proportional sampling each draw counts once.
         variant: Which variant of the method this is; shown after the name.
-        client: What clients do beside their local problem.
-        server: What the server does.
-        first: What a round computes before the local work.
+        client: The functions and settings of clients, beside their local problem.
+        server: The server's functions and settings.
+        first: The computation before the local work of a round.
         personal: How each client gets a model of its own; None if there is one model.
         settings: Settings of the solver that this method overrides; see `with_solver`.
         adapt: How hyperparameters follow the training loss; None if they stay as they are.
@@ -534,11 +535,12 @@ class Algorithm(NamedTuple):
         everyone: Whether every client must take part in every round, with all of its work.
         pooled: Whether one client holds all rows and takes as many steps as the cohort together
             would: the centralised baseline.
-        not_private: Why clipping a message as a whole and adding noise does not fit the method, for
-            the message that refuses `fedprox.Privacy`; empty if it does.
-        fixed: What the method's theory fixes, with the reason: "server", "stragglers", "average" or
-            "model_state", for the messages of `with_server`, `with_stragglers` and the others.
-        model_state: What becomes of the model's state that is not trained, if it has one; see
+        not_private: Why clipping a whole message and adding noise does not fit the method, for the
+            error with `fedprox.Privacy`; empty if they fit.
+        fixed: The settings that the method's theory fixes, each with the reason: "server",
+            "stragglers", "average" or "model_state", for the messages of `with_server`,
+            `with_stragglers` and the others.
+        model_state: The treatment of the model's state that is not trained, if there is one; see
             `with_model_state`.
         inside: (a function of methods) -> this method with the function's result in place of the
             method inside it; None if there is none.
@@ -611,7 +613,7 @@ class Algorithm(NamedTuple):
         return len(jax.tree.leaves(models)[0])
 
     def begun(self, state: State, context: ClientContext) -> ClientContext:
-        """What a client knows before its first step: with its memory and the model's state, if any.
+        """A client's context before its first step, with its memory and the model's state, if any.
 
         Args:
             state: The server's state.
@@ -689,7 +691,7 @@ class Algorithm(NamedTuple):
         return self._with("average", average, get_args(Average), words.get(average, ""))
 
     def with_model_state(self, model_state: ModelState) -> "Algorithm":
-        """The same method, which does something else with a model's state that is not trained.
+        """The same method with another treatment of a model's state that is not trained.
 
         Such a state, like the running means and variances of batch normalization, moves with each
         mini-batch of a client that trains.

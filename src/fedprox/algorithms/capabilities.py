@@ -1,6 +1,6 @@
-"""What a method needs and does, as named predicates.
+"""The needs and properties of methods, as named predicates.
 
-What goes with a method is asked of these alone: by methods that take another one, and by
+These predicates alone decide what goes with a method: for methods that take another one, and for
 `fedprox.parts.compatible` for settings.
 """
 
@@ -15,9 +15,9 @@ class Capability(NamedTuple):
     """Something that methods need or do.
 
     Attributes:
-        words: What messages say of a method that has it.
+        words: The clause by which messages describe a method that has it.
         of: Whether a method has it.
-        own_words: What a method says of itself in place of `words`; None if methods do not.
+        own_words: The method's own clause in place of `words`; None to use `words`.
     """
 
     words: str
@@ -25,7 +25,7 @@ class Capability(NamedTuple):
     own_words: Callable[[Algorithm], str] | None = None
 
     def says(self, method: Algorithm) -> str:
-        """What a message says of a method."""
+        """The clause by which a message describes a method."""
         return self.words if self.own_words is None else self.own_words(method)
 
 
@@ -57,7 +57,7 @@ EVALUATES = Capability(
 )
 
 OWN_STATE = ("own", "own layers")
-"""What a method says of the model's state if each client has its own."""
+"""The values of `Algorithm.model_state` with which each client has a state of its own."""
 
 KEEPS_STATE = Capability(
     "its clients keep a state",

@@ -53,7 +53,7 @@ def check_algorithm(algorithm: base.Algorithm, params: Params) -> None:
 
 
 class Still(NamedTuple):
-    """What a round does in which no client's model changes.
+    """The effect of a round in which no client's model changes.
 
     Attributes:
         moved: How far the server's model moves, relative to its numbers; NaN if it is not finite.
@@ -160,7 +160,7 @@ def message_shape(algorithm: base.Algorithm, params: Params) -> base.Message:
 def context_shape(
     algorithm: base.Algorithm, params: Params, client_state: base.ClientState, classes: int = 2
 ) -> base.ClientContext:
-    """What a client knows, in shape, for a number of classes."""
+    """A client's context, in shape, for a number of classes."""
     first = algorithm.first
     counts, probed = (
         jax.ShapeDtypeStruct((count,), real_type()) for count in (classes, algorithm.probed(params))
@@ -176,7 +176,7 @@ def context_shape(
 
 
 def _hparams(algorithm: base.Algorithm) -> dict[str, Any]:
-    """What the functions of a method receive as hyperparameters, in shape."""
+    """The hyperparameters that a method's functions receive, in shape."""
     return dict.fromkeys((*algorithm.hparams, *GIVEN), scalar())
 
 

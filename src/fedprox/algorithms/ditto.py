@@ -2,8 +2,8 @@
 
 The global model is trained as in FedAvg, and nothing of the personal models reaches it. In
 Algorithm 1 a client of the cohort takes its personal steps after its part of the global model's
-round; both begin from what it had before, so the order does not matter. Here both take the same
-number of steps on the same mini-batches.
+round. Both begin from the client's earlier state, so the order does not matter. Here both take the
+same number of steps on the same mini-batches.
 """
 
 from fedprox.algorithms import base

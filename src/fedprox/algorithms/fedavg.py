@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017), h_k = F_k and a server that averages, and methods that it is.
+"""FedAvg (McMahan et al. 2017): h_k = F_k, and a server that averages; and its special cases.
 
 The paper's server waits for the whole cohort. This one drops clients that cannot finish, as in the
 experiments of Li et al. 2020, section 5.2. FedSGD is FedAvg with E = 1 and B = all; centralised SGD
@@ -39,10 +39,10 @@ def fedavg(
     .. math:: w^{t+1} = \sum_{k \in S_t} \frac{n_k}{\sum_{j \in S_t} n_j} w_k.
 
     Args:
-        stragglers: Whether the partial work of stragglers is averaged, "keep", or they are left
-            out, "drop".
-        average: Weights of the server's mean: "rows" for the training rows :math:`n_k`, or
-            "clients" for 1 each, which minimizes the plain mean of the :math:`F_k`.
+        stragglers: "keep" averages the partial work of stragglers; "drop" leaves stragglers out.
+        average: Weights of the server's mean. "rows" weights clients by their training rows
+            :math:`n_k`. "clients" weights them equally, so that the objective is the plain mean of
+            the :math:`F_k`.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.
@@ -155,8 +155,8 @@ def fedopt(
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If a rate is not above 0, if the optimizer needs values of f (a line search),
-            or if it keeps its learning rate in its state, which a sweep shares at first.
+        InputError: If a rate is not above 0. Also if the optimizer needs values of f (a line
+            search), or keeps its learning rate in its state, which sweep points share.
 
     Example:
         >>> import fedprox as fp

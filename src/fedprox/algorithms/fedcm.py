@@ -63,14 +63,14 @@ def along(state: State, mean: base.Numbered, hparams: base.HParams) -> tuple[Par
 
 
 def fedcm(alpha: HParam) -> base.Algorithm:
-    r"""FedCM: local steps follow the server's last direction beside their own gradient.
+    r"""FedCM: each local step combines its gradient with the server's last direction.
 
     The server keeps :math:`\Delta^t`, at first zero. With a mini-batch :math:`z` a step of client
     :math:`k` is
 
     .. math:: w \leftarrow w - \eta \big(\alpha \nabla F_k(w; z) + (1 - \alpha) \Delta^t\big),
 
-    which is one of SGD, of rate :math:`\alpha \eta`, on
+    which is a step of SGD with rate :math:`\alpha \eta` on
 
     .. math:: h_k(w) = F_k(w) + \Big(\frac{1}{\alpha} - 1\Big) \langle \Delta^t, w \rangle.
 
@@ -81,7 +81,7 @@ def fedcm(alpha: HParam) -> base.Algorithm:
         w^{t+1} = \frac{1}{|S_t|} \sum_{k \in S_t} w_k, \qquad
         \Delta^{t+1} = \frac{\sum_{k \in S_t} (w^t - w_k)}{\eta \sum_{k \in S_t} K_k}.
 
-    The paper's step of the server has a rate of its own: :func:`fedprox.server.optimizer` with SGD.
+    The paper also has a learning rate of the server: add :func:`fedprox.server.optimizer` with SGD.
     Stragglers' partial work is kept.
 
     Args:

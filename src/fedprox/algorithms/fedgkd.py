@@ -68,9 +68,9 @@ def fedgkd(gamma: HParam, *, models: int = 1) -> base.Algorithm:
     .. math:: \frac{\gamma}{2} \mathrm{KL}\big(p(x; \bar w^t) \,\|\, p(x; w)\big), \qquad
         \bar w^t = \frac{1}{M} \sum_{m=0}^{M-1} w^{t-m},
 
-    starting from :math:`w^t`, where :math:`p` are the model's probabilities; before round
-    :math:`M` the mean is over the models there are. The server averages as in FedAvg. Stragglers
-    are dropped. The model's loss must be cross-entropy.
+    starting from :math:`w^t`, where :math:`p` are the model's probabilities; before round :math:`M`
+    the mean is over all models so far. The server averages as in FedAvg. Stragglers are dropped.
+    The model's loss must be cross-entropy.
 
     Args:
         gamma: :math:`\gamma`, at least 0. A sequence sweeps over its values. With 0 this is FedAvg.

@@ -95,19 +95,19 @@ def fedprox(mu: HParam | dict[str, HParam], *, adapt: bool = False) -> base.Algo
     starting from :math:`w^t`. The server averages the results, weighted by rows.
 
     Args:
-        mu: Proximal weight, at least 0. A sequence sweeps over its values. With 0 this is FedAvg
-            that keeps partial work. Or a dict of such weights by the dotted names of parameters or
-            of the layers that hold them, the longest name first; the others have 0.
-        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2):
-            it rises by 0.1 when the loss rises, and falls by 0.1 when the loss fell five times in a
-            row. It must be one mu.
+        mu: Proximal weight, at least 0. With 0 this is FedAvg that keeps partial work. A sequence
+            sweeps over its values. A dict gives weights by the dotted names of parameters or
+            layers: the longest name that matches counts, and parameters without one have 0.
+        adapt: Whether mu follows the training loss, starting from the value given (section 5.3.2).
+            It rises by 0.1 when the loss rises, and falls by 0.1 when the loss fell five times in a
+            row. It needs a single mu.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.
 
     Raises:
-        InputError: If mu is negative or not finite, or has names beside `adapt`; later, if the
-            model has no part of that name.
+        InputError: If mu is negative or not finite, or is a dict together with `adapt`. Later, if
+            the model has no part of a dict's name.
 
     Example:
         >>> import fedprox as fp

@@ -25,7 +25,7 @@ def perturbed(model: Model, params: Params, batch: base.Batch, rho: jax.Array) -
 
 
 def fedsam(rho: HParam) -> base.Algorithm:
-    r"""FedSAM: local steps take their gradient where the loss nearby is about the largest.
+    r"""FedSAM: sharpness-aware steps, whose gradient is taken at a nearby point of larger loss.
 
     On a mini-batch :math:`z`, client :math:`k` steps along
 

@@ -1,7 +1,7 @@
 """IFCA (Ghosh et al. 2020): clusters of clients, each of which trains a model of its own.
 
-The local method runs inside a cluster as it would run alone: each cluster has a state of that
-method, a client reads that of its cluster, and its message is added to that of the same cluster.
+The local method runs inside a cluster as it would run alone. Each cluster has a state of that
+method. A client reads the state of its cluster, and its message is added to the same one.
 """
 
 from typing import Any, NamedTuple
@@ -47,21 +47,20 @@ def ifca(k: int, *, local: base.Algorithm | None = None) -> base.Algorithm:
 
     .. math:: j_i = \arg\min_j F_i(w_j^t),
 
-    and does what the local method does from :math:`w_{j_i}^t`. Each model is updated by the clients
-    that chose it, as the local method's server does; a model that nobody chose stays as it is. The
-    first models are the model's initial parameters for k streams of the run's seed, so they must be
-    random.
+    and runs the local method from :math:`w_{j_i}^t`. The local method's server then updates each
+    model by the messages of the clients that chose it. A model that no client chose stays as it is.
+    The k first models are `model.init` with different random keys, so `init` must depend on its
+    key.
 
-    Evaluations measure, as `personal_loss` and `personal_accuracy`, each client on its test rows
-    with the model that fits its training rows best. All other measures are those of the model that
-    had the largest part of the last round.
+    `personal_loss` and `personal_accuracy` measure each client on its test rows, with the model
+    that fits its training rows best. All other measures are of the model that had the largest share
+    of the last round's weight.
 
     Args:
         k: Number of models, at least 1. With 1 this is the local method.
-        local: What happens inside a cluster: FedAvg, or another method that sends a message once
-            and measures nothing first, such as FedProx, FedDyn, FedOpt or SCAFFOLD. What a client
-            keeps stays with it when it changes the cluster, and `participation` is that of the
-            round.
+        local: The method inside a cluster: FedAvg, or another one that sends a message once and
+            measures nothing first, such as FedProx, FedDyn, FedOpt or SCAFFOLD. Client state stays
+            with it when it changes the cluster, and `participation` is that of the round.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`. `Run.models` are the k models at the end.

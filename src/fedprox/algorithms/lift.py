@@ -32,7 +32,7 @@ def lift(
     method's, and so is what looks at a message alone: `size`, `possible` and `First.sent`.
 
     Args:
-        method: The method.
+        method: The method inside.
         server: (the method's first state, params) -> the server's first outer state; None if the
             server's state stays as it is.
         client: (the method's first client state or None, params) -> a client's first outer state;

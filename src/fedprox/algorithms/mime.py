@@ -37,7 +37,7 @@ def mime(
 
     .. math:: h_k(w) = F_k(w) + \langle g^t - \nabla F_k(w^t) + \beta M^t, w \rangle,
 
-    from :math:`w^t`, in which the momentum :math:`M^t` stays fixed. With a mini-batch :math:`z` a
+    from :math:`w^t`. The momentum :math:`M^t` stays fixed meanwhile. With a mini-batch :math:`z` a
     step is along
 
     .. math:: \nabla F_k(w; z) - \nabla F_k(w^t; z) + g^t + \beta M^t.

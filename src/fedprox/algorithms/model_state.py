@@ -38,8 +38,8 @@ class Running(NamedTuple):
 def with_model_state(method: base.Algorithm, whole: Variables) -> base.Algorithm:
     """The method with a model whose variables are, in shape, `whole`.
 
-    Whole models of the clients' own, as Ditto's, have states of their own. What the method does
-    must go with what its `model_state` says.
+    Whole models of the clients' own, as Ditto's, have states of their own. The method must allow
+    its `model_state`.
     """
     if method.inside is not None:
 

@@ -56,13 +56,12 @@ def own_model(state: base.Own, params: Params) -> base.Own:
 def personal_parts(method: base.Algorithm, parts: Sequence[str]) -> base.Algorithm:
     r"""A method whose clients keep some parameters to themselves.
 
-    With the client's own :math:`v_k` of these parameters, all of the method's :math:`w^t` is
-    :math:`(w^t, v_k)`: client :math:`k` starts there, and a proximal term is relative to it. It
-    keeps its next :math:`v_k` and sends the change of the others. The server's values of
-    the parts stay the initial ones, with which a client begins.
+    Client :math:`k` has its own values :math:`v_k` of these parameters, at first the initial ones.
+    It starts from :math:`(w^t, v_k)`, where :math:`w^t` are the other parameters; a proximal term
+    is relative to the same point. It keeps its next :math:`v_k` and sends the change of the others.
 
     Args:
-        method: A method whose server keeps the model alone and whose clients keep nothing and send
+        method: A method whose server's state is the model, and whose clients have no state and send
             :math:`w_k - w^t`, such as FedAvg, FedProx, FedSAM and FedLC.
         parts: The dotted names of parameters, or of layers that hold them.
 
@@ -71,8 +70,8 @@ def personal_parts(method: base.Algorithm, parts: Sequence[str]) -> base.Algorit
         `personal_accuracy`; `test_accuracy` is that of the server's model with the initial parts.
 
     Raises:
-        InputError: If the method does not fit, or the names are not a list of strings; later, if
-            the model lacks a part or consists of these parts.
+        InputError: If the method does not fit, or the names are not a list of strings. Later, if
+            the model lacks a part or has no other parameters.
 
     Example:
         >>> import fedprox as fp
@@ -148,11 +147,11 @@ def fedper(parts: list[str]) -> base.Algorithm:
 
 
 def fedrep(parts: list[str]) -> base.Algorithm:
-    r"""FedRep: clients fit their own heads to the shared representation, then improve the latter.
+    r"""FedRep: clients fit their own heads to the shared representation, then train the latter.
 
     The parameters are a representation :math:`w` and a head, the `parts`. Client :math:`k` first
     trains its own head :math:`v_k` with :math:`w^t` fixed, then :math:`w` from :math:`w^t` with
-    :math:`v_k` fixed, both by the same steps of SGD on :math:`F_k` and the same mini-batches. It
+    :math:`v_k` fixed. Both use the same steps of SGD on :math:`F_k` and the same mini-batches. It
     keeps :math:`v_k` and sends :math:`w_k - w^t`. The server averages these, weighted by rows.
     Stragglers' partial work is kept.
 

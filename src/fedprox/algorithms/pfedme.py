@@ -57,19 +57,21 @@ def pfedme(
 ) -> base.Algorithm:
     r"""Personal models by pFedMe: the server minimizes the mean of their Moreau envelopes.
 
-    From :math:`w_{k,0} = w^t`, client :math:`k` takes, for :math:`r = 0, \dots, R - 1`,
-    :math:`K` local steps towards :math:`\arg\min_\theta F_k(\theta) + \frac{\lambda}{2}
-    \|\theta - w_{k,r}\|^2`, and a step on this envelope. Its own model is the last
-    :math:`\theta_k`. The server averages:
+    Client :math:`k` starts from :math:`w_{k,0} = w^t`. For :math:`r = 0, \dots, R - 1` it takes
+    :math:`K` local steps towards :math:`\arg\min_\theta F_k(\theta) + \frac{\lambda}{2} \|\theta -
+    w_{k,r}\|^2`, which give :math:`\theta_k`, and then a step on this envelope. Its own model is
+    the last :math:`\theta_k`. The server averages:
 
     .. math::
         w_{k,r+1} &= w_{k,r} - \eta \lambda (w_{k,r} - \theta_k) \\
         w^{t+1} &= (1 - \beta) w^t + \frac{\beta}{|S_t|} \sum_{k \in S_t} w_{k,R}.
 
-    :math:`R` is a client's local steps over :math:`K`. Stragglers' partial work is kept.
+    :math:`R` is the number of a client's local steps, divided by :math:`K`. Stragglers' partial
+    work is kept.
 
     Args:
-        lam: :math:`\lambda`, above 0. A sequence sweeps over its values, as for the others.
+        lam: :math:`\lambda`, above 0. A sequence sweeps over its values; so it does for eta and
+            beta.
         eta: :math:`\eta`, the envelopes' rate, above 0 and sensibly at most :math:`1 / \lambda`.
         beta: :math:`\beta`, above 0.
         inner_steps: :math:`K`; None for all of a round's steps, :math:`R = 1`.

@@ -57,8 +57,8 @@ def qffl(q: HParam) -> base.Algorithm:
     Losses must not be negative. Stragglers are dropped.
 
     Args:
-        q: How much large losses count, at least 0. With 0 this is FedAvg with equal weights. A
-            sequence sweeps over its values.
+        q: Exponent :math:`q`, at least 0: the larger, the more large losses count. With 0 this is
+            FedAvg with equal weights. A sequence sweeps over its values.
 
     Returns:
         An algorithm for :func:`fedprox.simulate`.

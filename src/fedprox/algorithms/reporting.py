@@ -1,9 +1,9 @@
-"""Which model evaluations read: the server's, the cohort's mean, or the mean of all clients'.
+"""Another model for evaluations than the server's: the cohort's mean, or that of all clients.
 
-    "server"   w^t, the model that the server sends
-    "cohort"   sum_{k in S_t} weight_k w_k, over the clients of the last round
-    "clients"  the mean of every client's last model, w^0 for a client that has not taken part yet;
-               with the weights of the method's own mean
+* "server": w^t, the model that the server sends.
+* "cohort": sum_{k in S_t} weight_k w_k, over the clients of the last round.
+* "clients": The mean of every client's last model, with the weights of the method's own mean. A
+  client that has not taken part yet counts with w^0.
 
 Acar et al. 2021 report "the average model from all devices" (appendix A.2), also for FedAvg and
 FedProx: the last of the three. The choice changes what is measured, not what a method does.

@@ -60,9 +60,10 @@ def scaffnew(p: float) -> base.Algorithm:
         w^{t+1} = \frac{1}{N} \sum_{k=1}^N w_k, \qquad
         h_k \leftarrow h_k + \frac{p}{\gamma} (w^{t+1} - w_k).
 
-    Every client takes part in every round, without stragglers. The solver's epochs or steps do not
-    count. With :math:`\gamma = 1 / L` and :math:`p = 1 / \sqrt{\kappa}`, where :math:`\kappa` is
-    the largest condition number of an :math:`F_k`, rounds grow with :math:`\sqrt{\kappa}`.
+    Every client takes part in every round, without stragglers. The solver's epochs or steps are
+    ignored. With :math:`\gamma = 1 / L` and :math:`p = 1 / \sqrt{\kappa}`, where :math:`\kappa` is
+    the largest condition number of an :math:`F_k`, the number of rounds grows with
+    :math:`\sqrt{\kappa}`.
 
     Args:
         p: Probability of an exchange after a local step, above 0 and at most 1.

@@ -173,8 +173,8 @@ def optimizer(
         A rule for `Algorithm.with_server`.
 
     Raises:
-        InputError: If a rate is not above 0, if the optimizer needs values of f (a line search),
-            or if it keeps its learning rate in its state, which a sweep shares at first.
+        InputError: If a rate is not above 0. Also if the optimizer needs values of f (a line
+            search), or keeps its learning rate in its state, which sweep points share.
 
     Example:
         >>> import fedprox as fp
@@ -304,7 +304,7 @@ def momentum(learning_rate: HParam = 1.0, *, momentum: float = 0.9, nesterov: bo
 
 
 def extrapolate(epsilon: HParam = 1e-3) -> Rule:
-    r"""A longer step along the mean update, the more the clients' updates differ.
+    r"""Extrapolation: a step along the mean update that grows as clients' updates differ.
 
     With the updates :math:`d_k = w_k - w^t` and their weights :math:`p_k` the step is
 

@@ -96,17 +96,17 @@ def deploy(
 ) -> None:
     """Run an experiment on nodes that keep their own data, over a network.
 
-    With --local N it is a trial on this machine: a SuperLink and N nodes start as processes on the
-    loopback, with certificates and keys made for the occasion, and the experiment's clients are
-    dealt out to them. With --superlink FILE it is a real federation: each node runs `fedprox node`,
-    and FILE says how to reach the SuperLink.
+    With --local N it is a trial on this machine. A SuperLink and N nodes start as processes on the
+    loopback, with new certificates and keys, and the experiment's clients are dealt out to them.
+    With --superlink FILE it is a real federation: each node runs `fedprox node`, and FILE says how
+    to reach the SuperLink.
 
     It trains every method as `fedprox run` does, on all nodes that have joined, and writes the same
     run directory. [deployment] says which nodes to wait for, and for how long. A checkpoint is
     written after every round, or as --checkpoint-every says; --resume DIR continues a run that was
     stopped or killed, also with more rounds.
 
-    With --describe it needs no nodes, starts nothing and writes nothing: it prints in plain words
+    With --describe it needs no nodes, starts nothing and writes nothing. It prints in plain words
     what each run, a method with a seed, asks of a site, and the run's digest. A site that lists
     digests as `runs` in [policy] of its node's file answers these runs alone.
 
@@ -302,7 +302,7 @@ def node(
 
     Each request has a line in the file `audit.jsonl` of the node's folder, which has the digest of
     the line before; `audit-head.json` has the digest of the last one. With --audit the command
-    checks these lines, also while the node runs, prints them and the last digest, and ends with
+    checks these lines, also while the node runs, and prints them and the last digest. It ends with
     status 1 if one was changed or is missing, and with status 2 if the last one is not complete.
 
     Bad input is reported in one line, with exit status 2.

@@ -26,8 +26,8 @@ def diagnose(
 
     With evaluation.clients it diagnoses that many clients, drawn at random.
 
-    It measures the clients' sizes, label skew, gradients and curvature, states the mu that theory
-    requires, and suggests one from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the
+    It measures the clients' sizes, label skew, gradients and curvature, and states the mu that
+    theory requires. It suggests a mu from a short sweep over {0, 0.001, 0.01, 0.1, 1} with the
     experiment's solver, cohort and stragglers. The methods of the file are not run.
 
     It writes diagnosis.json and report.html. If --out names the experiment's run directory, they

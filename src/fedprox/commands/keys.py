@@ -9,7 +9,7 @@ import typer
 from fedprox.errors import choices, require
 
 LISTING = Path(__file__).with_name("keys.txt")
-"""What `fedprox.experiment.listing` lists, with JAX; a test says how to renew it."""
+"""The output of `fedprox.experiment.listing`, which needs JAX; a test says how to renew it."""
 
 
 def keys(

@@ -39,10 +39,10 @@ def privacy(
 ) -> None:
     """Compute the privacy of an experiment without training.
 
-    It prints what the section [privacy] of the file means for each method: the noise for its
-    epsilon, epsilon after each tenth of the rounds with each accountant, what larger cohorts or
-    fewer rounds would give, what the limit of the cohort costs, and the whole guarantee with what
-    it assumes. For examples it prints the noise, epsilon of the worst client and the guarantee.
+    It prints what the section [privacy] of the file means for each method: the noise, epsilon after
+    each tenth of the rounds by each accountant, and the guarantee. It also prints the effect of
+    larger cohorts and fewer rounds, and the cost of the cohort's limit. For examples it prints the
+    noise, epsilon of the worst client and the guarantee.
 
     The file of a deployment has no data; --rows 256+64,160+40,96+24 is for three clients with so
     many training and test rows. Test rows may be left out; they count for noised measures alone.
@@ -107,8 +107,8 @@ def audit_privacy(
 ) -> None:
     """Audit the privacy of an experiment by canaries.
 
-    It trains each method and sweep point of the file, with clients or rows that take part or not by
-    a coin, guesses the coins from what the run releases, and prints a lower bound of epsilon beside
+    It trains each method and sweep point of the file with clients or rows that take part or not by
+    a coin. It guesses the coins from the run's releases, and prints a lower bound of epsilon beside
     the printed one. It runs with the first seed, and leaves out targets, selection and evaluations.
     A lower bound above the printed epsilon refutes the guarantee, and the exit status is then 1. A
     small one proves nothing. It needs the extra jax-privacy.

@@ -17,10 +17,10 @@ def report(
 ) -> None:
     """Write the HTML report of run directories.
 
-    One HTML page has figures with the runs of all directories, and a section for each directory
-    with its settings, results, interactive figures, accuracies by client and, if there is one, its
-    diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to its
-    last evaluation.
+    One HTML page has figures with the runs of all directories, and a section for each directory. A
+    section has settings, results, interactive figures, accuracies by client and, if there is one,
+    the diagnosis. The page opens offline and needs no other file. An interrupted run is shown up to
+    its last evaluation.
     """
     write_report(directories, out)
     print(printable(out))

@@ -81,9 +81,9 @@ def run(
 ) -> None:
     """Run the experiment in a TOML file.
 
-    It trains every method on the same clients, stragglers and mini-batches, prints a table, and
-    writes a run directory with the metrics, the final models, a figure and an HTML report.
-    `fedprox keys` lists the keys of the file, `fedprox examples` has files to start from.
+    It trains every method on the same clients, stragglers and mini-batches, and prints a table. It
+    writes a run directory with the metrics, the final models, a figure and an HTML report. `fedprox
+    keys` lists the keys of the file, `fedprox examples` has files to start from.
     """
     file, folder = file_and_folder(file, out, resume, settings or (), force=force)
     of_processes = {"--coordinator": coordinator, "--processes": processes, "--process": process}

@@ -1,4 +1,4 @@
-"""What commands that train share: an experiment's data, and training into a run directory."""
+"""Shared by the commands that train: an experiment's data, and training into a run directory."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ from fedprox.loop.checkpoint import Checkpoints, stopping_on_signals
 from fedprox.loop.following import Callback
 from fedprox.report.directory import RunDirectory, write_results
 from fedprox.report.live import Live, clean_up
-from fedprox.report.table import notes_on, table, warnings_on
+from fedprox.report.table import note_on_costs, notes_on, table, warnings_on
 from fedprox.results.run import Run
 from fedprox.terminal import Bar, answering, end_now, ended_by, standard_console
 
@@ -100,7 +100,7 @@ def train_into(
         clients = (resolved.federation, resolved.model) if here else None
         write_results(directory, runs, resolved.target, clients)
     console.print(table(runs, resolved.target))
-    for line in (*notes_on(runs), *warnings_on(runs)):
+    for line in (*note_on_costs(runs, resolved.target), *notes_on(runs), *warnings_on(runs)):
         console.print(line)
     if checkpoints.made:
         console.print(str(checkpoints))

@@ -145,7 +145,7 @@ class Paper(NamedTuple):
         source: The paper and its table or section.
         rows: Which examples `samples`, `mean` and `deviation` count: training and test rows, or
             training rows alone.
-        note: What a reader must know to compare; empty if nothing.
+        note: A note for those who compare with the paper; empty if there is none.
     """
 
     clients: int | None

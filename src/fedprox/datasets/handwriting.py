@@ -98,7 +98,7 @@ def mnist(
         concentration: Concentration of "dirichlet": 0.6 if None, or 0.3 for the paper's other
             setting.
         size_spread: Standard deviation of the logarithm of the clients' sizes, with "iid" and
-            "dirichlet", or of the shards' sizes, with "shards": 0 if None, or 0.3 for the
+            "dirichlet", or of the shards' sizes, with "shards". 0 if None, or 0.3 for the
             unbalanced sets of Acar et al.
         pixels: "unit" for pixels in [0, 1], "standardised" for zero mean and unit variance over all
             pixels; None for the partition's. Not with "power-law".
@@ -247,7 +247,7 @@ def emnist_l(
             the paper's unbalanced sets.
         seed: Seed of the partition.
         data_dir: Folder with EMNIST's `emnist/gzip.zip`, whose part "Letters" has 48,000 training
-            and 8,000 test images, as in the paper; or with `emnist/emnist_letters_a_to_j.npz`,
+            and 8,000 test images, as in the paper. Or with `emnist/emnist_letters_a_to_j.npz`,
             50,489 images without a split, of which a seventh of each letter's are always the test
             images. None for `FEDPROX_DATA`, or else a download to the cache.
 
@@ -509,8 +509,8 @@ def _table(path: Path) -> dict[str, Writer]:
     """Each writer's images and labels.
 
     The table `federated_data` holds a writer's id ("HASH:f0000_14"), number of examples and
-    examples: MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0 to 1 and
-    dark on white, and "label".
+    examples. These are MessagePack packed by zlib, with arrays "pixels", float32 (n, 28, 28) from 0
+    to 1 and dark on white, and "label".
     """
     writers: dict[str, Writer] = {}
     # immutable: nothing is written beside the file, not even a lock

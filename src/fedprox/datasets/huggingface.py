@@ -53,8 +53,8 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
     become float32.
 
     Args:
-        path: A folder that `save_to_disk` wrote, relative to the current folder or the data folder;
-            else an argument of `load_dataset`, such as the name of a data set of the hub; in Python
+        path: A folder that `save_to_disk` wrote, relative to the current folder or the data folder.
+            Else an argument of `load_dataset`, such as the name of a data set of the hub. In Python
             also a `datasets.Dataset` or `DatasetDict` without a transform. Splits beside "train"
             and "test" (or "validation") are not used, which a warning says.
         features: A column of images, of numbers or of lists of numbers of one length; or several
@@ -63,7 +63,7 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         client: The column that names each row's client. Give either this or `partition`.
         subset: The data set's configuration, if it has several.
         train_share: Share of rows to train on, above 0 and below 1, in place of the data set's own
-            division into "train" and "test" (or "validation"); None for that division, or for 0.8
+            division into "train" and "test" (or "validation"). None for that division, or for 0.8
             if there is none. With `client` each client's rows are divided.
         partition: How rows are divided over clients: "iid", "shards", "classes-per-client",
             "dirichlet-by-client", "dirichlet-by-class" or "power-law", see
@@ -80,9 +80,9 @@ def hugging_face(  # columns, and the options of any partition as keys of an exp
         A federation of the data set's rows.
 
     Raises:
-        InputError: If the library is not installed, the data set cannot be loaded or has a
-            transform, a column is missing or has values that cannot be used, or an argument is out
-            of range.
+        InputError: If the library is not installed, or the data set cannot be loaded or has a
+            transform. Also if a column is missing or has values that cannot be used, or an argument
+            is out of range.
 
     Example:
         >>> import fedprox as fp

@@ -38,7 +38,7 @@ PARTITIONS: dict[str, Callable[..., list[Indices]]] = {
 """All partitions by name. A new one needs a line here and its name in `AnyPartition`."""
 
 _OPTIONS = {"spread": "size_spread", "classes": "classes_per_client"}
-"""What the arguments of some partitions are called as options."""
+"""The options' names of some partitions' arguments."""
 
 _ARGUMENTS = {option: argument for argument, option in _OPTIONS.items()}
 

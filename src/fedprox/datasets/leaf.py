@@ -47,7 +47,7 @@ def leaf(  # the options of any partition are keys of an experiment file
     are not used. Users are sorted by name. Hidden files, such as macOS' `._NAME`, are not read.
 
     If no user is in both folders, as LEAF's option `-t user` divides them, the clients are the
-    users of `train/` and have no test rows, which a warning says; those of `test/` are newcomers,
+    users of `train/` and have no test rows, which a warning says. Those of `test/` are newcomers,
     see :func:`leaf_newcomers`. With a partition their rows are test rows.
 
     Args:
@@ -68,9 +68,9 @@ def leaf(  # the options of any partition are keys of an experiment file
         A federation whose features are float32.
 
     Raises:
-        InputError: If the folder or a file is missing, a file is not in this layout or contradicts
-            itself, some training users are not among the test users, or an argument is out of
-            range. The message names the file and the user.
+        InputError: If the folder or a file is missing, or a file is not in this layout or
+            contradicts itself. Also if some training users are not among the test users, or an
+            argument is out of range. The message names the file and the user.
 
     Example:
         >>> import json, tempfile

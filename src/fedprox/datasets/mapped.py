@@ -238,7 +238,7 @@ def write_mapped(
     Args:
         path: The folder, which must not exist yet. It appears when it is complete.
         clients: A federation whose features are arrays, written with its validation rows but
-            without its augmentation; or an iterable of each client's x (n_k, ...), which may be a
+            without its augmentation. Or an iterable of each client's x (n_k, ...), which may be a
             dict or a tuple of arrays, and y (n_k,) or (n_k, ...).
         test: Each client's test rows likewise; only with an iterable.
 

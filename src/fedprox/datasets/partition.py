@@ -40,7 +40,7 @@ def sizes(rows: int, *, clients: int, spread: float = 0.0, seed: int) -> Indices
         rows: Rows to divide.
         clients: Number of clients.
         spread: Standard deviation of the logarithm of a client's size.
-        seed: Seed.
+        seed: Seed of the random draws.
 
     >>> sizes(11, clients=3, seed=0).tolist()
     [4, 4, 3]
@@ -121,7 +121,7 @@ def dirichlet_by_client(
 
     This is the generator of Acar et al. 2021 (appendix A.2). Client k's shares of the C classes are
     a draw of Dirichlet(a, ..., a), and its size is fixed beforehand; see `sizes`. Then, until no
-    row is left, a client that is not full is picked at random, a class is drawn from its shares,
+    row is left, a client that is not full is picked at random. A class is drawn from its shares,
     and it gets a row of that class. A class without rows is not drawn, so clients that fill up last
     may deviate from their shares.
 
@@ -132,7 +132,7 @@ def dirichlet_by_client(
         clients: Number of clients.
         concentration: a, above 0: the smaller, the fewer classes make up a client's rows.
         spread: Standard deviation of the logarithm of a client's size.
-        seed: Seed.
+        seed: Seed of the random draws.
 
     >>> labels = np.repeat([0, 1, 2], 100)
     >>> parts = dirichlet_by_client(labels, clients=4, concentration=0.3, seed=0)
@@ -199,14 +199,14 @@ def dirichlet_by_class(
 
     This is the partition of Yurochkin et al. 2019, which most benchmarks call "Dirichlet". Client k
     gets the share p_ck of the rows of class c, where p_c is a draw of Dirichlet(a, ..., a) over the
-    clients; the division is drawn again until every client has a row. All rows are used; sizes
+    clients. The division is drawn again until every client has a row. All rows are used; sizes
     differ much if a is small.
 
     Args:
         labels: Classes, shape (rows,).
         clients: Number of clients.
         concentration: a, above 0: the smaller, the fewer clients hold a class.
-        seed: Seed.
+        seed: Seed of the random draws.
 
     Raises:
         InputError: If a thousand divisions leave a client without a row.
@@ -248,7 +248,7 @@ def classes_per_client(
         labels: Classes, shape (rows,).
         clients: Number of clients.
         classes: Classes of each client.
-        seed: Seed.
+        seed: Seed of the random draws.
 
     >>> labels = np.repeat([0, 1, 2, 3], 100)
     >>> parts = classes_per_client(labels, clients=6, classes=2, seed=0)
@@ -293,7 +293,7 @@ def like(parts: list[Indices], labels: ArrayLike, others: ArrayLike, *, seed: in
         parts: Each client's rows of the first set.
         labels: The first set's classes, shape (rows,).
         others: The second set's classes, shape (other rows,).
-        seed: Seed.
+        seed: Seed of the random draws.
 
     >>> labels = np.array([0, 0, 1, 1])
     >>> like([np.array([0, 1]), np.array([2, 3])], labels, np.array([1, 0, 1]), seed=0)
@@ -339,7 +339,7 @@ def with_test_set(
         clients: Number of clients.
         concentration: Concentration of "dirichlet"; None for 0.6.
         size_spread: Standard deviation of the logarithm of a client's size.
-        seed: Seed.
+        seed: Seed of the random draws.
     """
     require_one_of("data.partition", partition, ("iid", "dirichlet"))
     if partition == "iid":
@@ -396,7 +396,7 @@ def two_class_power_law(labels: ArrayLike, *, clients: int = 1000, seed: int) ->
     Args:
         labels: Classes 0 to C - 1, shape (rows,).
         clients: Number of clients, a multiple of C.
-        seed: Seed.
+        seed: Seed of the random draws.
     """
     stream = generator(seed, Purpose.PARTITION)
     pools = _numbered(labels, stream)
@@ -440,12 +440,12 @@ def rotating_classes(
     """Some classes for each client, in turn, with log-normal sizes.
 
     This is the FEMNIST federation of Li et al. 2020 (appendix C.1), by the authors' generator but
-    without its mistake, by which clients share rows. With C classes, client u asks for
-    n_u = int(LogNormal(mean, deviation)) + 5 rows: a share 1 / m of them, and at least 2, of each
-    of the m classes u mod C, ..., (u + m - 1) mod C.
+    without its mistake, by which clients share rows. With C classes, client u asks for n_u =
+    int(LogNormal(mean, deviation)) + 5 rows. It asks for a share 1 / m of them, and at least 2, of
+    each of the m classes u mod C, ..., (u + m - 1) mod C.
 
-    If a class has fewer rows than are asked for, each client that asks gets one row, and the rest
-    is divided in proportion to what each asks for beyond it, rounded down.
+    If a class has fewer rows than are asked for, each client that asks gets one row. The rest is
+    divided in proportion to what each asks for beyond it, rounded down.
 
     Args:
         labels: Classes 0 to C - 1, shape (rows,).
@@ -453,7 +453,7 @@ def rotating_classes(
         classes_per_client: m.
         mean: Mean of log(n_u - 5).
         deviation: Standard deviation of log(n_u - 5).
-        seed: Seed.
+        seed: Seed of the random draws.
 
     >>> labels = np.repeat([0, 1, 2], 400)
     >>> parts = rotating_classes(labels, clients=6, classes_per_client=2, seed=0)
@@ -487,7 +487,7 @@ def rotating_requests(
     deviation: float,
     seed: int,
 ) -> list[tuple[Indices, list[int], NDArray[np.int64]]]:
-    """What the clients of `rotating_classes` ask for, class by class.
+    """The rows that clients of `rotating_classes` ask for, class by class.
 
     For each class: its rows in random order, the clients that hold it, and how many rows each asks
     for.

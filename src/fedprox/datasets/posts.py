@@ -40,8 +40,9 @@ def posts(
     This is FedAvg's large-scale experiment on any posts; the paper's 10 million posts of a social
     network are not public. It has a vocabulary of 10,000 words, rows of 10 words, at most 5,000
     words of an author, and at most 100,000 test posts, of other authors. Test posts are dealt to
-    the clients evenly and at random, because a federation's test rows belong to clients: accuracy
-    over all clients is accuracy over the test posts, and a client's test rows say nothing about it.
+    the clients evenly and at random, because a federation's test rows belong to clients. So
+    accuracy over all clients is accuracy over the test posts, and a client's test rows say nothing
+    about it.
 
     Words are in lower case and split by `words.split_words`. The vocabulary has the most frequent
     words of the training posts. Id 0 is any other word, 1 the begin of a post, and the words
@@ -121,7 +122,7 @@ def _posts(path: Path) -> Arrays:
     """All posts of a file: "authors", their names in order of appearance, as `pack_strings` has it.
 
     Each post's "author", int32 (posts,); "ids", the words of all posts as numbers, int32 (words,),
-    in order of first appearance; and "offsets", the first word of each post, int64 (posts + 1,).
+    in order of first appearance. Also "offsets", the first word of each post, int64 (posts + 1,).
     """
 
     def build() -> Arrays:

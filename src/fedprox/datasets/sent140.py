@@ -54,7 +54,7 @@ def sent140(
     """Sentiment140: tweets by user, labelled glad (1) or sad (0) by their emoticons.
 
     A client is a user. As in the paper (Table 1: 772 users, 40,783 tweets, mean 53, standard
-    deviation 32), users are drawn at random among those with more than 30 tweets, and each user's
+    deviation 32), users are drawn at random among those with more than 30 tweets. Each user's
     tweets are split 80/20 at random. The authors' drawing has no seed, so the table is met in
     distribution. A tweet is its first 25 tokens; a shorter one is padded with unknown tokens, id 0
     or the zero vector.

@@ -88,9 +88,9 @@ def shakespeare(
         partition: One of the five above.
         clients: Number of clients; None for the paper's. With "roles", "roles-2000" and "lines"
             that many roles are drawn at random; 1,130 are all of "roles".
-        split: How "roles" divides a role's windows: "random", also if None; or "time" for the first
-            80 % to train on and those that share no character with them to test on, as later
-            versions of LEAF do. Not with other partitions.
+        split: How "roles" divides a role's windows: "random", also if None, or "time". The latter
+            has the first 80 % to train on and those that share no character with them to test on,
+            as later versions of LEAF do. Not with other partitions.
         seed: Seed of the drawing and of the split.
         data_dir: Folder with `shakespeare/100.txt.gz`, `100.txt` or `1994-01-100.zip`; None for
             `FEDPROX_DATA`, or else the cache, to which `fedprox data fetch` downloads the last. Its

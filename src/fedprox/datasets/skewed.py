@@ -15,7 +15,7 @@ from fedprox.streams import Purpose, Streams, check_seed
 from fedprox.table_layout import SPLITS
 
 Skew = Literal["noise", "rotation", "contrast"]
-"""What differs from client to client."""
+"""The kind of difference between clients."""
 
 STRENGTHS: dict[str, float] = {"noise": 0.1, "rotation": 45.0, "contrast": 0.5}
 """The strength of each kind unless it is given."""
@@ -27,7 +27,7 @@ Images = NDArray[np.float32]
 def skewed_features(
     federation: Federation, kind: Skew, strength: float | None = None, *, seed: int = 0
 ) -> Federation:
-    r"""Let each client's images differ from others' in noise, rotation or contrast.
+    r"""Make each client's images differ from others' in noise, rotation or contrast.
 
     Client :math:`k` draws its own :math:`u_k`, uniform on [0, 1), and all its images change alike,
     those to train on, to test on and to validate with. With strength :math:`s`, an image :math:`x`
@@ -42,9 +42,9 @@ def skewed_features(
     * "contrast": :math:`m + c_k (x - m)` with :math:`c_k = 1 + s (2 u_k - 1)`, where :math:`m` is
       the mean of the image's channel.
 
-    Labels stay. What changes are the features as a model sees them, for instance standardized, so
-    the variance of noise is in the square of their unit; no value is clipped. The result is stored
-    as 32-bit numbers, in memory.
+    Labels stay. The features change as a model sees them, for instance standardized, so the
+    variance of noise is in the square of their unit; no value is clipped. The result is stored as
+    32-bit numbers, in memory.
 
     Args:
         federation: Clients with square images, of shape (rows, n, n), (rows, n, n, channels) or
@@ -52,16 +52,16 @@ def skewed_features(
         kind: "noise", "rotation" or "contrast".
         strength: :math:`s`, at least 0: a variance; degrees, at most 180; or the largest change of
             the contrast, at most 1. None for 0.1, 45 degrees or 0.5.
-        seed: Seed. What a client draws depends only on the seed, its index and its own number of
-            rows.
+        seed: Seed of the draws. A client's draw depends only on the seed, its index and its number
+            of rows.
 
     Returns:
         The federation of the same clients with changed images.
 
     Raises:
-        InputError: If `kind` or `strength` is none of the allowed ones, features are not such
-            images, validation rows belong to no client, or `augment` reads other rows than the
-            features, such as bytes.
+        InputError: If `kind` or `strength` is none of the allowed ones, or features are not such
+            images. Also if validation rows belong to no client, or `augment` reads other rows than
+            the features, such as bytes.
 
     Example:
         >>> import numpy as np

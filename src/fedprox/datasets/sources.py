@@ -2,7 +2,7 @@
 
 A file lies in the user's data folder, or is downloaded to the cache and verified. Arrays that are
 made of files are kept beside the downloads, as `prepared/NAME-KEY.npz`. The key is a checksum of
-the files' content, the options and the version of the preparation, so a changed file has another
+the files' content, the options and the version of the preparation. So a changed file has another
 entry, and no entry is ever out of date. Old entries are not removed; the folder may be emptied at
 any time.
 """
@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
     Attributes:
         subfolder: Its folder in the data folder and in the cache.
-        name: Its name.
+        name: The file's name.
         size: Its bytes; 0 if unknown.
         hash: Its checksum, such as "md5:..."; empty if nobody has published one.
         folders: Addresses of folders that hold it, tried in order.

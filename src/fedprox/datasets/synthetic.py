@@ -113,7 +113,7 @@ def synthetic_feddyn(
     except for what `heterogeneity` names.
 
     Args:
-        heterogeneity: What differs between clients. "none"; "type1" for their models,
+        heterogeneity: The difference between clients. "none"; "type1" for their models,
             :math:`W_k, b_k \sim N(u_k, 1)` with :math:`u_k \sim N(0, \gamma)`; "type2" for their
             features, :math:`v_k \sim N(B_k, 1)` with :math:`B_k \sim N(0, \gamma)`; or "type3" for
             their sizes, LogNormal(log(mean_size), gamma) rounded down.

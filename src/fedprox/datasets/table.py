@@ -24,7 +24,8 @@ def table(
 ) -> Federation:
     """A table with a row for each example, in a CSV, Parquet or Feather file of your own.
 
-    It is `Federation.from_table` for a file, where more is said of the arguments.
+    This is `Federation.from_table` for a file; see there for more about the
+    arguments.
 
     Args:
         table: The file, .csv, .parquet, .feather or .arrow, relative to the current folder or the
@@ -35,14 +36,14 @@ def table(
         features: The columns to predict it from; None for all others.
         test: The column that says "train", "test" or "validation", or the share of each client's
             rows to test on; None for no test rows.
-        kinds: What columns are, where their values do not say it: a table from a column's name to
-            its kind, "number", "boolean", "category", "index" or "date", or to a table with some
-            of `kind`, `values`, `missing` and `unit`.
-        missing: What stands for missing values: a table from a column's name to a value, or to
+        kinds: Kinds of columns whose values do not tell: a table from a column's name to its kind.
+            That is "number", "boolean", "category", "index" or "date", or a table with some of
+            `kind`, `values`, `missing` and `unit`.
+        missing: Replacements of missing values: a table from a column's name to a value, or to
             "column" for a further column that says where; "column" for all columns that have some.
-        standardize: Whose mean and standard deviation the numbers are standardized by, those of all
-            clients' training rows, "federation", or of each client's own, "client"; given ones, a
-            table from a column's name to [mean, scale]; or "none".
+        standardize: How numbers are standardized: "federation" by the mean and standard deviation
+            of all clients' training rows, "client" by those of each client's own, "none" not at
+            all. A table from a column's name to [mean, scale] gives them.
         seed: Seed of the rows to test on.
         data_dir: The data folder; None for `FEDPROX_DATA`.
 

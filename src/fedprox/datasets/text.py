@@ -37,10 +37,10 @@ def word_vectors(
     """The vectors of some words, all different, from a file of word vectors.
 
     The file is one of `GLOVES`, in the data folder as `glove/glove.6B.300d.txt` or
-    `glove/glove.6B.zip`; or the path of a UTF-8 text file, packed (.gz) or not, with a word and its
-    numbers in each line, separated by spaces. A first line of two whole numbers, as word2vec and
-    fastText write it, is skipped. The file is read as a stream, and only the requested vectors are
-    stored, in the cache.
+    `glove/glove.6B.zip`. Or it is the path of a UTF-8 text file, packed (.gz) or not, with a word
+    and its numbers in each line, separated by spaces. A first line of two whole numbers, as
+    word2vec and fastText write it, is skipped. The file is read as a stream, and only the requested
+    vectors are stored, in the cache.
 
     The table, float32 (known words + 1, d), has a zero row 0 for unknown words; the other result is
     the row of each word, int32 (words,).

@@ -1,4 +1,4 @@
-"""What a site approves: a digest of what a run asks of a node, as its experiment file decides it.
+"""The digest that a site approves: of a run's requests to a node, as its experiment file decides.
 
 A run is a method with a seed, at all its sweep points. The operator computes the digest from the
 experiment file alone, and a node from the setup that each request has. So a node believes no digest
@@ -43,7 +43,7 @@ out a noise multiplier that is calibrated to an epsilon, which the node checks."
 
 
 def asked_of(setup: Setup) -> Table:
-    """What a setup asks of a node, as the experiment file alone decides it."""
+    """The part of a setup that the experiment file alone decides."""
     table = setup.model_dump(mode="json")
     if setup.privacy is not None:
         mechanism = setup.privacy.mechanism

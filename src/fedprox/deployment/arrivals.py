@@ -44,7 +44,7 @@ class Training:
     Attributes:
         current: The state of the run after the last step, set by `at`.
         open: The requests without an answer.
-        parts: What came of the others, until it is used; empty if it cannot be.
+        parts: The answers to the other requests, until they are used; empty for one that cannot be.
         sent: The last step from which clients started, and the arrays that they were sent.
         rest: Until when a node is not asked again, since the last step.
     """

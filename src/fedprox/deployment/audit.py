@@ -1,4 +1,4 @@
-"""What a node was asked and what became of it: one line of JSON for each request, in a chain.
+"""The audit of a node: one line of JSON for each request and its outcome, in a chain.
 
 Each line has the digest of the line before. So a line cannot be changed, left out or inserted
 without changing all that follow. A second file, the head, has the number and the digest of the last
@@ -6,7 +6,7 @@ line, so that lines that are missing at the end are missed too. It is written af
 may be behind. Nothing is keyed: who can write both files can write a whole new chain, which only a
 digest that is kept elsewhere tells from this one.
 
-The audit is a record and no limit. What limits a node is in `spent.json`, which is on disk before
+The audit is a record and no limit. The limits are counted in `spent.json`, which is on disk before
 anything is computed from data. So an answer is sent whether or not its line could be written; lines
 that are lost are counted in the next one.
 """
@@ -53,7 +53,7 @@ BEGINNING = "0" * 64
 """The digest before the first line."""
 
 Outcome = Literal["answered", "refused", "repeated", "lacks arrays"]
-"""What became of a request. A repeated one was answered as before, from memory; one that lacks
+"""The outcome of a request. A repeated one was answered as before, from memory; one that lacks
 arrays comes again with them."""
 
 
@@ -64,7 +64,7 @@ def line_of(
     outcome: Outcome,
     why: str = "",
 ) -> dict[str, Any]:
-    """What a line says of a request, but for its cost; of None for one that cannot be read."""
+    """The fields of a line for a request, but for its cost; None is one that cannot be read."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": now, "who": parcel.sender}
     setup = None if request is None else request.setup
@@ -87,11 +87,11 @@ def line_of(
 def cost_of(
     request: Request, before: NodeSpent, after: NodeSpent, limit: Bound | None
 ) -> dict[str, Any]:
-    """What an answer has cost: rounds, and with privacy an upper bound of epsilon after it.
+    """The cost of an answer: rounds, and with privacy an upper bound of epsilon after it.
 
     `epsilon` is that of the run so far at its own delta, and `epsilon_of_all` that of all runs
-    together at the delta of the node's limit; for rows those of the worst of the round's clients.
-    Rényi divergences give them in milliseconds. None stands for no bound.
+    together at the delta of the node's limit. For rows they are those of the worst of the round's
+    clients. Rényi divergences give them in milliseconds. None stands for no bound.
     """
     setup = request.setup
     if after is before or setup is None:
@@ -298,8 +298,8 @@ class Checked(NamedTuple):
     """A line of an audit that continues the line before.
 
     Attributes:
-        line: What it holds.
-        digest: Its digest.
+        line: The fields of the line.
+        digest: The digest of the line, with which the next one begins.
     """
 
     line: dict[str, Any]

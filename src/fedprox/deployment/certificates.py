@@ -102,7 +102,7 @@ def server_files(authority: Authority, names: Sequence[str], valid: datetime.tim
 def _builder(
     subject: "x509.Name", issuer: "x509.Name", key: Any, valid: datetime.timedelta
 ) -> "x509.CertificateBuilder":
-    """What each certificate has."""
+    """A certificate with the fields that all have: names, key, number and validity."""
     now = datetime.datetime.now(datetime.UTC)
     number = x509.random_serial_number()
     builder = x509.CertificateBuilder(issuer, subject, key, number)
@@ -110,7 +110,7 @@ def _builder(
 
 
 def _usage(**uses: bool) -> "x509.KeyUsage":
-    """What a key may be used for."""
+    """The uses that a key's certificate allows."""
     every = (
         *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
         *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),

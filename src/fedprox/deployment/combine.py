@@ -166,7 +166,7 @@ def weighted(weights: Iterable[Any], trees: Iterable[Any]) -> Any:
 
 
 NodeMeasures = Mapping[str, Any]
-"""What a node measured, or its shape: a tree of arrays, leaves (points, ...), by measure."""
+"""A node's measures, or their shapes: a tree of arrays, leaves (points, ...), by measure."""
 
 OF_LOSS = "loss", "weight", "unmeasured"
 """Measures that are reported together: the sum of losses, and of which clients it is."""
@@ -176,7 +176,7 @@ SHARED = "loss", "weight"
 
 
 def by_measure(sums: EvaluationSums) -> dict[str, Any]:
-    """What an evaluation has of each measure, by the name under which it travels."""
+    """The sums of an evaluation by measure, under the names by which they travel."""
     parts = {"train": sums.train, "test": sums.test or {}, "validation": sums.validation or {}}
     return {
         **{name: getattr(sums, name) for name in OF_LOSS},
@@ -198,7 +198,7 @@ def summable(measured: NodeMeasures) -> dict[str, Any]:
 
 
 def evaluation_shapes(model: Model, kind: DataKind, points: int) -> NodeMeasures:
-    """What nodes may answer to an evaluation of a model, in shape."""
+    """The shapes that nodes may answer to an evaluation of a model."""
     x = kind.tree(lambda each: in_shape((1, *each.shape), each.type))
     y = in_shape((1, *kind.label), kind.label_type)
 
@@ -221,11 +221,11 @@ def evaluation_shapes(model: Model, kind: DataKind, points: int) -> NodeMeasures
 
 
 class Declared(NamedTuple):
-    """What bounds a node's measures: what it says it holds, and the model.
+    """The bounds of a node's measures: the rows that it says it holds, and the model.
 
     Attributes:
         share: Its share of all training rows.
-        clients: Its clients.
+        clients: The number of the node's clients.
         rows: Its rows over which a measure is a mean, at most.
         central: Whether some of its validation rows belong to no client.
         least_loss: Least loss of an example; -inf for a loss of the user's own.
@@ -245,7 +245,7 @@ class Declared(NamedTuple):
 
 
 def declared_by(description: Description, share: float, model: Model) -> Declared:
-    """What bounds the measures of a node with a share of all training rows."""
+    """The bounds of the measures of a node with a share of all training rows."""
     clients, central = description.clients, description.central_validation
     validation = sum(clients.validation) + central
     rows = {
@@ -260,7 +260,7 @@ def declared_by(description: Description, share: float, model: Model) -> Declare
 
 
 def declared_together(nodes: Sequence[Declared]) -> Declared:
-    """What bounds the sum of some nodes' measures, which has each one's share already."""
+    """The bounds of the sum of some nodes' measures, in which each has its share already."""
     clients, share = sum(each.clients for each in nodes), sum(each.share for each in nodes)
     rows = {name: sum(each.rows[name] for each in nodes) for name in nodes[0].rows}
     central = any(each.central for each in nodes)

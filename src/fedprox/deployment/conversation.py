@@ -167,7 +167,7 @@ class Conversation:
             self._close(number, Failed(request.problem))
 
     def answers(self, asked: Mapping[int, str]) -> dict[int, Answered | Failed]:
-        """What each node answered, or why it did not, once all requests have ended."""
+        """Each node's answer, or why there is none, once all requests have ended."""
         while any(number in self.opened for number in asked.values()):
             self.turn()
         return {

@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 @dataclass
 class Ledger:
-    """What must be known of a run whatever happens to its checkpoints.
+    """The facts of a run that must survive whatever happens to its checkpoints.
 
     A round that is repeated after an interruption is released once more, with other noise. Privacy
     counts both, so a round is counted here before anything of it leaves the coordinator.
@@ -92,8 +92,8 @@ class Ledger:
             what its rows give, each time.
         unmeasured: Evaluations with noise likewise, each by the round before it.
         clients: The training rows of each client, by node and client, in their order.
-        mean: What is subtracted from each numeric column of a table, if the rows of all nodes
-            standardize it; empty if they do not.
+        mean: Means that are subtracted from the numeric columns of a table, if the rows of all
+            nodes standardize it; empty if they do not.
         scale: Likewise, by what it is divided then.
     """
 
@@ -193,7 +193,7 @@ FINITE = Faults("drop", math.inf)
 
 
 def check_deployable(experiment: Experiment) -> Described:
-    """What an experiment describes; `InputError` if it cannot be deployed whatever nodes hold."""
+    """The runs of an experiment; `InputError` if it cannot be deployed whatever nodes hold."""
     described = describe(experiment)
     for method in described.methods:
         check_case(Case(experiment, method, place="deployment"), of=compatible.ON_NODES)
@@ -363,7 +363,7 @@ class Coordinator:
             after it, each time.
         measured_before: Evaluations with noise likewise.
         dishonest: Why nodes are left out of secure sums, by index.
-        keys: What nodes have agreed on for the next secure sums; None if there is nothing.
+        keys: The keys that nodes have agreed on for the next secure sums; None if there are none.
     """
 
     def __init__(
@@ -407,7 +407,7 @@ class Coordinator:
         return replace(columns, mean=ledger.mean, scale=ledger.scale)
 
     def setup(self, method: Method, seed: int) -> Setup:
-        """What nodes must know of a method."""
+        """The description of a method for nodes."""
         number, protocol = self.number(method), self.protocol
         return Setup(
             run=self.ledger.run,
@@ -424,7 +424,7 @@ class Coordinator:
         )
 
     def _privacy(self, method: Method) -> dict[str, Any]:
-        """What hides the clients of a method, or their rows."""
+        """The privacy of a method's clients, or of their rows, as nodes are told."""
         given, mechanism, noise = self.protocol.privacy, method.mechanism, noise_of(method)
         rounds = steps = None
         if given is not None and mechanism is not None:
@@ -501,7 +501,7 @@ class Coordinator:
     def gather(
         self, asked: Mapping[int, str], read: Callable[[int, Answered], T]
     ) -> tuple[dict[int, T], dict[int, Failed]]:
-        """What is read of each node's answer, and why others have none that can be used."""
+        """Each node's answer as read, and why the others have none that can be used."""
         ended = self.conversation.answers({self.nodes[i]: number for i, number in asked.items()})
         values, failed = dict[int, T](), dict[int, Failed]()
         for index in asked:
@@ -524,11 +524,11 @@ class RemoteMethod:
     """A method whose clients are on nodes.
 
     Attributes:
-        sent: What nodes are sent of the server's state.
-        messages: What the nodes' parts of a round have, in shape, leaves (points, ...), by kind of
+        sent: The part of the server's state that nodes are sent.
+        messages: The shapes of the nodes' parts of a round, leaves (points, ...), by kind of
             request.
         coded: How clients' messages travel by themselves; None for sums in full.
-        shapes: What nodes answer to an evaluation, and `declared` what each may answer.
+        shapes: The shapes of nodes' answers to an evaluation; `declared` has what each may answer.
     """
 
     def __init__(self, server: Coordinator, method: Method) -> None:

@@ -1,6 +1,6 @@
 """Keys, signatures, masks, shares of secrets, and noise from the system's entropy.
 
-* A node signs with the key by which the SuperLink knows it. What is signed begins with `PURPOSE`,
+* A node signs with the key by which the SuperLink knows it. Signed text begins with `PURPOSE`,
   which no request of Flower's does.
 * Masks are whole numbers that AES-256 in counter mode generates, added modulo 2^32 or 2^64, piece
   by piece, so that none lies in memory as a whole.

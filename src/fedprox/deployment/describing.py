@@ -1,4 +1,4 @@
-"""What the runs of an experiment ask of a site, in plain words, from the experiment file alone."""
+"""The requests of an experiment's runs to a site in plain words, from the experiment file alone."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,9 +22,9 @@ class RunAsked(NamedTuple):
     """A run that an experiment file describes: a method with a seed.
 
     Attributes:
-        method: The method.
+        method: The method that is trained.
         points: Its sweep points, all of which are computed in the same rounds.
-        asked: What it asks of a node, as the file alone decides it.
+        asked: The requests to a node, as the file alone decides them.
     """
 
     method: Algorithm
@@ -59,7 +59,7 @@ def runs_asked(experiment: Experiment) -> list[RunAsked]:
 
 
 def _privacy(given: Privacy | None, described: Described) -> Table:
-    """What a run declares of privacy, with the fields of `Setup` that a digest has."""
+    """The privacy that a run declares, with the fields of `Setup` that a digest has."""
     if given is None:
         return {"privacy": None, "private_steps": None}
     declared: Table = {"clip": given.clip, "epsilon": given.epsilon}
@@ -94,7 +94,7 @@ def _noised(given: Privacy | None, evaluations: int) -> Table:
 
 
 def in_words(run: RunAsked) -> list[tuple[str, str]]:
-    """What a run asks of a node: lines of text, each with what it is about."""
+    """The requests of a run to a node: lines of text, each with its subject."""
     asked = run.asked
     secure = "none: the operator sees each node's sum"
     if asked["secure"] is not None:
@@ -133,7 +133,7 @@ def _under(key: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _sent(run: RunAsked) -> list[str]:
-    """What a node sends of its data in a round, beside measures."""
+    """A description of what a node sends in a round, beside measures."""
     asked, method = run.asked, run.method
     lines = ["the weighted sum of the updates of the node's clients in a round; that of one client"]
     lines.append("if one is drawn, and always in asynchronous rounds")
@@ -164,7 +164,7 @@ def _sent(run: RunAsked) -> list[str]:
 
 
 def _measured(run: RunAsked) -> list[str]:
-    """What a node measures for the operator."""
+    """A description of the measures that a node takes for the operator."""
     model = {
         "server": "the server's model",
         "cohort": "the mean model of the last round's clients",

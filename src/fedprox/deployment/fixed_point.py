@@ -13,11 +13,11 @@ a standard deviation of at most :math:`\sqrt n / 2` steps.
 **What a sum can be** is all that the operator checks, since nobody can look at a node's words. With
 the weight :math:`W` of the clients that count, each number of a sum over n nodes is at most
 :math:`B W + n B / 2^k`, up to rounding. That is one check of all n: a node that lies has the room
-of all, and the mean is any that it wants within :math:`\pm B`. No check of sums can do better. What
-a sum may be, it may be with one message that is the sum less the others.
+of all, and the mean is any that it wants within :math:`\pm B`. No check of sums can do better.
+Any allowed sum can result from one message: the sum less the others.
 
 With a norm :math:`C` in place of the bound, each node scales its d numbers to a norm of at most
-:math:`C` times its weight, so :math:`B = C`, and the operator refuses a sum whose norm is above
+:math:`C` times its weight, so :math:`B = C`. The operator refuses a sum whose norm is above
 
 .. math:: C W + n \sqrt d B / 2^k.
 
@@ -28,16 +28,16 @@ deviation
 
 .. math:: \sigma = 1.01 \, z C / (K \sqrt h),
 
-so that the noise of any :math:`h` nodes, those which are honest, hides a client, which moves the
-sum by at most :math:`C / K`; 1 % is for rounding, which moves it by at most :math:`\sqrt d` steps
-more. A sum of rounded normal numbers, with a standard deviation of :math:`s` steps each, has the
-probabilities of a rounded normal number of :math:`s \sqrt h` steps, up to a factor
+so that the noise of any :math:`h` nodes, those which are honest, hides a client. A client moves the
+sum by at most :math:`C / K`. 1 % is for rounding, which moves it by at most :math:`\sqrt d` steps
+more. Take a sum of :math:`h` rounded normal numbers with a standard deviation of :math:`s` steps
+each. It has the probabilities of a rounded normal number of :math:`s \sqrt h` steps, up to a factor
 :math:`e^{\pm 5 / s^2}` for each of the :math:`d` numbers up to 10 standard deviations. So epsilon
 is that of the Gaussian mechanism with z, plus at most :math:`10 d / s^2` a release, the gap.
 
 The clients' messages are clipped, so C is a norm as above. With the noise of n nodes a sum is at
 most :math:`\sigma \sqrt n (\sqrt d + t)` longer, but for a probability of :math:`e^{-t^2 / 2}`
-(concentration of a Lipschitz function of normal numbers), which is below 1e-19 for t = 9.5.
+(concentration of a Lipschitz function of normal numbers). That is below 1e-19 for t = 9.5.
 """
 
 import math

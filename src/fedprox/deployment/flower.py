@@ -2,7 +2,7 @@
 
 Public in Flower are its commands and `flwr.app`, `flwr.serverapp` and `flwr.clientapp`. All other
 names are private and may change in any version; `tests/deployment/test_flower_contract.py` checks
-each, and `docs/development/dependencies.md` says why they are needed: Flower gives a `Grid` and a
+each. They are needed, as `docs/development/dependencies.md` says, since Flower gives a `Grid` and a
 `ClientApp` only to code of an app that it has installed from the SuperLink.
 
 * Nodes are registered, and runs are started and stopped, through `ControlHttpClient`.
@@ -629,7 +629,7 @@ class Incoming:
     """A message whose objects arrive one by one, of at most so many bytes.
 
     Attributes:
-        about: What travels with every message: its run, its sender and others.
+        about: The metadata of every message: its run, its sender and others.
         missing: The names of its objects that are not here yet.
     """
 

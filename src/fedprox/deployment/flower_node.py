@@ -53,7 +53,7 @@ def serve(
 ) -> None:
     """Answer the requests that reach a node, until `stop` is set.
 
-    What keeps the node from its SuperLink is logged as a warning, once.
+    An error that keeps the node from its SuperLink is logged as a warning, once.
     """
     flower.require_flower()
     flower.require_address(connection.superlink)

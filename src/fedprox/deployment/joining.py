@@ -44,7 +44,7 @@ from fedprox.federation import Examples, Federation, Rows, offsets_of
 def description_of(
     name: str, version: str, federation: Federation, reports: list[str], *, sampled: bool
 ) -> Description:
-    """What a node says of its clients."""
+    """A node's description of its clients."""
     train, test, validation = federation.train, federation.test, federation.validation
     parts = [named_leaves(part.x) for part in federation.parts if len(part)]
 
@@ -84,7 +84,7 @@ def description_of(
 
 
 def declared_in_words(description: Description) -> str:
-    """What a node says of its data, in one line."""
+    """A node's description of its data, in one line."""
     clients, kind = description.clients, description.kind
     parts = [
         plural(len(clients.names), "client"),
@@ -199,7 +199,7 @@ def labels_in_words(federation: Federation) -> str:
 
 
 ALIKE = "label", "label_type", "augmented"
-"""What all nodes have alike, beside columns and the arrays of features."""
+"""The properties that are equal on all nodes, beside columns and the arrays of features."""
 
 ORDER = "order of columns"
 """A difference that a line says how to mend."""
@@ -393,7 +393,7 @@ class Joined(NamedTuple):
 
     Attributes:
         nodes: The identifier of each on the network.
-        descriptions: What each says of itself.
+        descriptions: Each node's description of itself.
     """
 
     nodes: tuple[int, ...]
@@ -401,7 +401,7 @@ class Joined(NamedTuple):
 
     @property
     def kind(self) -> DataKind:
-        """What the data of all nodes have in common."""
+        """The kind of data that all nodes share."""
         kinds = [each.kind for each in self.descriptions]  # `check_fits` was asked of them
         arrays = zip(*(kind.features for kind in kinds), strict=True)
         features = [

@@ -1,18 +1,18 @@
-"""What a node keeps in its folder: client state, what it has answered, the sums it has revealed.
+"""The folder of a node: client state, the costs of its answers, the sums that it has revealed.
 
 **Client state** is one file for each client and round, written whole or not at all. An update
 counts only once the coordinator has used it. The node does not know whether an answer arrived in
-time, so it keeps the state after each round as a file of its own, and each request names the round
+time, so it keeps the state after each round as a file of its own. Each request names the round
 whose state the client continues from. A late or lost answer therefore changes neither side. Earlier
 files are removed, unless they belong to a checkpoint of the coordinator. Later files are kept: the
 request may be a repetition of an old one.
 
-**What it has answered** is counted in rounds of a method and seed. A paid round covers one answer
+**The costs of answers** are counted in rounds of a method and seed. A paid round covers one answer
 of each kind: a first cohort's gradients, training, and one evaluation. A request for round t pays
-`max(1, t - s)` rounds, where s is the last round that was paid: the rounds in between, in which no
-client of the node was drawn, are rounds too, and a round that is repeated is paid again. An
-evaluation beyond that of its round pays the next one, since measures of chosen models reveal as
-much as other answers. A request that is repeated has the same answer and pays nothing.
+`max(1, t - s)` rounds, where s is the last round that was paid. The rounds in between, in which no
+client of the node was drawn, are rounds too. A round that is repeated is paid again. An evaluation
+beyond that of its round pays the next one, since measures of chosen models reveal as much as other
+answers. A request that is repeated has the same answer and pays nothing.
 
 The releases of a private run are counted likewise, from what is released alone: evaluations without
 noise are outside the guarantee, and those with noise are counted one by one. Rounds after the last
@@ -24,11 +24,11 @@ noise once it is computed anew, and so is paid anew.
 An answer must not cost more the more a node has answered. So releases are counted by what they
 release for the last `EXACTLY` different mechanisms alone; those before are composed to a bound.
 
-**Sums**: a node helps to reveal one sum of messages of each kind in each round of a run. With two
-sums of the same messages, over all nodes and over all but one, anybody could subtract. A run that
-is resumed measures its last model again, so the last evaluation of a run may be repeated, but with
-no other model. Secrets of a sum are in the node's memory alone: a node that was restarted has none
-of earlier sums, and can reveal nothing.
+**Sums**: a node reveals its shares of one sum of messages of each kind in each round of a run. From
+two sums of the same messages, over all nodes and over all but one, the operator could compute the
+one. A run that is resumed measures its last model again, so the last evaluation of a run may be
+repeated, but with no other model. Secrets of a sum are in the node's memory alone: a node that was
+restarted has none of earlier sums, and can reveal nothing.
 """
 
 import hashlib
@@ -54,11 +54,11 @@ from fedprox.parts.privacy.accounting import Composed, Mechanism, alike, compose
 
 
 class NodeMemory(Head):
-    """What a node remembers over all runs, in a file of its folder.
+    """A node's memory over all runs, in a file of its folder.
 
     Attributes:
         FILE: The file's name.
-        DAMAGED: What it is for, and what to do if it is damaged.
+        DAMAGED: The file's purpose, and what to do if it is damaged.
     """
 
     FILE: ClassVar[str]
@@ -69,7 +69,7 @@ K = TypeVar("K", bound=NodeMemory)
 
 
 def read_kept(kind: type[K], folder: Path) -> K:
-    """What a folder's file holds; what is empty if there is none."""
+    """The content of a folder's file; an empty one if there is no file."""
     path = folder / kind.FILE
     try:
         return kind.model_validate_json(path.read_bytes()) if path.exists() else kind()
@@ -190,18 +190,18 @@ NO_ROUND = -1
 
 
 class RunSpent(Head):
-    """What one seed of a method has spent.
+    """The privacy and rounds that one seed of a method has spent.
 
     Attributes:
         round: The last round that is paid.
         answered: The kinds of requests that were answered in this round.
         released: The last round in which clients sent something.
         releases: Rounds of this mechanism that are counted.
-        mechanism: What a round releases; None without privacy.
-        whole: What all rounds release together, if they are counted so.
+        mechanism: The mechanism of a round; None without privacy.
+        whole: The mechanism of all rounds together, if they are counted so.
         steps: Private local steps of each client.
         evaluations: Evaluations with noise.
-        measured: What each of these releases; None without.
+        measured: The mechanism of such an evaluation; None without.
         request: Digest of the last request.
     """
 
@@ -222,7 +222,7 @@ Taken = list[tuple[Mechanism, NotNegative]]
 
 
 class NodeSpent(NodeMemory):
-    """What a node has answered with its data.
+    """The costs of a node's answers.
 
     Attributes:
         rounds: Rounds of all runs, counted once for each sweep point.
@@ -230,7 +230,7 @@ class NodeSpent(NodeMemory):
         before: Private rounds before those; None if there are none.
         steps: Private local steps of each client in all runs, by what they release.
         steps_before: Private local steps of clients before those.
-        runs: What each of the last runs has spent, the last one at the end.
+        runs: The spending of each of the last runs, the last one at the end.
     """
 
     FILE: ClassVar = "spent.json"
@@ -246,7 +246,7 @@ class NodeSpent(NodeMemory):
     runs: dict[str, RunSpent] = Field(default_factory=dict)
 
     def of(self, setup: Setup) -> RunSpent:
-        """What a run has spent so far."""
+        """The spending of a run so far."""
         return self.runs.get(setup.name, RunSpent())
 
     def others(self, setup: Setup) -> Taken:
@@ -270,7 +270,7 @@ class NodeSpent(NodeMemory):
         steps: Mapping[str, tuple[Mechanism, int]] = MappingProxyType({}),
         of_rows: Collection[str] = (),
     ) -> "NodeSpent":
-        """What is spent once a request is answered; with noise, evaluations are of rows."""
+        """The spending after a request is answered; with noise, evaluations are of rows."""
         assert request.setup is not None
         own, hiding = self.of(request.setup), request.setup.privacy
         measures = request.setup.measures if request.kind == "evaluate" else None
@@ -358,11 +358,11 @@ SumPlace = tuple[str, int]
 
 
 class Revealed(NodeMemory):
-    """The sums that a node has helped to reveal.
+    """The sums for which a node has revealed its shares.
 
     Attributes:
         rounds: The last such round, by run and kind of sum. Earlier ones count as revealed.
-        measured: What was asked in this round, by run, of sums of measures.
+        measured: The request of this round, by run, for sums of measures.
     """
 
     FILE: ClassVar = "sums.json"
@@ -374,7 +374,7 @@ class Revealed(NodeMemory):
     measured: dict[str, str] = Field(default_factory=dict)
 
     def check(self, place: SumPlace, measured: str = "") -> None:
-        """Raise `InputError` if a node has helped to reveal this sum, or another in its place."""
+        """Raise `InputError` if the node has revealed this sum, or another in its place."""
         name, round_ = place
         last = self.rounds.get(name, NO_ROUND)
         again = round_ == last and bool(measured) and measured == self.measured.get(name)

@@ -191,7 +191,7 @@ class _Asking:
     def _asked(
         self, read: Any, allowed: Any, arrays: Sequence[Array] = (), secret: SecureSum | None = None
     ) -> list[Any]:
-        """What is read of the answer of each node."""
+        """Each node's answer as read."""
         server, nodes = self.server, range(len(self.server.nodes))
         requests = {
             i: server.request("moments", self.setup, round=int(bool(arrays))) for i in nodes

@@ -30,7 +30,7 @@ class Parcel(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What came back for a request.
+    """The reply to a request.
 
     Attributes:
         request: The request's identifier, as `Network.send` returned it.

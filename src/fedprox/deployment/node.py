@@ -1,6 +1,6 @@
 """A node: it holds clients, compiled programs and client state, and answers requests.
 
-A node keeps no state of a conversation. A request says all that is needed to answer it, so a node
+A node keeps no state of a conversation. A request says all that is needed to answer it. So a node
 that was restarted goes on with the next one, and a request that is repeated gets the same answer.
 It counts what it answers with its data, on disk, before an answer leaves it (`kept`).
 """
@@ -167,7 +167,7 @@ class Node:
 
     @cached_property
     def kind(self) -> DataKind:
-        """What the data have in common with those of other nodes."""
+        """The kind of the data, which is the same on all nodes."""
         return description_of(self.name, "", self.federation, [], sampled=False).kind
 
     @property
@@ -619,7 +619,7 @@ class Node:
 
 
 def _in_words(request: Request) -> str:
-    """What is asked, for the log, with foreign text escaped.
+    """A request in words, for the log, with foreign text escaped.
 
     >>> _in_words(Request(version=2, id="1", kind="describe"))
     'describe'

@@ -82,7 +82,8 @@ class NodeFile(Section):
         default=None, description="A part of these clients, for trials; all if left out."
     )
     policy: Policy = Field(
-        default_factory=Policy, description="What the node computes for others and reports."
+        default_factory=Policy,
+        description="The requests that the node answers, and the measures it reports.",
     )
 
 

@@ -1,8 +1,8 @@
 """A method on a node: its parts of rounds and evaluations, by the simulation's programs.
 
 With a deadline, the time of a round is shared out between its requests, passes and clients as the
-planned work is, in rows whose gradients are computed. What a pass leaves is there for the next one,
-so a share that is too large costs little.
+planned work is, in rows whose gradients are computed. The next pass has the time that a pass
+leaves, so a share that is too large costs little.
 """
 
 import math
@@ -164,12 +164,12 @@ class NodeMethod:
 
     @cached_property
     def shapes(self) -> NodeMeasures:
-        """What the node answers to an evaluation, in shape."""
+        """The shapes of the node's answer to an evaluation."""
         return evaluation_shapes(self.model, self.setup.data, self.points)
 
     @cached_property
     def sent(self) -> SentState:
-        """What the node is sent of the method."""
+        """The part of the method's state that the node is sent."""
         return sent_state_of(self.measuring.algorithm, self.model.shapes)
 
     def jobs(self, work: NodeWork, participation: float) -> Jobs:
@@ -207,7 +207,7 @@ class NodeMethod:
         )
 
     def releases(self, steps: Mapping[str, int]) -> dict[str, tuple[Mechanism, int]]:
-        """What the private local steps of clients release; empty if steps hide no rows."""
+        """The releases of clients' private local steps; empty if steps hide no rows."""
         hiding = self.setup.private_steps
         if hiding is None:
             return {}
@@ -258,7 +258,7 @@ class NodeMethod:
         return trained, jax.tree.map(lambda a: np.asarray(a)[place], part.client_state)
 
     def _round_part(self, part: PartialRound, jobs: Jobs) -> RoundPart:
-        """What a program computed, without its rows for unused places."""
+        """The results of a program, without the rows for unused places."""
         count = len(jobs.client)
         shape = (count, self.points)
         steps = np.broadcast_to(jobs.steps[:, None], shape)
@@ -354,7 +354,7 @@ class NodeMethod:
         return self._programs[name]
 
     def _timed(self, program: Any, *arguments: Any) -> Any:
-        """What a program computes; its clock begins now."""
+        """The results of a program whose clock begins now."""
         self.began = time.perf_counter()
         return jax.block_until_ready(program(*arguments))
 

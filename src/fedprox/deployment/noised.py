@@ -35,7 +35,7 @@ def names_of(protocol: Protocol) -> list[str]:
 def shown(
     protocol: Protocol, setup: Setup, sums: EvaluationSums, asked: Collection[str]
 ) -> dict[str, Any]:
-    """What a node answers of the measures that it reports: sums, with noise if it adds some."""
+    """A node's answer with the measures that it reports: sums, with noise if it adds some."""
     measures, by_rows = setup.measures, setup.private_steps is not None
     assert measures is not None
     found = sums_of(protocol, sums.by_client)
@@ -96,7 +96,7 @@ def noise_of_operator(
 
 
 def declared_with_noise(declared: Declared, setup: Setup) -> Declared:
-    """What bounds the measures of a node whose measures are clipped, and may have noise."""
+    """The bounds of a node's measures that are clipped, and may have noise."""
     if setup.measures is None:
         return declared
     if setup.private_steps is None:  # each client counts once

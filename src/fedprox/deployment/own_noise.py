@@ -1,8 +1,8 @@
 r"""A site's own guarantee: what a node clips, noises and counts itself, whatever a run asks.
 
 A node with `own` in `[policy.privacy]` scales the message of each of its clients to a norm of at
-most :math:`C`, and adds noise to their weighted sum before anything else is done with it, such as a
-secure sum or the run's own privacy:
+most :math:`C`, and adds noise to their weighted sum. A secure sum or the run's own privacy come
+after that:
 
 .. math:: \sum_k w_k m_k \min(1, C / \|m_k\|) + \mathcal N(0, (z C \max_k w_k)^2 I).
 
@@ -66,7 +66,7 @@ ROUNDING = 1e-9
 
 
 class OwnSpent(NodeMemory):
-    r"""What the sums of a node have cost each of its clients.
+    r"""The cost of a node's sums to each of its clients.
 
     Attributes:
         clients: :math:`\sum_t z_t^{-2}` of each client, over all runs.
@@ -89,7 +89,7 @@ class SiteGuarantee:
     """The noise that a node adds itself, and what it has spent.
 
     Args:
-        given: What the node's file asks.
+        given: The setting in the node's file.
         folder: The node's folder.
         clients: The number of the node's clients.
     """
@@ -120,7 +120,7 @@ class SiteGuarantee:
         return self.declared.multiplier(setup.rounds, points, releases(method))
 
     def epsilon(self, clients: Iterable[str]) -> float:
-        """What the one of some clients has spent that has spent most."""
+        """The epsilon spent by the client that has spent most, among some clients."""
         return self._epsilon(max(self.spent.clients.get(name, 0.0) for name in clients))
 
     def _epsilon(self, spent: float) -> float:
@@ -131,7 +131,7 @@ class SiteGuarantee:
         return epsilon_of(gaussian(noise, self.given.delta), 1)
 
     def paid(self, clients: Iterable[str], noise_multiplier: float, points: int) -> OwnSpent:
-        """What is spent after a sum at each sweep point; `InputError` if too little is left."""
+        """The spending after a sum at each sweep point; `InputError` if too little is left."""
         more, most = points * noise_multiplier**-2, self.declared.noise_multiplier**-2
         after = dict(self.spent.clients)
         for name in clients:
@@ -165,7 +165,7 @@ class SiteGuarantee:
 def check_noised(setup: Setup, case: Case) -> None:
     """Raise `InputError` if a run cannot have noise in its messages, whoever adds it.
 
-    What does not go with the unit "client" of `fedprox.Privacy` does not go with it either.
+    Settings that exclude the unit "client" of `fedprox.Privacy` exclude such noise too.
     """
     place = "policy.privacy.own"
     adaptive = setup.privacy is not None and setup.privacy.adaptive_clip is not None

@@ -1,4 +1,4 @@
-"""What a round's requests and answers carry: the arrays that clients read, and their messages."""
+"""The arrays of a round's requests and answers: those that clients read, and their messages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from fedprox.protocol.protocol import Protocol
 
 
 class SentState(NamedTuple):
-    """What the nodes of a method are sent.
+    """The part of the server's state that the nodes of a method receive.
 
     Attributes:
         state: The server's state, in shape, for one sweep point.
@@ -69,7 +69,7 @@ class SentState(NamedTuple):
 
 
 def sent_state_of(algorithm: Algorithm, params: Params) -> SentState:
-    """What the nodes of a method are sent.
+    """The part of the server's state that the nodes of a method receive.
 
     >>> from fedprox.algorithms import feddyn
     >>> sent_state_of(feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)).read  # not h
@@ -213,11 +213,11 @@ class Coded:
         self.weighted = jit_once(jax.vmap(weighted, in_axes=(0, 0, None, None)))
 
     def shapes(self, jobs: int) -> Any:
-        """What a node sends for so many clients, in shape."""
+        """The shapes of a node's messages for a number of clients."""
         return self.coding.shapes(jobs, self.points)
 
     def packed(self, codes: Any, jobs: int) -> Any:
-        """What a node sends for its first jobs, of codes with leaves (points, slots, ...)."""
+        """A node's packed codes for its first jobs, from codes with leaves (points, slots, ...)."""
         by_job = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 1, 0)[:jobs], codes)
         return self.coding.packed(by_job)
 

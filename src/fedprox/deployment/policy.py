@@ -77,9 +77,9 @@ class OwnPrivacy(Section):
     clip: float = Field(description="Largest norm of a client's message.", examples=[1.0])
     rounds: int | None = Field(
         default=None,
-        description="Rounds, over all runs and for each sweep point, that are to use it up; those "
-        "of a run if left out, so that a client that took part in all of them takes part in no "
-        "other run.",
+        description="Rounds over which it is spent, over all runs and for each sweep point. If "
+        "left out, these are the rounds of one run: a client that took part in all of them takes "
+        "part in no other run.",
         examples=[500],
     )
 
@@ -97,8 +97,8 @@ class PrivacyPolicy(Section):
 
     unit: Unit = Field(
         default="client",
-        description='What it hides: "client" for a client with all of its rows, "example" for a '
-        "row. Runs that hide the other are refused.",
+        description='The unit that it hides: "client" for a client with all of its rows, '
+        '"example" for a row. Runs that hide the other are refused.',
         examples=["example"],
     )
     epsilon: float | None = Field(
@@ -220,7 +220,7 @@ class Policy(Section):
         '`[policy.privacy]` need `exact_measures`. "gradients" must be named: one gradient can '
         'hold a row. Without "gradients" or "loss" the node refuses methods whose clients send '
         'gradients or losses of their own, and without "gradients" a solver with `gamma`, since '
-        "steps show when a gradient was small. What updates reveal is not bounded by it.",
+        "steps show when a gradient was small. It does not limit what updates reveal.",
     )
     fewest_rows: int = Field(
         default=1,

@@ -2,8 +2,8 @@
 
 With privacy of clients, nodes clip what their clients send, and the coordinator adds noise from the
 system's entropy, also in a round without answers. Cohorts and stragglers come from the system's
-entropy too, since whoever knows the seed would know who takes part; but for cyclic cohorts, which
-need not be secret, and in which a resumed run must keep a client's rounds apart. With privacy of
+entropy too, since whoever knows the seed would know who takes part. Cyclic cohorts need not be
+secret and follow the seed, since a resumed run must keep a client's rounds apart. With privacy of
 examples nodes do it all, and the coordinator counts.
 """
 
@@ -281,7 +281,7 @@ class RemoteSeed:
         hparams: Mapping[str, Any],
         seconds: Mapping[int, float],
     ) -> Combined:
-        """What clients have trained in a round."""
+        """The results of clients' training in a round."""
         first = bool(self.remote.sent.initial and (self.used[jobs.client] == NEW).any())
         arrays = self.remote.arrays(state, hparams, self.params if first else None)
         possible = self.remote.possible(t, hparams)
@@ -292,7 +292,7 @@ class RemoteSeed:
     ) -> tuple[Params, NDArray[np.bool_], dict[str, Any]]:
         """g^t over a first cohort, at which sweep points it is valid, and what it cost.
 
-        What nodes take of their seconds is subtracted.
+        The time that nodes take is subtracted from `seconds`, by node.
         """
         began, jobs = time.perf_counter(), call.exchange
         params = jax.vmap(self.method.algorithm.server.params)(state)
@@ -426,7 +426,7 @@ class RemoteSeed:
         )
 
     def _traffic(self, began: float, jobs: Jobs, result: Combined) -> dict[str, Any]:
-        """What a round cost, by the clients whose updates count; privacy hides who they are."""
+        """The cost of a round, by the clients whose updates count; privacy hides who they are."""
         names, clients = self.server.protocol.federation.names, {}
         for node in [] if self.private else result.parts:
             for j in node.at.tolist():
@@ -448,7 +448,7 @@ class RemoteSeed:
         answers: Mapping[int, Answered],
         clients: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """What some answers of nodes cost, which were awaited since `began`."""
+        """The cost of some answers of nodes, which were awaited since `began`."""
         return {
             "seconds": time.perf_counter() - began,
             "bytes_down": sum(each.bytes_down for each in answers.values()),

@@ -9,7 +9,7 @@ two secrets.
 
 **One sum, of at least t nodes.** Let n nodes have keys, of which c collude with an operator who
 does anything, and :math:`2t > n + c`. A node that is honest reveals its shares for one set S of the
-nodes A that it was asked with: for all of A, or for S that t nodes have signed. So t - c honest
+nodes A that it was asked with. S is all of A, or a set that t nodes have signed. So t - c honest
 nodes at least reveal what gives a secret.
 
 * Not both secrets of a node: that would take :math:`2 (t - c)` of :math:`n - c` honest nodes.
@@ -17,14 +17,14 @@ nodes at least reveal what gives a secret.
   out are known, and at most n - t honest nodes have not signed it. With the c others these are
   fewer than t: their shares give no seed of a node that was left out, and they are not all nodes of
   another sum.
-* If none is signed, no key is known, and a message stays masked unless all honest nodes of its A
+* If none is signed, no key is known. A message stays masked unless all honest nodes of its A
   were asked with the same A and their seeds are known. No two such A have t nodes each.
 
 A sum over **all nodes or none**, of measures or moments, has pairwise masks alone, from keys that
 nothing reveals. They cancel in the sum of all messages and in no other, so there is nothing to
 confirm, and a node's answer is its last word.
 
-What is summed is bound by the masks: a pairwise mask is that of a digest of all that nodes are
+The masks bind the sum to its request. A pairwise mask depends on a digest of all that nodes are
 asked alike, the setup, round, arrays, weights and the names of the nodes. The masks of nodes that
 are asked different things do not cancel. No mask is used twice: each node begins the sums of its
 keys in their order, and forgets the secrets of those before.
@@ -119,7 +119,7 @@ def of_all_purpose(roster: str, number: int, context: str, nodes: Iterable[str])
 def confirmation(
     roster: str, number: int, context: str, asked: Iterable[str], included: Iterable[str]
 ) -> bytes:
-    """What a node signs of a sum: its keys, what was asked of whom, and whose messages came."""
+    """The text that a node signs for a sum: its keys, the requests, and whose messages came."""
     said = [roster, number, context, sorted(asked), sorted(included)]
     return b"included " + json.dumps(said).encode()
 
@@ -337,7 +337,7 @@ class Sums:
         return {MASKED: vector}
 
     def _count(self, place: SumPlace, measured: str = "") -> None:
-        """Count a sum that the node helps to reveal, on disk."""
+        """Count a sum whose shares the node reveals, on disk."""
         revealed = self.revealed.after(place, measured)
         if revealed != self.revealed:
             write_kept(self.folder, revealed)
@@ -391,14 +391,14 @@ class OperatorSum:
     """The operator's part of one secure sum.
 
     Args:
-        secret: What all requests of the sum have.
+        secret: The fields that all requests of the sum have.
         context: The digest of what all nodes are asked alike.
 
     Attributes:
         masked: The masked messages, by name.
-        answers: What nodes have answered to "confirm" and "reveal", by stage and name.
-        liars: What nodes have revealed wrongly, by name. The sum does without it.
-        dishonest: What makes the secrets of nodes useless, by name. There is no sum with them.
+        answers: The nodes' answers to "confirm" and "reveal", by stage and name.
+        liars: The wrong secrets that nodes have revealed, by name. The sum does without them.
+        dishonest: Why the secrets of nodes cannot be used, by name. There is no sum with them.
     """
 
     def __init__(self, keys: OperatorKeys, secret: Secret, context: str) -> None:
@@ -418,7 +418,7 @@ class OperatorSum:
         return ("reveal",) if whole else ("confirm", "reveal")
 
     def asked(self, stage: SumStage, name: str) -> dict[str, Any]:
-        """What a node is sent in a stage, as fields of `Secret`."""
+        """The fields of `Secret` that a node is sent in a stage."""
         del name
         included = {"number": self.secret.number, "included": sorted(self.masked)}
         if stage == "confirm":

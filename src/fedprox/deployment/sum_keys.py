@@ -7,7 +7,7 @@ a secret that is revealed for one sum tells nothing of another, and what holds f
 of its own holds for each of them. One key serves all: by it two nodes seal shares for each other,
 and mask sums over all nodes. It is never shared, and nothing reveals it.
 
-What is sealed the operator cannot read. Each node states digests of the shares that it gives the
+The operator cannot read sealed shares. Each node states digests of the shares that it gives the
 others. A node that cannot use a share says so, and either of the two lies. At most n - t of n nodes
 may lie, and an honest one disagrees with liars alone, so a node that disagrees with more than that
 lies. No node has sent a message by then, and keys are made anew without it.
@@ -56,7 +56,7 @@ HASH_LENGTH = 64
 
 
 def digest_of_setup(setup: Setup) -> str:
-    """What nodes sign of a run: its method, seed and settings."""
+    """The text that nodes sign for a run: its method, seed and settings."""
     return hash_of(setup.model_dump_json().encode())
 
 
@@ -235,16 +235,16 @@ class OperatorKeys:
     """The operator's part of keys: what nodes are sent, and what they may answer.
 
     Args:
-        context: What the nodes sign of the run.
+        context: The text that the nodes sign for the run.
         key_of: (name) -> the public key by which the network knows a node; empty if it does not.
 
     Attributes:
         name: Identifier of the keys.
-        answers: What nodes have answered, by stage and name.
+        answers: The nodes' answers, by stage and name.
         roster: The advertisements, by name.
         members: The nodes whose messages can be summed.
         problems: Why other nodes have no keys, by name.
-        dishonest: What makes the keys of nodes useless, by name.
+        dishonest: Why the keys of nodes cannot be used, by name.
         begun: Numbers of the next sums, as in `NodeKeys`.
     """
 
@@ -260,7 +260,7 @@ class OperatorKeys:
         self.begun = {False: 0, True: 0}
 
     def asked(self, stage: SumStage, name: str) -> dict[str, Any]:
-        """What a node is sent in a stage, as fields of `Secret`."""
+        """The fields of `Secret` that a node is sent in a stage."""
         if stage == "share":
             return {"roster": [*self.roster.values()]}
         if stage == "accept":

@@ -37,7 +37,7 @@ class SuperLink(NamedTuple):
     """A SuperLink that runs.
 
     Attributes:
-        process: Its process.
+        process: The operating system's process.
         control: A connection to it, to register nodes.
         log: The file with what it says.
     """
@@ -93,7 +93,7 @@ def running_superlink(
 
 
 def check_folder(folder: Path) -> str:
-    """What a SuperLink's certificate is for; `InputError` unless it can start with a folder."""
+    """The names in a SuperLink's certificate; `InputError` unless it can start with a folder."""
     certificate = require_pair(folder / "server.pem", folder / "server.key")
     flower.require_certificates(folder / "ca.pem")
     require((folder / "secret").is_file(), f"{folder / 'secret'}: no such file")

@@ -2,7 +2,7 @@
 
 A request has a head, JSON that pydantic checks, and a body with arrays. An answer likewise. Heads
 name a version; a node refuses those of another version. The arrays of a request are named by their
-digests: a node keeps the arrays of its last requests, so the coordinator sends an array to a node
+digests. A node keeps the arrays of its last requests, so the coordinator sends an array to a node
 once, and again if the node says that it lacks it.
 """
 
@@ -77,7 +77,7 @@ SumStage = Literal["advertise", "share", "accept", "confirm", "reveal"]
 """Requests of secure sums, beside those whose answers are summed."""
 
 RequestKind = Literal["describe", "prepare", "moments", "gradients", "train", "evaluate", SumStage]
-"""What a request asks for."""
+"""The kind of a request."""
 
 Summed = Literal["moments", "gradients", "train", "evaluate"]
 """The requests whose answers can be summed in secret."""
@@ -148,7 +148,7 @@ def require_columns(lists: Sequence[Sequence[Any]]) -> None:
 
 
 class ArrayKind(Head):
-    """What all clients' features have in common, or one of several arrays of them.
+    """The kind of all clients' features, or of one of several arrays of them.
 
     Attributes:
         name: Its name among the features, such as "image" or "views.0"; "" for one array.
@@ -164,7 +164,7 @@ class ArrayKind(Head):
 
 
 class DataKind(Head):
-    """What all clients' data have in common. What a node says determines everybody's model.
+    """The kind of all clients' data. A node's description determines the model of all nodes.
 
     Attributes:
         classes: Number of classes; 0 if labels are not classes.
@@ -241,13 +241,13 @@ class Clients(Head):
 
 
 class SiteNoise(Head):
-    """What a node does itself to the messages of its clients, whatever a run asks.
+    """The noise that a node adds to the messages of its clients itself, whatever a run asks.
 
     Attributes:
         clip: Largest norm of a client's message, before it is weighted and summed.
         noise_multiplier: Standard deviation of the noise over this norm, if a single sum were to
             use up the node's epsilon.
-        rounds: Rounds, over all runs, that are to use it up; None for those of a run.
+        rounds: Rounds, over all runs, over which it is spent; None for the rounds of one run.
     """
 
     clip: Annotated[float, Field(ge=CLIPS[0], le=CLIPS[1])]
@@ -264,11 +264,11 @@ class SiteNoise(Head):
 
 
 class Description(Head):
-    """What a node says of itself.
+    """A node's description of itself.
 
     Attributes:
         version: Version of fedprox on the node.
-        kind: What its clients' data have in common.
+        kind: The kind of its clients' data.
         central_validation: Number of validation rows that belong to no client.
         reports: The measures that the node reports.
         silent: Why it reports no losses, in a few words; empty if it does.
@@ -289,14 +289,14 @@ class Description(Head):
 
 
 class PrivateRounds(Head):
-    """What hides the clients of a run.
+    """The privacy of a run's clients.
 
     Attributes:
         clip: Largest norm of what a client sends; with `adaptive_clip` the first one.
         epsilon: Epsilon of all rounds to which the noise is calibrated; None if the experiment
             gives the noise.
         adaptive_clip: How the norm follows the clients' norms; None leaves it as it is.
-        mechanism: What a round releases.
+        mechanism: The mechanism by which a round releases its sum.
         rounds: Rounds that are released in all, those repeated after an interruption included.
     """
 
@@ -366,12 +366,12 @@ class PrivateMeasures(Head):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What an evaluation releases about a client, or about a row."""
+        """The mechanism of an evaluation, for a client or a row."""
         return gaussian(self.noise_multiplier, self.delta)
 
     @property
     def planned(self) -> Releases:
-        """What all evaluations of the run release, without those that are repeated."""
+        """The mechanism of all evaluations of the run, without those that are repeated."""
         return self.mechanism, self.evaluations
 
 
@@ -397,10 +397,10 @@ class Securing(Head):
 
 
 class Advert(Head):
-    """What a node says of itself for the sums of some keys.
+    """A node's advertisement for the sums of some keys.
 
     Attributes:
-        keys: Which keys.
+        keys: Identifier of the keys.
         context: Digest of the run's setup.
         measures: The measures that it reports.
         pairing: Public key for shares that are sent to it, and for masks of sums over all nodes.
@@ -420,7 +420,7 @@ class Advert(Head):
 
     @property
     def signed(self) -> bytes:
-        """What is signed of it."""
+        """The bytes that are signed."""
         return b"advertisement " + self.model_dump_json(exclude={"signature"}).encode()
 
 
@@ -428,8 +428,8 @@ class Secret(Head):
     """A request's part of secure sums; each kind of request has some of its fields.
 
     Attributes:
-        keys: Which keys.
-        of: What is summed; for keys, what is summed first.
+        keys: Identifier of the keys.
+        of: The kind of what is summed; for keys, of what is summed first.
         number: Number of the sum among those of the keys, of messages or over all nodes.
         by: Whether the clients of the sum weigh the same, or as their training rows.
         rate: The weight of each client, or of each row.
@@ -438,7 +438,7 @@ class Secret(Head):
         shares: The sealed shares for the node by sender, for "accept".
         commitments: The digests of these shares, as their senders have answered them.
         included: The nodes whose messages are in the sum, for "confirm" and "reveal".
-        signatures: What nodes have answered to "confirm", for "reveal".
+        signatures: The nodes' answers to "confirm", for "reveal".
     """
 
     keys: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -455,7 +455,7 @@ class Secret(Head):
 
 
 class Setup(Head):
-    """What a node must know to compute for a method. It names functions, and holds no code.
+    """A method as a node must know it to compute. It names functions, and holds no code.
 
     Attributes:
         run: Identifier of the experiment's run, under which client state is stored.
@@ -464,9 +464,9 @@ class Setup(Head):
         rounds: Number of rounds T.
         clients: Number of clients of all nodes.
         clients_per_round: Clients K of a round.
-        data: What all nodes' data have in common.
-        mean: What is subtracted from each numeric column of a table, if all nodes standardize by
-            the numbers of all; empty before they are known, and if they do not.
+        data: The kind of all nodes' data.
+        mean: Means that are subtracted from the numeric columns of a table, if all nodes
+            standardize by the numbers of all; empty before they are known, and if they do not.
         scale: Likewise, by what it is divided then.
         parameters: The model's parameters in words, to compare.
         base: Digest of the values that the model freezes, which each node has; None for none.
@@ -474,7 +474,7 @@ class Setup(Head):
         gradients: Whether gradients are measured.
         deadline: Seconds that a node works on a round, which the round's requests share; None for
             no limit.
-        privacy: What hides the clients; None for nothing.
+        privacy: How clients are hidden; None if they are not.
         private_steps: How local steps hide rows; None if they do not.
         measures: How measures get noise; None if they have none.
         secure: How messages are summed in secret; None if the coordinator sees each node's.
@@ -599,8 +599,11 @@ READS: Mapping[RequestKind, frozenset[str]] = {
     "evaluate": _SUMMED,
     **{kind: _STAGE | {f"secret.{name}" for name in names} for kind, names in STAGES.items()},
 }
-"""What each kind of request reads, beside what all have, of `secret` field by field. A request has
-nothing else, so two that differ ask for different things."""
+"""The fields that each kind of request reads beside those that all have.
+
+A request has no other fields, so two that differ ask for different things. Those of `secret` are
+listed one by one.
+"""
 
 
 class Answer(Head):

@@ -36,7 +36,7 @@ class Ownership(NamedTuple):
 
     Attributes:
         bounds: First client of each process, and the number of clients, shape (processes + 1,).
-        process_index: Index of this process.
+        process_index: Index of this process, from 0.
     """
 
     bounds: NDArray[np.int64]

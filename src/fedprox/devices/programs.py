@@ -107,7 +107,7 @@ class ProgramSpec:
     Attributes:
         make: () -> the program.
         arguments: Arguments for which it is compiled.
-        known: What it depends on beside their shapes, compared `by_value`.
+        known: The values on which it depends beside their shapes, compared `by_value`.
     """
 
     make: Callable[[], Wrapped]
@@ -131,7 +131,7 @@ class CompiledProgram(NamedTuple):
     """A program of `PROGRAMS`.
 
     Attributes:
-        program: The program.
+        program: The compiled program.
         bytes: Bytes of its constants and of its code, as far as JAX says.
         functions: The functions of others that it was made of.
     """

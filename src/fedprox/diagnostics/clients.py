@@ -74,7 +74,7 @@ def evaluate(model: Model, params: Params, federation: Federation) -> Evaluation
     rows. Rows are read in slices, so the federation may be larger than the device's memory.
 
     Args:
-        model: The model.
+        model: The model of the parameters.
         params: Its parameters, such as `Run.params` or what `load_model` returns.
         federation: The clients and their data.
 
@@ -193,15 +193,15 @@ def models_of(stacked: Params) -> list[Params]:
 
 
 def nearest_models(model: Model, models: Params, federation: Federation) -> NDArray[np.int64]:
-    """Which of some models has the lowest loss on each client's training rows.
+    """The index of the model with the lowest loss on each client's training rows.
 
     Args:
-        model: The model.
+        model: The model of the parameters.
         models: Parameters of several models, leaves (models, ...), such as `Run.models`.
         federation: The clients and their data; they need not have taken part.
 
     Returns:
-        A number for each client, shape (clients,), the first on ties.
+        The index of a model for each client, shape (clients,); the first on ties.
 
     Raises:
         InputError: If the parameters do not fit the model, or the model the federation.

@@ -1,8 +1,8 @@
 """The curvature of the clients' objectives at a point: L and L_- by Lanczos.
 
-No Hessian is formed: its product with a vector v is the gradient of <grad F_k(w), v>, summed over
-slices of the client's rows, and Lanczos (1950) approximates the extreme eigenvalues from a few
-products. The approximations lie within the true range, so they bound L and L_- from below, and the
+No Hessian is formed. Its product with a vector v is the gradient of <grad F_k(w), v>, summed over
+slices of the client's rows. Lanczos (1950) approximates the extreme eigenvalues from a few
+products. The approximations lie within the true range, so they bound L and L_- from below. The
 extreme ones converge first: 20 products give L to a few digits, whatever the number of parameters.
 """
 
@@ -74,7 +74,7 @@ def curvature(
 
     Args:
         federation: The clients, whose training rows are read.
-        model: The model.
+        model: The model of the parameters.
         params: The parameters w.
         iterations: Lanczos steps, at least 1. Each computes a product with the Hessian and stores a
             vector as large as the parameters. They end early if they have found all eigenvalues.

@@ -2,9 +2,9 @@
 
 A diagnosis precedes training and costs a short sweep, which is ordinary training. About their data,
 clients report only the number of rows, the effective number of classes and the curvature of their
-objective; no label leaves them. The diagnosis gives both the mu that theory requires (Li et al.
-2020, Theorem 4 and Corollary 7) and the mu that the sweep suggests, because the two are far apart:
-the paper itself tunes mu over {0.001, 0.01, 0.1, 1}.
+objective; no label leaves them. The diagnosis gives the mu that theory requires (Li et al. 2020,
+Theorem 4 and Corollary 7) and the mu that the sweep suggests. The two are far apart. The paper
+itself tunes mu over {0.001, 0.01, 0.1, 1}.
 """
 
 import math
@@ -62,7 +62,7 @@ class Tried(NamedTuple):
         late_loss: Mean f(w) over the last quarter of the evaluations and over the seeds.
         spread: Standard deviation over seeds of each seed's mean over that quarter.
         expected_gap: Expected difference between f(w) and that of the best mu at the end of the
-            planned run; infinity if a seed has diverged or f(w) is above that of the initial model.
+            planned run. Infinity if a seed has diverged or f(w) is above that of the initial model.
     """
 
     mu: float
@@ -74,7 +74,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` finds.
+    """The findings of `diagnose`.
 
     Attributes:
         of_clients: Number of clients of the whole federation; the diagnosed clients may be a
@@ -475,9 +475,9 @@ def expected_gaps(losses: Floats, evaluated: Sequence[int], rounds: int) -> tupl
     """Each mu's expected final loss above the best mu's, and the noise of the best mu's loss.
 
     A large mu slows the first rounds down and stabilizes the later ones, so the lowest loss of a
-    short sweep is no guide: on heterogeneous data the mu that is best in the end is still behind.
-    What matters is whether it is catching up. The gap to the best mu over the last quarter of the
-    sweep is extrapolated to the last planned round: in each further quarter it shrinks by the same
+    short sweep is no guide. On heterogeneous data the mu that is best in the end is still behind.
+    The question is whether it is catching up. The gap to the best mu over the last quarter of the
+    sweep is extrapolated to the last planned round. In each further quarter it shrinks by the same
     factor as between the last two quarters. A gap that did not shrink stays the same.
 
     `losses` are f(w), (mus, seeds, evaluations). A gap is infinite if a seed diverged or f(w) rose

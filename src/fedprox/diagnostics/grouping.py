@@ -1,11 +1,11 @@
 r"""Whether clients form clusters, before anything is trained.
 
 Clients that belong together pull a model in the same direction. At one model, each client's
-gradient is scaled to length 1, as in the clustering by cosines of Sattler et al. 2021, and
-projected on the directions in which clients differ most. Points on which k-means fits k centres far
-better than on points of one Gaussian with the same covariance form clusters: the gap statistic
-(Tibshirani, Walther, Hastie 2001), with the reference of SigClust (Liu et al. 2008). Simulated
-references say how often one Gaussian would look like that.
+gradient is scaled to length 1, as in the clustering by cosines of Sattler et al. 2021. It is
+projected on the directions in which clients differ most. Points form clusters if k-means fits k
+centres to them far better than to points of one Gaussian with the same covariance. This is the gap
+statistic (Tibshirani, Walther, Hastie 2001), with the reference of SigClust (Liu et al. 2008).
+Simulated references say how often one Gaussian would look like that.
 """
 
 import math
@@ -61,9 +61,9 @@ class Grouping(NamedTuple):
     """Whether clients form clusters; see `grouping`.
 
     Attributes:
-        clusters: How many clusters the clients form; 1 if they form none, or cannot be told.
-        p: How probable it is that clients without clusters look like that, at least 0.01; NaN for
-            fewer than 8 clients.
+        clusters: Number of clusters; 1 if the clients form none, or are too few to tell.
+        p: P-value: the probability that clients without clusters look as clustered as these, at
+            least 0.01; NaN for fewer than 8 clients.
         gaps: The gap statistic for 1, 2, ... clusters, float64 (tried,); empty if not computed.
         labels: Each client's cluster, int64 (clients,); all 0 with one cluster.
 
@@ -89,14 +89,14 @@ def grouping(model: Model, params: Params, federation: Federation, *, seed: int 
     .. math:: \mathrm{Gap}(j) = \mathrm{E}^*[\log W_j^*] - \log W_j.
 
     The number of clusters is the smallest whose gap is within a standard deviation of the next
-    one's (Tibshirani et al. 2001). There are none unless the largest of the standardized gaps is
-    one that fewer than 5 % of the references reach.
+    one's (Tibshirani et al. 2001). There are none unless fewer than 5 % of the references reach the
+    largest standardized gap.
 
     Clusters of labels count, too: clients that have one class each form a cluster for each class.
     Clients whose data differ, but without groups, form none.
 
     Args:
-        model: The model.
+        model: The model to be trained.
         params: Its parameters, such as the initial ones.
         federation: The clients; only their training rows are read.
         seed: Seed of the references.

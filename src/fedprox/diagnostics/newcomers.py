@@ -33,7 +33,7 @@ MODEL_BYTES = 2**26
 
 
 class Newcomers(NamedTuple):
-    """How each way of beginning serves newcomers; see `newcomers`.
+    """The results of each way to start, for newcomers; see `newcomers`.
 
     Attributes:
         rows: The numbers of rows that newcomers have.
@@ -72,9 +72,9 @@ def newcomers(
     lam: float = 1.0,
     seed: int = 0,
 ) -> Newcomers:
-    r"""Evaluate what clients that have never taken part get on their first day.
+    r"""Evaluate the models with which clients that have never taken part can start.
 
-    A newcomer with :math:`r` rows, drawn at random from its training rows, can begin in several
+    A newcomer with :math:`r` rows, drawn at random from its training rows, can start in several
     ways. Each is measured on its test rows:
 
     * "global": the server's model :math:`w`, as it is.
@@ -88,7 +88,7 @@ def newcomers(
       others.
 
     Args:
-        model: The model.
+        model: The model of the parameters.
         params: Its parameters, such as `Run.params`.
         federation: The newcomers, such as `Federation.of_clients` of those that were left out of
             the run. Each needs at least as many training rows as the largest of `rows`.

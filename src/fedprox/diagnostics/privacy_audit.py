@@ -50,12 +50,12 @@ NOT_AUDITED = ("stop_at_target", "target", "selection", "stop", "checkpoints", "
 
 @dataclass(frozen=True)
 class PrivacyAudit:
-    """What `audit_privacy` finds.
+    """The findings of `audit_privacy`.
 
     Attributes:
-        unit: "client" or "example", which the canaries are.
+        unit: "client" or "example": the unit of the guarantee, and of the canaries.
         epsilon: The epsilon that the run with canaries prints, an upper bound by accounting.
-        delta: Its delta.
+        delta: The delta of the guarantee.
         lower_bound: The lower confidence bound of epsilon, by the canaries.
         most: The lower bound if all guesses had been right. If it is below `epsilon`, so many
             canaries cannot refute the guarantee.
@@ -141,14 +141,14 @@ def audit_privacy(
     * With the unit "client", canaries are clients beside those of the federation, and cohorts grow
       so that each client comes as often as before. A canary sends one number, a thousand times the
       clipping norm. The auditor sees the noised means of messages.
-    * With the unit "example", canaries are the rows of one client that is alone and comes in each
-      round, since the guarantee of a row is that of its client. They are rows of the federation
+    * With the unit "example", there is one client, which takes part in each round, since the
+      guarantee of a row is that of its client. Its rows are the canaries: rows of the federation
       that also move a parameter of their own, added to the model. Mini-batches grow so that a row
       is drawn as often as one of the client with fewest rows. The auditor sees the model after each
       round.
 
-    One canary of eight sends a number so large that the norm overflows, and one row of eight large
-    numbers at two positions that cancel.
+    One canary client of eight sends a number so large that the norm overflows. One canary row of
+    eight has large numbers at two positions, which cancel.
 
     A lower bound above the printed epsilon refutes the guarantee. A small one proves nothing. It
     needs the extra jax-privacy.

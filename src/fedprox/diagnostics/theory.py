@@ -1,25 +1,26 @@
-r"""What theory promises: the theorems of FedProx and of FedDyn, a function for each.
+r"""The theorems of FedProx and of FedDyn, a function for each.
 
 FedProx (Li et al. 2020): Theorem 4 and what follows from it. Its condition is sufficient and not
 necessary: a smaller mu may work as well. Lemma 3 of the paper's first draft bounds the variance of
-a cohort's mean by 1/K of its members' variance, which is exact for this sampling, where Theorem 4
-uses 2/K: Lemma 3 with K clients is Theorem 4 with 2 K, so one formula serves both. The paper prints
+    a cohort's mean by 1/K of its members' variance, which is exact for this sampling. Theorem 4
+    uses 2/K. So Lemma 3 with K clients is Theorem 4 with 2 K, and one formula serves both. The
+    paper prints
 no proof for Theorem 6 and a few sentences for Remark 8; the functions give what follows from
 Theorem 4, with its constants.
 
 FedDyn (Acar et al. 2021): Theorems 1 to 4. They assume that K of N clients are drawn uniformly
 without replacement in each round, that local problems are solved exactly, and that every client
-counts once: they bound the error in
+counts once. They bound the error in
 
 .. math:: f(w) = \frac{1}{N} \sum_k F_k(w).
 
 They bound it for :math:`\gamma^t`, the mean of the models that the cohort of round t returns, not
 for the server's model :math:`w^t`; :math:`\gamma^0 = w^0`. The symbols are the library's: N, K and
-w stand for the paper's m, P and theta. Each theorem follows from a lemma of the form
-r V^t <= V^{t-1} - kappa_0 e^{t-1}: V is a distance, in the nonconvex case f itself, plus kappa
-times a dispersion of the clients, e is the error, and r = 1 but in the strongly convex case. The
-lemmas' constants are those that their proofs' inequalities imply. The theorems round them up, so
-both bounds are given.
+w stand for the paper's m, P and theta. Each theorem follows from a lemma of the form r V^t <=
+V^{t-1} - kappa_0 e^{t-1}. V is a distance, in the nonconvex case f itself, plus kappa times a
+dispersion of the clients. e is the error, and r = 1 but in the strongly convex case. The lemmas'
+constants are those that their proofs' inequalities imply. The theorems round them up, so both
+bounds are given.
 """
 
 import math
@@ -76,7 +77,7 @@ def _polynomial(constants: Constants) -> tuple[float, float, float, float]:
 
 
 def rho(mu: float, constants: Constants) -> float:
-    r"""The promised decrease of f in a round, in units of the squared gradient norm.
+    r"""The decrease of f in a round that Theorem 4 guarantees, over the squared gradient norm.
 
     Let the :math:`F_k` be :math:`L`-smooth with Hessians of at least :math:`-L_- I`,
     :math:`\bar\mu = \mu - L_- > 0`, :math:`B(w^t) \le B`, and all local solutions
@@ -94,7 +95,7 @@ def rho(mu: float, constants: Constants) -> float:
         - \frac{L (1 + \gamma)^2 B^2}{2 \bar\mu^2}
         - \frac{L B^2 (1 + \gamma)^2}{\bar\mu^2 K} (2 \sqrt{2 K} + 2).
 
-    Other statements are this one with other constants. Lemma 3 of the paper's first draft has
+    Other statements have the same form with other constants. Lemma 3 of the paper's first draft has
     :math:`2 K` clients in place of :math:`K`. Theorem 11, and Lemma 5 of the draft, have the
     :math:`B` of `dissimilarity_bound`, and promise the decrease while
     :math:`\|\nabla f\|^2 \ge \epsilon`. Corollary 9 has a :math:`\gamma^t` for each round, the
@@ -105,7 +106,8 @@ def rho(mu: float, constants: Constants) -> float:
         constants: The other constants.
 
     Returns:
-        rho; nothing is promised unless it is positive. -infinity if mu is at most :math:`L_-`.
+        rho; Theorem 4 guarantees nothing unless it is positive. -infinity if mu is at most
+        :math:`L_-`.
 
     Raises:
         InputError: If mu is negative or not finite.
@@ -209,8 +211,8 @@ def convex_case(smoothness: float, dissimilarity: float) -> ConvexCase:
     r"""The convex case: :math:`\mu = 6 L B^2`, for which rho is about :math:`1 / (24 L B^2)`.
 
     It is for convex :math:`F_k`, exact local solutions, and :math:`1 \ll B \le \sqrt{K} / 2`. The
-    second number is an approximation and not a bound: with :math:`K = 4 B^2` the rho of Theorem 4
-    is smaller, 0.84 times it for large :math:`B`, 0.26 times for :math:`B = 3` and negative for
+    second number is an approximation and not a bound. With :math:`K = 4 B^2` the rho of Theorem 4
+    is smaller: 0.84 times it for large :math:`B`, 0.26 times for :math:`B = 3` and negative for
     :math:`B = 2`. `convex_rate` gives the clients that are enough.
 
     Args:

@@ -92,7 +92,7 @@ def as_toml(value: Any) -> str:
 
 
 def listing() -> str:
-    """What `fedprox keys` reads: every key with its type, default and meaning.
+    """The list of `fedprox keys`: every key with its type, default and meaning.
 
     A line in front of each section has its name; that of the keys of no section is empty.
     """

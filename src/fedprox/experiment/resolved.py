@@ -53,10 +53,10 @@ from fedprox.user_code import call, import_function
 
 
 class Resolved(NamedTuple):
-    """What an experiment describes.
+    """The objects that an experiment describes.
 
     Attributes:
-        methods: Its methods.
+        methods: The methods to compare.
         table: The experiment as TOML would hold it, with every default.
         settings: The other arguments of `fedprox.simulate` that it sets, but seeds; each is an
             attribute, too.
@@ -115,11 +115,11 @@ def resolve(experiment: Experiment, data_dir: Path | None = None) -> Resolved:
 
 
 class Described(NamedTuple):
-    """What an experiment says before its data are known.
+    """The part of an experiment that is known before its data.
 
     Attributes:
         solver: The local solver.
-        methods: Its methods.
+        methods: The methods to compare.
         parts: The objects of the sections in `ARGUMENTS`, by name.
         make_model: (a federation) -> the model, of which all parameters are trained.
         table: The experiment as TOML would hold it, with every default but those of its data.

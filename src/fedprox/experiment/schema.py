@@ -54,7 +54,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     makes: ClassVar[Callable[..., Any]]
-    """What the table describes: a function whose parameters are the keys."""
+    """The function that the table's keys are parameters of."""
 
 
 def build(value: Any) -> Any:
@@ -306,7 +306,7 @@ def toml_type(annotation: Any) -> Any:
 
 
 def descriptions_of(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each parameter, in its section Args or Attributes.
+    """The entry of each parameter in a docstring's section Args or Attributes.
 
     >>> from fedprox.datasets import DATASETS
     >>> sorted(descriptions_of(DATASETS["mapped"]))

@@ -31,7 +31,7 @@ class SkewSection(Section):
     """`skew` of `[data]`: see `fedprox.datasets.skewed_features`."""
 
     kind: Skew
-    """What differs from client to client."""
+    """The kind of difference between clients."""
     strength: float | None = None
     """How much, at least 0: a variance, degrees or a change of contrast; 0.1, 45 or 0.5 if left
     out."""
@@ -63,8 +63,8 @@ class ModelKeys(Section):
     keys of :func:`fedprox.lora`, `rank`, `alpha`, `targets` and `trained`."""
     loss: Table | None = None
     """The loss in place of the model's: a table with the `name` of a function of
-    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}, or of one
-    of your own, "package.module:function", that returns a loss."""
+    :mod:`fedprox.losses` and its parameters, {name = "cross_entropy", smoothing = 0.1}. Or the
+    name of a function of your own, "package.module:function", that returns a loss."""
     mixed_precision: bool = False
     """Whether the model computes in bfloat16, see :func:`fedprox.mixed_precision`."""
 
@@ -87,7 +87,7 @@ class MethodKeys(Section):
     """Weights of the server's mean: training rows, or 1 for each client; the method's own choice if
     left out. `fedsplit` has another key of this name."""
     model_state: ModelState | None = None
-    """What becomes of the model's state that is not trained, such as running statistics: "mean",
+    """The treatment of the model's state that is not trained, such as running statistics: "mean",
     "own", "own layers" or "server"; see `fedprox.Algorithm.with_model_state`."""
 
 
@@ -98,9 +98,9 @@ SolverSection = schema_of(
     Solver,
     types={"learning_rate": float | list[float] | Table},
     descriptions={
-        "learning_rate": "Learning rate, above 0; a list is swept over; a table names a schedule, "
-        '{schedule = "cosine_decay_schedule", init_value = 0.1, decay_steps = 200}, which is one '
-        'of optax\'s with its arguments, or a function of your own, "package.module:function".'
+        "learning_rate": "Learning rate, above 0. A list is swept over. A table names a schedule "
+        'of optax with its arguments: {schedule = "cosine_decay_schedule", init_value = 0.1, '
+        'decay_steps = 200}; or a function of your own, "package.module:function".'
     },
 )
 
@@ -136,7 +136,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""What keys of a section differ from the fields of its object, as arguments of `schema_of`."""
+"""The keys of sections that differ from their object's fields, as arguments of `schema_of`."""
 
 
 def _section_of(field: dataclasses.Field[Any]) -> Any:
@@ -152,7 +152,7 @@ def _section_of(field: dataclasses.Field[Any]) -> Any:
 
 
 DESCRIPTIONS = descriptions_of(simulate)
-"""What is said of each setting."""
+"""The description of each setting."""
 
 ARGUMENTS = [name for name in OBJECTS if name not in ("federation", "model", "solver", "target")]
 """The sections that describe one object each, an argument of `fedprox.simulate`."""
@@ -178,9 +178,8 @@ class SecureSection(Section):
     """Largest absolute value of a number in a node's mean message; beyond it, numbers are clipped
     and counted. Not with `norm`, nor with `[privacy]` of clients, where it follows from `clip`."""
     norm: float | None = None
-    """In place of `bound`: largest Euclidean norm of a node's mean message; a longer one is scaled
-    to it and counted, and the operator refuses a sum that is longer than such messages can make
-    it."""
+    """In place of `bound`: largest Euclidean norm of a node's mean message. A longer one is scaled
+    to it and counted. The operator refuses a sum that is longer than such messages can make it."""
     bits: int = 32
     """Bits of a number on its way, 32 or 64. 64 is for methods that send numbers of very different
     sizes, with a large `bound`."""

@@ -30,8 +30,8 @@ reads that follow each other wait for each."""
 class MappedFile(np.memmap):
     """A mapped array whose file stays open, so that rows can also be read by system calls.
 
-    For scattered stretches of a few KB this takes a third of the time of touching their pages, and
-    a file that was truncated meanwhile gives an error instead of killing the process.
+    For scattered stretches of a few KB this takes a third of the time of touching their pages. A
+    file that was truncated meanwhile gives an error instead of killing the process.
 
     Attributes:
         file: Descriptor of the open file; None for a view of the array.

@@ -5,13 +5,13 @@ which is all sweep points of a method with one seed. It holds the server's state
 adapted hyperparameters and all records. Everything else is a function of the seed, the round and
 the client.
 
-The checkpoint of a seed run after some rounds is a file `NUMBER-ROUNDS.state` (see `snapshot.py`)
-and, for methods with client state, a file `NUMBER-ROUNDS.clients-P` of each process P, written
-before it. Client state may be larger than memory, so it is written and read block by block. Files
-are written atomically. Of a seed run under way the last two checkpoints are kept, so that a valid
-one exists whenever the process is killed; of one that has ended, the last. A seed run always
-continues from its last checkpoint: one that has all its rounds is finished, and one that has those
-of a shorter comparison is extended.
+The checkpoint of a seed run after some rounds is a file `NUMBER-ROUNDS.state` (see `snapshot.py`).
+With client state there is also a file `NUMBER-ROUNDS.clients-P` of each process P, written before
+it. Client state may be larger than memory, so it is written and read block by block. Files are
+written atomically. Of a seed run under way the last two checkpoints are kept, so that a valid one
+exists whenever the process is killed; of one that has ended, the last. A seed run always continues
+from its last checkpoint: one that has all its rounds is finished, and one that has those of a
+shorter comparison is extended.
 """
 
 import errno
@@ -309,7 +309,7 @@ class Checkpoints:
 
     @property
     def _table(self) -> dict[str, Any]:
-        """What all files of states say."""
+        """The fields that all files of states have."""
         return {
             "settings": self._settings,
             "rounds": self._methods[0].protocol.rounds,

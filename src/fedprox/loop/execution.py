@@ -1,4 +1,4 @@
-"""What the loop and its two engines tell each other.
+"""The values that the loop and its two engines exchange.
 
 `local.py` computes rounds on this machine's devices, `fedprox.deployment` on those of a network's
 nodes.
@@ -26,7 +26,7 @@ from fedprox.protocol.method import Method
 
 @dataclass(frozen=True)
 class Done:
-    """What rounds and evaluations did. `done + more` is what both did.
+    """The work of rounds and evaluations. `done + more` is the work of both.
 
     Numbers may not be known yet: some are arrays that devices still compute.
 
@@ -39,7 +39,7 @@ class Done:
             client); empty without screening.
         clients: Client (jobs,), rounds (jobs,) and steps, (jobs,) or (slots, points), that the jobs
             of each call add; empty without client records.
-        network: What it cost on a network, by the names of `Record`; `nodes` are their names. Empty
+        network: The cost on a network, by the names of `Record`; `nodes` are their names. Empty
             without one.
         work: The last round, as it was done.
         gamma: gamma_k of its jobs (slots, points); None if not measured.
@@ -155,7 +155,7 @@ class RunState(NamedTuple):
         state: The server's state.
         hparams: The current hyperparameters of all sweep points, which a method may adapt.
         memory: State of the method's adaptation of hyperparameters; None without one.
-        since: What rounds did since the last record.
+        since: The work of rounds since the last record.
         capacity: Capacity of the last call; None before the first call.
         best: The best models so far, leaves (points, ...); None if only the last model is kept. An
             evaluation counts only if its round is a multiple of `Evaluation.every`, since a longer
@@ -214,7 +214,7 @@ class Start(NamedTuple):
     """Where the remaining rounds of a seed begin.
 
     Attributes:
-        seed: The seed.
+        seed: Seed of the run.
         params: Its initial parameters w^0.
         round: The first of the remaining rounds.
         capacity: Capacity of the call before this round; None before the first call.
@@ -246,7 +246,7 @@ class MethodExecution(Protocol):
 
 
 class Engine(Protocol):
-    """What computes rounds: this machine's devices, or the nodes of a network.
+    """An engine that computes rounds: this machine's devices, or the nodes of a network.
 
     Attributes:
         mesh: The devices of the server's state.

@@ -130,7 +130,7 @@ def _call(name: str, callback: Callback, given: Any) -> None:
 
 
 Phase = Literal["planning", "compiling", "waiting", "training"]
-"""What a method does: it waits for the nodes of a deployment to join."""
+"""The phase of a method; while "waiting", the nodes of a deployment have not joined yet."""
 
 
 class Progress(NamedTuple):

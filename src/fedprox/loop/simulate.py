@@ -104,21 +104,21 @@ def simulate(
             have diverged. Up to its end, the run is bit for bit the same.
         selection: Whether a run keeps its last or its best model, and how long it continues without
             progress.
-        privacy: Differential privacy of clients, whose messages are clipped with noise in the sum
-            of each round, or of examples, whose gradients are clipped with noise in each local
-            step. None means no privacy. The seed determines the noise, so a simulation shows what
-            privacy costs and protects nobody.
+        privacy: Differential privacy of clients or of examples. For clients, messages are clipped
+            and noise is added to the sum of each round. For examples, gradients are clipped and
+            noise is added in each local step. The seed determines the noise, so a simulation shows
+            the cost of privacy and protects nobody. None means no privacy.
         population: The clients' devices: how fast each computes and sends, and when it is on.
             Records then have the time at which their round ended, and `systems.deadline` and
             `cohort.over_selection` can be set. None means no clock.
         asynchronous: How the server steps as soon as some updates are in, without waiting for a
             cohort; a round is then a step of the server. None means rounds with a barrier.
-        aggregation: How the server makes one message of a round's: their weighted mean, or a rule
-            that some dishonest clients cannot move far.
-        attack: What dishonest clients send, to try rules of aggregation. None means that all are
-            honest.
+        aggregation: How the server combines a round's messages: by their weighted mean, or by a
+            rule that some dishonest clients cannot move far.
+        attack: The messages of dishonest clients, to try rules of aggregation. None means that all
+            are honest.
         compression: How clients' messages travel in fewer bits. Records then count the bits. None
-            means in full.
+            sends them in full.
         stop: Called with each record except those of the last round. A run ends when it returns
             True, and keeps its results so far. Sweep points run together until it has returned True
             for each of them. It must return the same in all processes.
@@ -140,12 +140,11 @@ def simulate(
         innermost.
 
     Raises:
-        InputError: If an argument is invalid or does not fit the others: for example if a number is
-            out of range, the cohort is larger than the federation, `stop_at_target` has no target,
-            records lack the target's measure, or the initial parameters do not fit the model; if
-            the training rows stay on the host and evaluations would read too many of them; if an
-            algorithm's functions return arrays of wrong shapes; or if an update is faulty and
-            `faults.policy` is "fail".
+        InputError: If an argument is invalid or does not fit the others. For example, the cohort is
+            larger than the federation, `stop_at_target` has no target, or the initial parameters do
+            not fit the model. Also if an algorithm's functions return arrays of wrong shapes, or an
+            update is faulty and `faults.policy` is "fail". Also if training rows stay on the host
+            and evaluations would read too many of them.
 
     Warns:
         UserWarning: If `evaluation.every` is above `rounds`, all training labels are of one class,
@@ -182,20 +181,20 @@ def rounds(
 ) -> Iterator[Stage]:
     """Train one method in a loop of your own.
 
-    This is the loop of :func:`fedprox.simulate`, with the same results. It stands still after each
-    evaluation, also that of the initial model, and yields what it has by then: the record, the
-    parameters, the server's state and what the clients did. Leave it at any time, and the run ends
-    there. Give the rounds that follow another learning rate by setting `stage.learning_rate`.
+    This is the loop of :func:`fedprox.simulate`, with the same results. After each evaluation, also
+    that of the initial model, it pauses and yields a :class:`fedprox.Stage`: the record, the
+    parameters, the server's state and the clients' steps. Leave the loop at any time, and the run
+    ends there. Set `stage.learning_rate` to change the learning rate of the following rounds.
 
-    Each evaluation is awaited before the next rounds begin, so `simulate` is faster where
+    The next rounds begin only when the evaluation is done, so `simulate` is faster where
     evaluations take long. `Evaluation(every=10)` yields after every tenth round.
 
     Args:
         federation: The clients and their data.
         model: The model to train.
         method: The algorithm, with one value for each hyperparameter.
-        start: A stage of an earlier loop with the same method and seed, after which this one goes
-            on. It then has the same bits as one that was never left. For a method with client
+        start: A stage of an earlier loop with the same method and seed, from which this one
+            continues. Its results have the same bits as those of one loop. For a method with client
             state it must be the last stage of its loop. None begins with the initial model.
         settings: The other arguments of :func:`fedprox.simulate`; `seed` is one seed.
 

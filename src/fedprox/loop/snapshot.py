@@ -114,7 +114,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Text(BaseModel):
-    """What a checkpoint holds beside arrays, as JSON.
+    """The content of a checkpoint beside arrays, as JSON.
 
     Attributes:
         settings: The settings of the comparison.
@@ -289,10 +289,10 @@ class Stage:
     """A run after some of its rounds, as :func:`fedprox.rounds` yields it.
 
     Args:
-        method: The method.
-        run: The run.
+        method: The method that is trained.
+        run: The run so far.
         now: Its state; the arrays belong to this stage.
-        done: What its rounds did since the record before.
+        done: The work of its rounds since the record before.
         set_rate: Gives the rounds that follow another learning rate.
         client_state: () -> a copy of the client state.
 
@@ -365,8 +365,9 @@ class Stage:
         """Learning rate of the last round; set it for the rounds that follow.
 
         Raises:
-            InputError: If it is set to a number that is not above 0, after the loop went on or was
-                left, for a solver with a schedule or a decay, or in rounds without a barrier.
+            InputError: If it is set to a number that is not above 0, or after the loop went on or
+                was left. Also for a solver with a schedule or a decay, and in rounds without a
+                barrier.
         """
         return self._rate
 
@@ -396,7 +397,7 @@ class Stage:
         self._left, self._client_state = True, lambda: clients
 
     def snapshot(self) -> Snapshot:
-        """What rounds can begin from.
+        """A copy of this state, from which rounds can begin.
 
         Raises:
             InputError: If the loop went on, and the method has client state.

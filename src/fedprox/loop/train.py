@@ -1,7 +1,7 @@
 """The loop: the methods of a comparison on the same protocol, seed after seed and call after call.
 
 A call computes some rounds. If they end at an evaluation, the model is evaluated, and a record is
-made of it once it is known, mostly while the next call runs. What computes the rounds is an engine:
+made of it once it is known, mostly while the next call runs. An engine computes the rounds:
 this machine's devices (`local.py`) or the nodes of a network (`fedprox.deployment`).
 """
 
@@ -61,7 +61,7 @@ class Session(NamedTuple):
     """The environment in which all methods of a comparison run.
 
     Attributes:
-        engine: What computes the rounds.
+        engine: The engine that computes the rounds.
         checkpoints: Where and how often checkpoints are written; None means no checkpoints.
         on_record: Called with each record.
         report: Called when a phase begins and when rounds end.
@@ -236,7 +236,7 @@ class SeedRun:
             self.stopwatch.close()
 
     def _stage(self) -> Stage | None:
-        """What the user has in hand after an evaluation; None unless the user owns the loop."""
+        """The user's stage after an evaluation; None unless the user owns the loop."""
         if not self.session.owned:
             return None
         self._count_seconds()
@@ -341,7 +341,7 @@ class SeedRun:
     def _await(self, measuring: Measuring) -> None:
         """Add an evaluation of the current model to the pending ones.
 
-        What rounds did is counted since the last record that a longer run would have, too.
+        The work of rounds is counted since the last record that a longer run would have, too.
         """
         now, own = self.now, self.execution.measure_own(self.now)
         model = self.copy(now.state) if now.round else self.best

@@ -71,7 +71,7 @@ def _computes_here(layer: Any, x: Any, mask: Any, given: Sequence[Any], options:
 def _normalized(
     layer: Any, x: jax.Array, mask: jax.Array, before: Sequence[jax.Array], scale: Any, bias: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """What a layer makes of features (B, ..., C), and its next running mean and variance (C,)."""
+    """Normalized features (B, ..., C), and the layer's next running mean and variance (C,)."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
     def mean_of(values: jax.Array) -> jax.Array:

@@ -208,12 +208,12 @@ def _check_init(model: Model) -> Params:
 
 
 def _variables(model: Model) -> tuple[Params, ...]:
-    """What a model's functions take before the features, in shape."""
+    """The arguments of a model's functions before the features, in shape."""
     return tuple(model.shapes) if model.state else (model.shapes,)
 
 
 def _train_outputs(model: Model, whole: Params, x: Any, key: jax.Array) -> Any:
-    """What `train` computes of rows that all count."""
+    """The result of `train` on rows that all count."""
     model, params = opened_at(model, whole, jnp.ones(row_count(x), bool), moves=True)
     return outputs_of(model, params, x, key)
 
@@ -269,7 +269,7 @@ def _moved(leaf: jax.Array) -> jax.Array:
 def _first_row(
     model: Model, tested: bool, base: Any, params: Params, x: Features, y: jax.Array, key: Any
 ) -> tuple[dict[str, Any], ...]:
-    """What a model's functions give for the first row among others, among its copies, and alone.
+    """A model's outputs for the first row among others, among its copies, and alone.
 
     The results are named by the functions. Functions of outputs have the same outputs in all three,
     and those of a key are left out for the row alone, which has other random numbers.

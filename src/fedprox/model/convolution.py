@@ -11,9 +11,9 @@ its derivatives are the other two:
     OUTPUT(x, k) -> y        INPUT(dy, k) -> dx        KERNEL(x, dy) -> dk
 
 Here each of them is written in the fast layout, as a primitive of JAX of its own, which can be
-differentiated in any mode and any number of times. `fast` puts them into a user's function: it is
-traced, and in its program each convolution that has a fast formulation is replaced by a call of
-that, in the programs inside (of `jax.jit`, `jax.checkpoint`, loops and conditions) as well.
+differentiated in any mode and any number of times. `fast` puts them into a user's function. The
+function is traced, and each convolution in its program that has a fast formulation is replaced by a
+call of that. This holds inside `jax.jit`, `jax.checkpoint`, loops and conditions as well.
 Everything else stays as it is, and so does a function without such convolutions.
 """
 
@@ -381,7 +381,7 @@ _PLAIN: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def fast(function: Computed) -> Computed:
     """A function that computes what another does, with fast convolutions if it is traced on a CPU.
 
-    Where there is none to replace, or outside of traces, the function itself is called; so it is
+    Where there is none to replace, or outside of traces, the function itself is called. So it is
     where the programs of this version of JAX are not as this file knows them.
     """
 

@@ -18,7 +18,7 @@ from fedprox.user_code import call
 
 
 class Functions(NamedTuple):
-    """What `Model` takes, by its names."""
+    """The arguments of `Model`, by name."""
 
     init: Callable[[jax.Array], Any]
     apply: Callable[..., Any]
@@ -28,10 +28,10 @@ class Functions(NamedTuple):
 
 
 class _Nnx(NamedTuple):
-    """What an nnx module consists of beside its parameters and its state.
+    """The parts of an nnx module beside its parameters and its state.
 
     Attributes:
-        graph: Its graph.
+        graph: The module's graph, as nnx splits it.
         streams: Its random streams, in shape.
         constants: Statistics of layers that were built to use them as they are.
         moves: The paths of the layers of batch normalization whose statistics move.
@@ -232,7 +232,7 @@ def _is_linen(given: Any) -> bool:
 
 
 def _named(given: Any) -> str:
-    """What a message calls an argument that is not a function that builds an nnx module."""
+    """The name in messages of an argument that is no function that builds an nnx module."""
     if isinstance(given, type):
         kind = f"the class {given.__name__}"
     else:

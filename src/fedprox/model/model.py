@@ -53,16 +53,16 @@ class Model:
         apply: (parameters, features (B, ...)) -> outputs (B, ...). Features are one array, or the
             dict or tuple of arrays that the federation has. It refuses parameters that do not have
             the structure and shapes of `init`.
-        loss: (outputs, labels) -> loss of each example, shape (B,): one of
-            :mod:`fedprox.losses`, or a function. By default, the labels and the outputs' shape say
-            which: cross-entropy if labels are whole numbers and there is an output for each class
-            at each label; sigmoid cross-entropy if they are 0 or 1 and there is an output for each
-            label; squared error if labels are floating-point numbers.
+        loss: (outputs, labels) -> loss of each example, shape (B,): one of :mod:`fedprox.losses`,
+            or a function. By default, it follows from the labels and the outputs' shape. For whole
+            numbers with an output for each class it is cross-entropy. For 0 and 1 with one output
+            for each label it is sigmoid cross-entropy. For floating-point labels it is the squared
+            error.
         correct: (outputs, labels) -> whether each label is met, booleans of shape (B,), or of the
             labels' shape if a row has several, false if outputs are NaN. Accuracy is their share of
-            all labels. None for a model without accuracy. By default, what belongs to the loss: the
-            largest output for cross-entropy, an output above 0 for a label of 1 and no other for
-            sigmoid cross-entropy, and None for other losses.
+            all labels. None for a model without accuracy. By default, it follows from the loss. For
+            cross-entropy the label must have the largest output. For sigmoid cross-entropy an
+            output above 0 means a label of 1. For other losses there is none.
         metrics: Further measures by name, see :class:`fedprox.Metric`. Evaluations report each as
             `test_NAME` over all test rows and as `train_NAME` over all training rows.
         train: (parameters, features, random key) -> outputs, in place of `apply` on the
@@ -82,9 +82,9 @@ class Model:
             the running statistics of batch normalization. None for a model without. With state
             `apply` and `representation` are functions of (parameters, state, features), and `train`
             is one of (parameters, state, features, random key) that returns the outputs and the
-            next state. If it has a parameter `mask`, it is told by this name which rows count,
-            booleans (B,): mini-batches are padded with copies of their own rows. `init` and
-            `apply` of the model itself return and take :class:`fedprox.Variables`.
+            next state. If `train` has a parameter `mask`, it receives by this name which rows
+            count, booleans (B,), since mini-batches are padded with copies of their own rows.
+            `init` and `apply` of the model itself return and take :class:`fedprox.Variables`.
 
     Raises:
         InputError: If an attribute is not a function, `metrics` is not a dict of metrics, or `base`
@@ -353,13 +353,13 @@ def bytes_of(tree: Any) -> int:
 
 
 def arguments(params: Params, base: Callable[[Params], Params] | None) -> tuple[Any, ...]:
-    """What a model's functions take before the features: whole parameters, and a state if any."""
+    """The first arguments of a model's functions: whole parameters, and a state if any."""
     trained, *state = params if isinstance(params, Variables) else (params,)
     return (base(trained) if base else trained, *state)
 
 
 def named(function: str, given: Sequence[Any], more: str = "") -> str:
-    """What messages call a function of a model, such as "model.apply(params, x)"."""
+    """The name of a model's function in messages, such as "model.apply(params, x)"."""
     return f"model.{function}({', '.join(('params', 'state')[: len(given)])}, x{more})"
 
 

@@ -12,7 +12,7 @@ class Variables(NamedTuple):
 
     Attributes:
         params: The parameters, a pytree of floating-point arrays.
-        state: What no gradient moves, a pytree of arrays, such as running means and variances.
+        state: Arrays that no gradient moves, a pytree, such as running means and variances.
 
     Example:
         >>> import fedprox as fp

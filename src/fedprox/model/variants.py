@@ -23,7 +23,7 @@ from fedprox.precision import real_type
 from fedprox.user_code import SHOWN
 
 FACTORS = ".A", ".B"
-"""What follows the name of a matrix in the names of its adapter's factors."""
+"""The suffixes of a matrix's name in the names of its adapter's factors."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Whole:
 
     Attributes:
         names: The names of all arrays of the whole model, in order.
-        structure: Their structure.
+        structure: The structure of the whole model's pytree.
         scale: Factor of the products of adapters.
     """
 
@@ -113,9 +113,9 @@ def freeze(model: Model, params: Params, names: Sequence[str]) -> Model:
             shell-style patterns of them, such as ``*.bias``.
 
     Returns:
-        A model whose parameters are the others, a dict by their dotted names. Its
-        :meth:`~fedprox.Model.whole` makes the parameters of the whole model of them, and
-        `fedprox.Variables` of a model with state.
+        A model whose parameters are those that are trained, a dict by dotted name. Its
+        :meth:`~fedprox.Model.whole` returns the parameters of the whole model from them; for a
+        model with state, `fedprox.Variables`.
 
     Raises:
         InputError: If the parameters are not the model's, a name is not one of its parts, or
@@ -161,8 +161,8 @@ def lora(
     (He et al.'s uniform distribution) and :math:`B` at zero, so the first model is the given one.
 
     A tensor with more than two axes is a matrix whose rows are its first axes and whose columns are
-    the others, split where A and B are smallest: a convolution's kernel (3, 3, 64, 128) is one of
-    576 by 128, and that of an attention layer (768, 12, 64) one of 768 by 768.
+    the others, split where A and B are smallest. For example, a convolution's kernel (3, 3, 64,
+    128) is a matrix of 576 by 128, and that of an attention layer (768, 12, 64) one of 768 by 768.
 
     Args:
         model: The whole model.
@@ -316,17 +316,17 @@ def mixed_precision(model: Model) -> Model:
 
     Parameters and features are rounded to bfloat16, which has 8 significant bits and the range of
     float32, before each forward and backward pass. So activations and their gradients are in
-    bfloat16, at half the memory. Everything else stays in float32: the parameters that local steps
-    move, since most steps are too small for bfloat16, a model's state and its steps likewise,
-    losses, messages, sums and the server's state. Evaluations compute as training does.
+    bfloat16, at half the memory. Everything else stays in float32: the parameters and the state
+    that local steps move, since most steps are too small for bfloat16, and losses, messages, sums
+    and the server's state. Evaluations compute as training does.
 
     It pays on accelerators with matrix units for bfloat16; most CPUs are slower with it.
 
     Args:
-        model: The model.
+        model: The model to compute with.
 
     Returns:
-        The model, whose functions round what they take; frozen values are rounded likewise.
+        The model, whose functions round their arguments and the frozen values.
 
     Example:
         >>> import jax

@@ -83,15 +83,16 @@ def mnist_cnn(federation: Federation, *, norm: Literal["none", "batch", "group"]
     """FedAvg's CNN for 28x28 grey images.
 
     Two 5x5 convolutions of 32 and 64 channels with 2x2 pooling, a dense layer of 512 units, and a
-    linear layer: 1,663,370 parameters for ten classes, the paper's number, which needs convolutions
-    whose outputs are as large as their inputs. The paper does not give initial values. These are
-    TensorFlow's defaults: kernels uniform on +-sqrt(6 / (inputs + outputs)) and zero biases.
+    linear layer. With ten classes they have 1,663,370 parameters, the paper's number, which needs
+    convolutions whose outputs are as large as their inputs. The paper does not give initial values.
+    These are TensorFlow's defaults: kernels uniform on +-sqrt(6 / (inputs + outputs)) and zero
+    biases.
 
     Args:
         federation: Clients with images of shape (28, 28) or (28, 28, 1) and any number of classes.
-        norm: What follows each convolution, before ReLU and pooling: nothing, batch normalization
-            (with a momentum of 0.9, the share of a running statistic that stays in each step), or
-            group normalization of two groups.
+        norm: The normalization after each convolution, before ReLU and pooling: "none", "batch", or
+            "group" of two groups. The running statistics of "batch" have a momentum of 0.9, the
+            share of a statistic that stays in each step.
 
     Returns:
         A model for :func:`fedprox.simulate`.
@@ -148,8 +149,8 @@ def cifar_cnn(federation: Federation) -> Model:
     1,068,298 parameters for ten classes. Pooling is 3x3 with stride 2; local response normalization
     follows the first pooling and precedes the second. Kernels start from normal distributions cut
     off at two standard deviations (0.05 for convolutions, 0.04 for dense layers, 1 / 192 for the
-    last layer), biases from 0, 0.1, 0.1, 0.1 and 0. The tutorial's weight decay on the dense layers
-    is left out, since the paper does not mention it.
+    last layer). Biases start from 0, 0.1, 0.1, 0.1 and 0. The tutorial's weight decay on the dense
+    layers is left out, since the paper does not mention it.
 
     Args:
         federation: Clients with images of shape (24, 24, 3) and any number of classes, such as
@@ -199,7 +200,7 @@ class WideLeNet(_SmallCNN):
 
 
 def wide_lenet(federation: Federation) -> Model:
-    """A CNN with LeNet's layout and more channels, for 32x32 colour images: FedDyn's.
+    """FedDyn's CNN for 32x32 colour images: LeNet's layout with more channels.
 
     Two 5x5 convolutions of 64 channels with 2x2 pooling, two dense layers of 384 and 192 units, and
     a linear layer: 797,962 parameters for ten classes, 815,332 for a hundred. The paper writes 394
@@ -313,8 +314,8 @@ def resnet18(federation: Federation, *, norm: Literal["batch", "group"] = "group
 
     Args:
         federation: Clients with images of shape (H, W) or (H, W, C) and any number of classes.
-        norm: What normalizes after each convolution: "group" reads each image by itself; "batch"
-            has running statistics, the model's state, with a momentum of 0.9, the share of a
+        norm: The normalization after each convolution: "group" reads each image by itself; "batch"
+            has running statistics, the model's state. They have a momentum of 0.9, the share of a
             statistic that stays in each step. The paper does not give it; PyTorch has the same.
 
     Returns:

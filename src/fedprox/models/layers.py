@@ -34,7 +34,7 @@ class Dense(nnx.Module):
     """x -> x W' + b with W stored as (outputs, inputs), so it is named `weight` as torch's.
 
     Both products of a step, x W' forwards and (dL/dy)' x backwards, then run along contiguous rows
-    of the batch: up to twice as fast on a CPU as with W stored as (inputs, outputs).
+    of the batch. This is up to twice as fast on a CPU as with W stored as (inputs, outputs).
 
     Args:
         inputs: Features d of an example.

@@ -99,8 +99,8 @@ def lstm(
 
     It can be differentiated in reverse mode any number of times, but not in forward mode.
 
-    Inputs are (length, B, d), W_x (d, 4 h), W_h (h, 4 h), b (4 h,), the peepholes p_i, p_f, p_o (3,
-    h), or an empty array for a cell without, and the outputs (length, B, h).
+    Inputs are (length, B, d), W_x (d, 4 h), W_h (h, 4 h) and b (4 h,). The peepholes p_i, p_f, p_o
+    are (3, h), or an empty array for a cell without, and the outputs (length, B, h).
     """
     return _steps(x, input_kernel, hidden_kernel, bias, peepholes)[0]
 

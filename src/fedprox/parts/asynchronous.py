@@ -1,7 +1,7 @@
 """Asynchronous rounds: the server steps whenever some updates are in, and waits for nobody.
 
-How long each client takes is known before any training, so events are ordered on the host, and a
-step of the server is a round of B jobs with their staleness.
+How long each client takes is known before any training, so events are ordered on the host. A step
+of the server is a round of B jobs with their staleness.
 
 The engine runs the B updates of a server's step as the jobs of a round. Each client's context says
 how many steps ago it started, and its local problem reads the server's state of that time from a
@@ -42,15 +42,15 @@ Staleness = Literal["constant", "polynomial", "hinge"]
 """How the weight of an update falls with its staleness."""
 
 Adds = Literal["updates", "models"]
-"""What the server adds to its model."""
+"""The sum that the server adds to its model."""
 
 
 @dataclass(frozen=True)
 class Asynchronous(Part):
-    r"""Rounds without barrier: M clients are at work at any time, the server steps at B updates.
+    r"""Rounds without a barrier: M clients work at any time, and the server steps after B updates.
 
     M is `Cohort.clients_per_round`. A client that has sent its update is replaced at once by
-    another, drawn uniformly from those that are neither at work nor in the buffer; it starts from
+    another, drawn uniformly from those that are neither at work nor in the buffer. It starts from
     the server's current model. An update whose client started :math:`\tau` steps of the server ago
     has the weight :math:`s(\tau)` of a fresh one:
 
@@ -70,7 +70,7 @@ class Asynchronous(Part):
         b: The last staleness whose weight "hinge" leaves as it is.
         most_staleness: Staleness beyond which an update is left out. The server keeps its last
             `most_staleness` states in memory.
-        adds: "updates" adds what clients changed, as FedBuff does; "models" moves towards the
+        adds: "updates" adds the clients' changes, as FedBuff does; "models" moves towards the
             clients' models, :math:`w_k - w^t`, as FedAsync does.
 
     Raises:

@@ -16,22 +16,22 @@ from fedprox.parts.part import Columns, Part, Reduction, beside
 from fedprox.streams import Purpose, check_seed, generator
 
 Kind = Literal["sign-flip", "label-flip", "noise", "a-little-is-enough", "inner-product"]
-"""What attackers do."""
+"""The kind of attack."""
 
 
 @dataclass(frozen=True)
 class Attack(Part):
-    r"""Clients that send something else than they should, in a simulation.
+    r"""Dishonest clients in a simulation, which send false messages or train on false labels.
 
     The attackers are the same clients in all rounds and runs. They know all honest messages of
     their round, with mean :math:`\mu` and standard deviation :math:`\sigma` of each coordinate.
 
     Attributes:
-        kind: What they send, with z the scale: "sign-flip": -z times their own message. "noise":
-            their message with z times standard normal numbers added. "a-little-is-enough":
+        kind: The attackers' messages, with z the scale: "sign-flip": -z times their own message.
+            "noise": their message with z times standard normal numbers added. "a-little-is-enough":
             :math:`\mu - z \sigma` (Baruch et al. 2019). "inner-product": :math:`-z \mu` (Xie et al.
-            2019). "label-flip": they are honest, but the classes c of their training rows are
-            C - 1 - c.
+            2019). "label-flip": they are honest, but the classes c of their training rows are C - 1
+            - c.
         share: Share of the clients that attack, above 0 and below 1, rounded to whole clients.
         scale: z, above 0.
         seed: Seed by which the attackers are drawn.

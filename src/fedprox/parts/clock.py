@@ -1,8 +1,8 @@
 """The clock of a run: how long the clients' devices take, when they are on, and when rounds end.
 
 A client receives the model, takes its steps and sends its message. The round ends when the last
-message that counts has arrived; or at its deadline, if a client missed it; or when the server
-notices that a client is lost, if that comes later. With over-selection it ends with message K.
+message that counts has arrived, or at its deadline, if a client missed it. It ends later if the
+server notices later that a client is lost. With over-selection it ends with message K.
 """
 
 import math
@@ -115,7 +115,7 @@ class Timeline:
         pace: How long each client takes.
         dropout: Chance that a client is lost within a round.
         clients: Number of clients.
-        seed: The seed.
+        seed: Seed of the run.
 
     Attributes:
         now: Seconds from the begin of the run to the begin of the next round.
@@ -190,7 +190,7 @@ class Devices(NamedTuple):
         pace: How long each client takes.
         seconds: How long its whole work takes it, shape (clients,).
         dropout: Chance that a client is lost.
-        seed: The seed.
+        seed: Seed of the run.
     """
 
     pace: Pace

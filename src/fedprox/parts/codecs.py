@@ -1,8 +1,8 @@
 """Codecs: how a message of d numbers travels in fewer bits.
 
-A codec is two pure functions and a count of bits. What `encode` returns is what travels; beside it
-both ends know the codec, d and the random key of (seed, round, client), so places and rotations
-that are drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
+A codec is two pure functions and a count of bits. The result of `encode` travels. Both ends also
+know the codec, d and the random key of (seed, round, client), so places and rotations that are
+drawn from the key cost nothing. Nodes pack its whole numbers of few bits side by side.
 
 Some codecs are unbiased: over their random choices, the mean of what arrives is the message, and
 the variance is at most omega times its squared norm. Error feedback needs contractions instead:
@@ -111,7 +111,7 @@ def random_k(size: int, word: int, kept: int) -> Codec:
 
 
 SIGNS, LEVELS = (0, 2), 1
-"""What is folded into a key: for the signs of the first and the second rotation, and for levels."""
+"""Numbers folded into a key: for the signs of the first and second rotation, and for levels."""
 
 
 class Buckets(NamedTuple):
@@ -246,7 +246,7 @@ def sign(size: int, word: int, bucket: int, *, rotate: bool, unbiased: bool = Fa
     2021, Algorithm 1), with :math:`\delta` near :math:`2 / \pi`.
 
     The rotation is two Hadamard rotations, each with random signs. One makes few different numbers
-    of a row with few large ones: the relative bias of a row with numbers of 1 and 0.6, and else
+    of a row with few large ones. The relative bias of a row with numbers of 1 and 0.6, and else
     zeros, is then 0.6 at any width. After two we measured at most 0.014 for rows of 64 numbers or
     more, and 0.2 for rows of eight.
 
@@ -291,7 +291,7 @@ def code_bytes(code: Any, widths: Any) -> Any:
 
 
 def code_shapes(like: Any, widths: Any, jobs: int, points: int) -> Any:
-    """What `code_bytes` returns, in shape."""
+    """The shape of the result of `code_bytes`."""
 
     def leaf(width: int, a: Any) -> jax.ShapeDtypeStruct:
         if width == IN_FULL:

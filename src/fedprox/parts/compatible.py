@@ -1,6 +1,6 @@
-"""What goes with what: one table of the methods' needs and of settings that exclude each other.
+"""The table of what goes with what: methods' needs, and settings that exclude each other.
 
-All that no row names goes together. What concerns one value alone, or compares numbers, is checked
+All that no row names goes together. A condition on one value alone, or on numbers, is checked
 beside the setting.
 """
 
@@ -22,7 +22,7 @@ from fedprox.solver import Solver
 
 
 class Case(NamedTuple):
-    """What is to go together: settings, and a method with its solver.
+    """A case to check: settings, and a method with its solver.
 
     Attributes:
         settings: The settings, by the names of a protocol's fields.
@@ -60,8 +60,8 @@ class Chosen(NamedTuple):
     Attributes:
         key: Its name, or "" for a function of the whole case.
         given: (the value, which is not None) -> whether it is meant; or the value itself.
-        instead: What is allowed beside what it does not go with.
-        words: What messages call it in place of its name and value; they can read the case.
+        instead: The values that are allowed in a row where this one is not.
+        words: Its description in messages, in place of name and value; a function reads the case.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Chosen(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called without a case."""
+        """Its name without a case."""
         meant = f' = "{self.given}"' if isinstance(self.given, str) else ""
         return self.words or self.key + meant
 
@@ -83,7 +83,7 @@ class Chosen(NamedTuple):
         return self.given(value) if callable(self.given) else value == self.given
 
     def says(self, case: Case) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         value = None if self.words else case.read(self.key)
         if isinstance(value, bool | int | float | str):
             return f"{self.key} = " + (f'"{value}"' if isinstance(value, str) else f"{value}")
@@ -100,7 +100,7 @@ class Row(NamedTuple):
     """Two things that do not go together.
 
     Attributes:
-        first: What methods need, or a setting.
+        first: A need of methods, or a setting.
         second: A setting, which the user is asked to change.
         why: The reason, as a clause; "" if it follows from the words of both.
     """
@@ -427,7 +427,7 @@ ROWS = tuple(
         ("compression.download", COMPUTED_MODEL, ""),
     )
 )
-"""What does not go together. The first row that refuses a case gives the message."""
+"""The pairs that do not go together. The first row that refuses a case gives the message."""
 
 
 def check_case(case: Case, *, of: Chosen | None = None) -> None:

@@ -64,27 +64,26 @@ CodecName = Literal["full", "top-k", "random-k", "quantize", "sign"]
 
 @dataclass(frozen=True)
 class Compression(Part):
-    r"""How clients' messages travel in fewer bits.
+    r"""Compression of the clients' messages, and of the model that they receive.
 
     A message of d numbers is coded as a whole. Records count the bits, and clients' devices send
     that many.
 
     Attributes:
         codec: "full": all numbers, to count their bits. "top-k": the largest numbers and their
-            places (Stich et al. 2018). "random-k": numbers at random places, scaled such that the
-            mean is the message. "quantize": each number randomly rounded to one of
-            :math:`2^b - 1` levels of a norm, likewise (Alistarh et al. 2017, Reisizadeh et al.
-            2020). "sign": signs and a mean magnitude, which is not unbiased (Karimireddy et al.
-            2019).
+            places (Stich et al. 2018). "random-k": numbers at random places, scaled so that it is
+            unbiased. "quantize": each number randomly rounded to one of :math:`2^b - 1` levels of a
+            norm, unbiased (Alistarh et al. 2017, Reisizadeh et al. 2020). "sign": signs and a mean
+            magnitude, which is biased (Karimireddy et al. 2019).
         share: k / d of "top-k" and "random-k", above 0 and at most 1; k is rounded up.
         bits: b of "quantize", from 2 to 16.
         bucket: Numbers that share a norm in "quantize" or a magnitude in "sign", at least 2.
         rotate: Whether each bucket is randomly rotated before, so that its numbers are alike in
-            size: "quantize" then has a smaller error (Suresh et al. 2017), and "sign" is DRIVE
-            (Vargaftik et al. 2021) with two rotations: the mean of what arrives is within 2 % of
-            the message's norm in buckets of 64 numbers or more. `bucket` must be a power of two.
-        error_feedback: Whether a client keeps what has not arrived and adds it to its next message.
-            Unbiased codecs are then scaled down to contractions.
+            size. "quantize" then has a smaller error (Suresh et al. 2017). "sign" is DRIVE
+            (Vargaftik et al. 2021) with two rotations; in buckets of 64 numbers or more its bias is
+            at most 2 % of the message's norm. `bucket` must be a power of two.
+        error_feedback: Whether a client keeps the error of its code and adds it to its next
+            message. Unbiased codecs are then scaled down to contractions.
         download: Bits of a number of the model that the server sends, 8 or 16, with a scale for
             each `bucket`; None sends it in full. The server keeps it in full, so that rounding
             errors do not add up (Caldas et al. 2018).
@@ -265,7 +264,7 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
     def arrives(
         message: Message, error: Any, words: jax.Array | None
     ) -> tuple[Message, Any, jax.Array]:
-        """What arrives of a message and an error, its code, and what does not arrive."""
+        """The message as it arrives, its code, and the error that remains."""
         flat, restore = ravel_pytree(message)
         flat = flat + error
         codec, key = setting.codec_of(flat.size, word_of(flat)), random_key(words)
@@ -276,7 +275,7 @@ def compressed(algorithm: Algorithm, setting: Compression, *, coded: bool = Fals
     def send(
         method: Algorithm, state: State, hparams: HParams, context: ClientContext, found: Solution
     ) -> tuple[Message, ClientState, jax.Array]:
-        """What arrives of a message, or its code, the client's state, and what does not arrive."""
+        """The message as it arrives, or its code; the client's state; the error that remains."""
         sent, own_state = method.client.message(state, hparams, context, found)
         owed = context.state.error if setting.error_feedback else 0
         arrived, code, error = arrives(sent, owed, context.columns.get("key"))

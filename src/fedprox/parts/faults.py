@@ -12,7 +12,7 @@ are at most half of the cohort. In a cohort of two, the larger update is compare
 A single update is never too large, and no update is if the median is 0.
 
 `OnClient.size` defines the size of a message: its norm, without parts that may well differ between
-sound clients. A faulty update is left out as if its client had not been in the cohort: the mean and
+sound clients. A faulty update is left out as if its client had not been in the cohort. The mean and
 the participation are those of the other clients, and the client keeps its old state. A round
 without a sound update changes nothing.
 """
@@ -33,7 +33,7 @@ from fedprox.parts.part import Part, Reduction, Screened
 from fedprox.precision import real_type
 
 FaultPolicy = Literal["drop", "fail", "clip"]
-"""What happens to a faulty update, or to the run."""
+"""The treatment of a faulty update, or of the run."""
 
 
 MOST_NAMED = 5
@@ -51,8 +51,8 @@ class Faults(Part):
     Attributes:
         policy: "drop": faulty updates are left out. "fail": a faulty update ends the run. "clip":
             an update that is only too large is scaled down to `norm` times the median, and the
-            change of its client's state by the same factor; an update that is not finite is left
-            out.
+            change of its client's state by the same factor. An update that is not finite is left
+            out then.
         norm: Largest allowed size of an update, as a multiple of the median, at least 1. Infinity
             allows any finite size.
 
@@ -88,7 +88,7 @@ class Faults(Part):
     def measures_of(
         self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What was faulty in each run, from rows of (round, run, client)."""
+        """The measures of faulty updates in each run, from rows of (round, run, client)."""
         if self.policy == "fail" and len(flagged):
             t, run, _ = flagged[np.lexsort(flagged.T[1::-1])[0]]
             clients = np.unique(flagged[(flagged[:, 0] == t) & (flagged[:, 1] == run), 2])

@@ -1,10 +1,10 @@
 """A part of a run: a feature that the engine knows only by the questions that `Part` answers.
 
 The engine plans, compiles and runs rounds without a feature's name. A part says which numbers each
-client of a round has (`columns`), what a client knows of them (`known`), how a method changes
-(`wrap`), how a round's messages become one (`reduce`), and what local steps take in place of the
-gradient of a mini-batch (`local_gradient`). What a part leaves out stays as it is without it. So a
-new part is a dataclass of settings with some of these methods, in one file, a parameter of
+client of a round has (`columns`) and which of them the client knows (`known`). It says how a method
+changes (`wrap`) and how a round's messages become one (`reduce`). It can replace the gradient of a
+mini-batch in local steps (`local_gradient`). A part changes only the questions that it answers. So
+a new part is a dataclass of settings with some of these methods, in one file, a parameter of
 `fedprox.simulate`, and a field of `fedprox.protocol.protocol.Protocol`.
 """
 
@@ -50,7 +50,7 @@ class Screen(Protocol):
     def measures_of(
         self, flagged: NDArray[np.int64], runs: Sequence[str], names: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What records say of messages that were left out, for each run, unless one ends it."""
+        """The measures of messages that were left out, for each run, unless one ends it."""
 
     def screened(
         self, sound: jax.Array, size: jax.Array | None, weight: jax.Array, *, fixed: bool = False
@@ -127,7 +127,7 @@ StepsTaken = Callable[[], Sequence[tuple[int, int, int]]]
 
 
 class Setting(NamedTuple):
-    """What parts read of a run beside their own settings.
+    """The settings of a run that parts read beside their own.
 
     Attributes:
         params: The model's parameters, in shape.
@@ -137,7 +137,7 @@ class Setting(NamedTuple):
         rounds: Number of rounds T.
         min_separation: Rounds from one of a client to its next, at least; None if that may be any.
         evaluations: How often a run is evaluated.
-        sent: What clients send: in a simulation what "arrives" of their messages, on nodes the
+        sent: The form of clients' messages: in a simulation as it "arrives", on nodes the
             "message", or the "code" in which it travels.
     """
 
@@ -157,7 +157,7 @@ class Change(Protocol):
     def changed(
         self, messages: Any, counts: jax.Array, numbers: Mapping[str, Any], key: jax.Array | None
     ) -> Any:
-        """What is sent, for messages with leaves (n, ...), those that count, and their columns."""
+        """The messages that are sent, from leaves (n, ...), those that count, and their columns."""
 
 
 class MessageRule(Protocol):
@@ -171,9 +171,9 @@ class Reduction(NamedTuple):
     """How the messages of a round become one; by default each is added to a sum as it arrives.
 
     Attributes:
-        change: What clients send in place of their messages; None for these.
+        change: The messages that clients send in place of their own; None for their own.
         screen: Which messages are left out; None if all count.
-        rule: What is made of all messages together; None for their weighted sum.
+        rule: The rule that makes one of all messages; None for their weighted sum.
         fixed: Whether a message that is left out counts as zero, so that others keep their weights.
     """
 
@@ -216,7 +216,7 @@ class Coding(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalGradient:
-    """What a local step takes of its mini-batch; here its gradient."""
+    """The vector along which a local step descends; here its mini-batch's gradient."""
 
     @property
     def completes(self) -> bool:
@@ -226,7 +226,7 @@ class LocalGradient:
     def gradient(
         self, loss: Callable[..., jax.Array], params: Params, batch: Batch, given: Any
     ) -> Params:
-        """What a tick's rows add: the gradient of loss(params, batch, given), or another."""
+        """The sum over a tick's rows: the gradient of loss(params, batch, given), or another."""
         gradient: Params = jax.grad(loss)(params, batch, given)
         return gradient
 
@@ -237,7 +237,7 @@ class LocalGradient:
 
 
 class Part:
-    """What the engine asks of a part. The answers here change nothing."""
+    """The questions that the engine asks of a part. The answers here change nothing."""
 
     def check(self, setting: Setting, sizes: NDArray[np.int64]) -> None:
         """Raise `InputError` if it does not fit the run, whose clients have so many rows."""
@@ -248,7 +248,7 @@ class Part:
 
     @property
     def of_rounds(self) -> str:
-        """What of a run depends on its number of rounds, which then stays; else ""."""
+        """The part of a run that depends on its number of rounds, which then stays; else ""."""
         return ""
 
     @property
@@ -258,7 +258,7 @@ class Part:
 
     @property
     def program_key(self) -> Any:
-        """What compiled programs depend on beside the method and their inputs: the settings."""
+        """The settings on which programs depend beside the method and their inputs."""
         return self
 
     own_noise: ClassVar[bool] = False
@@ -292,7 +292,7 @@ class Part:
         return {}
 
     def known(self, numbers: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
-        """What clients know: `ClientContext.columns`, from their columns and the round's key."""
+        """The client's columns as `ClientContext.columns`, from all columns and the round's key."""
         del numbers, key
         return {}
 
@@ -321,7 +321,7 @@ class Part:
         return None
 
     def recorded(self, columns: Columns) -> Mapping[str, float]:
-        """What records say of a round by this part, from the columns of its jobs."""
+        """This part's measures of a round, from the columns of its jobs."""
         del columns
         return {}
 
@@ -346,7 +346,7 @@ class Part:
         return 1
 
     def local_gradient(self, taken: StepsTaken, evaluations: int) -> LocalGradient | None:
-        """What local steps take, given the steps and evaluations of a run; None: the gradient."""
+        """The replacement of the gradient, given a run's steps and evaluations; None for none."""
         del taken, evaluations
         return None
 
@@ -354,7 +354,7 @@ class Part:
 def known_columns(
     parts: tuple[Part, ...], numbers: Mapping[str, Any], key: Any
 ) -> dict[str, jax.Array]:
-    """What clients know by all parts."""
+    """The columns that clients know from all parts."""
     return {name: a for part in parts for name, a in part.known(numbers, key).items()}
 
 

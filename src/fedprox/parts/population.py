@@ -26,7 +26,7 @@ HOUR = 3_600.0
 
 @dataclass(frozen=True)
 class DayNight:
-    """Clients that are on for some hours of each day, in time zones that are drawn.
+    """Clients that are on for some hours of each day, in random time zones.
 
     A run begins at midnight in the first zone.
 
@@ -141,7 +141,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A number of each client that varies around a median.
+    """A number for each client, log-normal around a median.
 
     Client k has median exp(spread z_k), z_k ~ N(0, 1), in all rounds of a seed.
 
@@ -164,12 +164,12 @@ Quantity = float | Sequence[float] | LogNormal
 
 @dataclass(frozen=True)
 class Population:
-    """The devices of the clients, by which a simulation has a clock.
+    """The clients' devices, whose speeds give a simulation a clock.
 
     A synchronous round takes as long as its slowest client that counts: it receives the model,
     takes its steps, and sends its message. Each of `step_seconds`, `download`, `upload` and
-    `latency` is one number for all clients, a list with one for each client, or a
-    :class:`fedprox.LogNormal`, which draws one for each client from the seed.
+    `latency` is one number for all clients, or a list with one for each client. A
+    :class:`fedprox.LogNormal` draws one for each client from the seed.
 
     Attributes:
         step_seconds: Seconds per mini-batch step. A pass over all of a client's rows, such as for
@@ -334,7 +334,7 @@ def read_population(
     *,
     period: float | None = None,
 ) -> Population:
-    r"""A population whose devices are those of a file with plain columns.
+    r"""Read a population of devices from a file with a column for each property.
 
     The column `device` names each row's device; without it, each row is one. The columns
     `step_seconds`, `download`, `upload` and `latency` hold what :class:`fedprox.Population`
@@ -343,15 +343,15 @@ def read_population(
 
     Args:
         path: A file that ends in .csv, .parquet or .npz.
-        population: What the file does not say.
+        population: The settings that the file does not have.
         period: Seconds after which the times of `on` and `off` begin anew; None for the last `off`.
 
     Returns:
         The population, with lists in the order in which devices first appear.
 
     Raises:
-        InputError: If the file cannot be read, has none of these columns or only one of `on` and
-            `off`, a device's rows differ in another column, or a number is out of range.
+        InputError: If the file cannot be read, or has none of these columns or only one of `on` and
+            `off`. Also if a device's rows differ in another column, or a number is out of range.
 
     Example:
         >>> from pathlib import Path

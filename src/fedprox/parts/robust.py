@@ -10,7 +10,7 @@ The mean of :math:`A_k B_k` is not the product of the means of :math:`A_k` and :
 they moved, and the server takes those of the best approximation of the mean product at their rank.
 That is FlexLoRA (Bai et al., `Federated Fine-tuning of Large Language Models under Heterogeneous
 Tasks and Client Resources <https://arxiv.org/abs/2402.11505>`_, NeurIPS 2024), without the full
-matrix. The exact mean has up to n times the rank, so its residual would have to be sent to all
+matrix. The exact mean has up to n times the rank. So its residual would have to be sent to all
 clients and become part of their bases (FedEx-LoRA, FLoRA), which here never change.
 """
 
@@ -54,10 +54,10 @@ RuleName = Literal[
     "geometric-median",
     "centred-clipping",
 ]
-"""What is taken of a round's messages."""
+"""The rule by which a round's messages become one."""
 
 Before = Literal["nothing", "mixing", "bucketing"]
-"""What happens to the messages before a rule."""
+"""The treatment of the messages before a rule."""
 
 WEISZFELD_STEPS, CLIPPING_STEPS = 50, 5
 """Iterations of the geometric median, and of centred clipping."""
@@ -68,7 +68,7 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class Aggregation(Part):
-    r"""How the server makes one message of a round's.
+    r"""How the server combines the messages of a round.
 
     Rules other than the mean store all messages of a round on each device. Robust rules, all but
     "mean" and "product", count each message once, whatever its client's rows. With :math:`n`
@@ -77,18 +77,18 @@ class Aggregation(Part):
 
     Attributes:
         rule: "mean": the weighted mean, which one message can move anywhere. "product", for models
-            of :func:`fedprox.lora`: the same, but of adapters the mean of their products, as the
-            best approximation at their rank, where "mean" averages the factors. "median": the
-            median of each coordinate. "trimmed-mean": the mean of each coordinate without its f
-            smallest and f largest values (both Yin et al. 2018). "krum": the message with the least
-            sum of squared distances to its n - f - 2 nearest ones; "multi-krum": the mean of the
-            n - f messages with the least such sums (Blanchard et al. 2017). "geometric-median": the
-            point with the least sum of distances (Pillutla et al. 2022). "centred-clipping":
-            :math:`v \leftarrow v + \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five
-            times from 0 (Karimireddy et al. 2021, which begin with the last round's).
+            of :func:`fedprox.lora`: the weighted mean of the adapters' products, approximated at
+            their rank; "mean" averages their factors. "median": the median of each coordinate.
+            "trimmed-mean": the mean of each coordinate without its f smallest and f largest values
+            (both Yin et al. 2018). "krum": the message with the least sum of squared distances to
+            its n - f - 2 nearest ones. "multi-krum": the mean of the n - f messages with the least
+            such sums (Blanchard et al. 2017). "geometric-median": the point with the least sum of
+            distances (Pillutla et al. 2022). "centred-clipping": :math:`v \leftarrow v +
+            \frac{1}{n} \sum_i (x_i - v) \min(1, \tau / \|x_i - v\|)`, five times from 0
+            (Karimireddy et al. 2021, which begin with the last round's).
         faulty: Largest share of a round's messages that may be faulty, from 0 to below 1/2.
         before: "mixing" replaces each message by the mean of the n - f nearest to it, itself
-            included (Allouah et al. 2023); "bucketing" averages consecutive messages of the drawn
+            included (Allouah et al. 2023). "bucketing" averages consecutive messages of the drawn
             cohort (Karimireddy et al. 2022); f faulty ones may then be in as many buckets.
         bucket: Messages of a bucket, at least 2.
         radius: :math:`\tau` of centred clipping, above 0.
@@ -184,7 +184,7 @@ class Aggregation(Part):
         )
 
     def of(self, messages: Any, counts: Any, weights: Any = None) -> Any:
-        """What the rule makes of messages, leaves (n, ...), those that count, and their weights.
+        """One message of messages with leaves (n, ...), those that count, and their weights.
 
         Robust rules read no weights. None are equal ones. Without messages it is zero.
 
@@ -331,14 +331,14 @@ ROBUST: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]]
     "geometric-median": geometric_median,
     "centred-clipping": centred_clipping,
 }
-"""What a robust rule makes of rows (n, d), those that count, f and a radius, shape (d,)."""
+"""Robust rules: (rows (n, d), those that count, f, a radius) -> one row, shape (d,)."""
 
 
 def by_products(algorithm: Algorithm, *, ranked: bool = False) -> Algorithm:
     """The same method, whose clients send the factors of adapters as they are.
 
-    A client of a lower rank receives the leading columns of A and rows of B, which are the best
-    approximation of the server's product at its rank, and zeros for the others. It trains those
+    A client of a lower rank receives the leading columns of A and rows of B, and zeros for the
+    others. This is the best approximation of the server's product at its rank. It trains those
     alone, so what is zero stays zero.
     """
 

@@ -1,1 +1,1 @@
-"""What compared methods share, and a method under it."""
+"""The protocol that compared methods share, and a method under it."""

@@ -47,11 +47,12 @@ class Cohort:
             part in at most one of `min_separation` consecutive rounds.
             Except with "proportional", methods that count each client once (`Algorithm.average`)
             use equal weights instead.
-        over_selection: How many times K clients are drawn, from 1 to 10; the first K messages end
-            the round, and the others do not count. Above 1 it needs "uniform" sampling and a
-            :class:`fedprox.Population`, which says who is first.
-        min_separation: With "cyclic" sampling, how many rounds lie from one in which a client takes
-            part to the next, at least; no group may have fewer than K clients. None with others.
+        over_selection: Factor by which more than K clients are drawn, from 1 to 10. The first K
+            messages end the round, and the others do not count. Above 1 it needs "uniform" sampling
+            and a :class:`fedprox.Population`, which says who is first.
+        min_separation: With "cyclic" sampling, the least number of rounds from one participation of
+            a client to its next, which is the number of groups. No group may have fewer than K
+            clients. None with other sampling.
 
     Raises:
         InputError: If a setting is out of range or does not fit the others.

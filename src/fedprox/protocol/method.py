@@ -1,6 +1,6 @@
 """A method of a comparison: an algorithm under a protocol, with its solver and its sweep points.
 
-What cannot be trained is refused here, and warnings say what makes results misleading.
+A method that cannot be trained is refused here. Warnings say what makes results misleading.
 """
 
 import hashlib
@@ -107,7 +107,7 @@ class Method:
 
     @cached_property
     def computed(self) -> dict[Callable[..., Any], Any]:
-        """What `kept` functions have found of it."""
+        """The results of functions marked `kept`."""
         return {}
 
     @cached_property
@@ -181,7 +181,7 @@ class Method:
 
     @cached_property
     def mechanism(self) -> Mechanism | None:
-        """What a run releases about its clients; None unless privacy hides them."""
+        """The mechanism of a run, for its clients; None unless privacy hides them."""
         return self.protocol.mechanism(self.algorithm)
 
     @cached_property

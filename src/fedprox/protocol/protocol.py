@@ -233,7 +233,7 @@ class Protocol:
 
     @property
     def setting(self) -> Setting:
-        """What parts read beside their own settings."""
+        """The settings of the run that parts read beside their own."""
         cohort = self.cohort
         return Setting(
             params=trainable(self.model.shapes),
@@ -484,8 +484,8 @@ class Protocol:
         """The algorithm as it is trained, with all parts; central training has only one model.
 
         Args:
-            algorithm: The algorithm.
-            others: What parts read in place of fields of `setting`, on nodes.
+            algorithm: The algorithm to train.
+            others: Replacements of fields of `setting`, on nodes.
         """
         algorithm = self.fitted(algorithm)
         parts = () if algorithm.pooled else self.parts
@@ -515,7 +515,7 @@ class Protocol:
         return with_own_layers(algorithm, self.model.shapes)
 
     def mechanism(self, algorithm: Algorithm) -> Mechanism | None:
-        """What a run of a method releases about its clients; None unless privacy hides them."""
+        """The mechanism of a method's run, for its clients; None unless privacy hides them."""
         if self.privacy is None or not self.hides_clients or algorithm.pooled:
             return None
         return self.privacy.of_run(algorithm, self.setting)

@@ -1,1 +1,1 @@
-"""What a comparison leaves behind: the run directory, the table, the figure."""
+"""The results of a comparison: the run directory, the table, the figure."""

@@ -123,7 +123,7 @@ class Archive:
         """The runs in figures and tables.
 
         Seeds run one after another. If the comparison was interrupted, the seed that was running
-        is left out if other seeds of its label were finished: a mean would mix their last rounds
+        is left out if other seeds of its label were finished. A mean would mix their last rounds
         with its earlier ones.
         """
         if self.finished or not self.runs:

@@ -17,14 +17,14 @@ BEFORE = "clients-before.jsonl"
 """Name of the file with the lines from before, while a run that was resumed goes on."""
 
 CLIENTS_KEY = b'"clients": '
-"""What follows the run and the round in a line."""
+"""The text after the run and the round in a line."""
 
 
 class ClientLines:
     """The file `clients.jsonl` of a run directory, to which lines are added.
 
     Checkpoints do not hold the measures of clients, which may be large. The records of a checkpoint
-    come again without them when a run resumes, and their lines are taken from the file from before,
+    come again without them when a run resumes. Their lines are taken from the file from before,
     which stays beside the new one until the end.
 
     Every new line is on disk before `add` returns, and so before the next checkpoint.

@@ -19,7 +19,7 @@ from fedprox.results.target import Target
 
 
 class Evidence(NamedTuple):
-    """What the differences of a comparison say.
+    """The verdicts of a comparison, in words.
 
     Attributes:
         sign: Positive for the comparison, negative against it, 0 for neither.
@@ -119,7 +119,7 @@ class RunReading(NamedTuple):
         lower: Whether smaller numbers are better; None if that is not known.
         scale: Factor before it is shown.
         unit: Unit of a difference.
-        missing: What a run without a number did.
+        missing: A verb for a run without a number, such as "diverged".
     """
 
     name: str
@@ -132,7 +132,7 @@ class RunReading(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is, with its unit."""
+        """The name of the number, with its unit."""
         return self.name + " (%)" * (self.unit == "points")
 
     def text(self, value: float, *, signed: bool = False) -> str:
@@ -180,7 +180,7 @@ class Difference(NamedTuple):
 
     Attributes:
         levels: The levels of the other factors.
-        method: The method.
+        method: The method that is compared.
         other: The method to which it is compared.
         difference: Mean over seeds of its measure less the other's; infinite if a run diverged.
         low: Lower end of Student's confidence interval, with the correction of p: it has 0 inside

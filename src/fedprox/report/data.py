@@ -86,7 +86,7 @@ class Statistics(NamedTuple):
 
 
 Which = Literal["all", "train", "labels"]
-"""What is counted: training and test rows, training rows, or the labels of training rows."""
+"""Rows to count: training and test rows, training rows, or labels of training rows."""
 
 
 def counted_rows(federation: Federation, which: Which) -> NDArray[np.int64]:

@@ -74,8 +74,8 @@ class RunDirectory:
     file is written whole or not at all, `summary.json` last.
 
     `replace` says whether another experiment's results may be replaced (None: the caller has no
-    option for it), `extend` whether the run resumes, perhaps with more rounds, `lock` whether the
-    folder is to be locked.
+    option for it). `extend` says whether the run resumes, perhaps with more rounds, and `lock`
+    whether the folder is to be locked.
 
     Attributes:
         resumes: Whether the run resumes.
@@ -312,7 +312,7 @@ def write_clients(path: Path, federation: Federation, model: Model, runs: Sequen
 
 
 UNTIL_TARGET = {"rounds": Run.rounds_to, "models": Run.models_to, "time": Run.time_to}
-"""What a run has cost when it reaches its target, by the first word of a key in `summary.json`."""
+"""The cost of reaching the target, by the first word of a key in `summary.json`."""
 
 
 def summarise(run: Run, target: Target | None) -> dict[str, Any]:
@@ -405,7 +405,7 @@ def save(
     rows. The file of such a comparison cannot be run; that of a comparison from `fedprox.run` can.
 
     Args:
-        runs: What `simulate` or `run` returned, or some of these runs.
+        runs: The runs that `simulate` or `run` returned, or some of these.
         folder: The folder. It must be new, empty, or hold results of the same experiment, which
             are replaced.
         federation: The clients and their data. With `federation` and `model`, the run directory
@@ -414,9 +414,9 @@ def save(
         model: The model; needed together with `federation`.
 
     Raises:
-        InputError: There are no runs, or they are of several comparisons; only one of `federation`
-            and `model` is given, or they do not fit the runs; or the folder holds other files, or
-            another process is writing to it.
+        InputError: If there are no runs, or they are of several comparisons. Also if only one of
+            `federation` and `model` is given, or they do not fit the runs. Also if the folder holds
+            other files, or another process is writing to it.
 
     Example:
         >>> import tempfile

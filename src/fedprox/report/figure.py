@@ -1,8 +1,7 @@
 """Figures of lines: the lines, as the report's page draws them, and as Matplotlib does.
 
-A line is a measure against another one: for each label, with a value for each seed. What is drawn
-is the mean over its seeds, with a band of one sample standard deviation on either side, as in the
-table.
+A line is a measure against another one: for each label, with a value for each seed. It shows the
+mean over the seeds, with a band of one sample standard deviation on either side, as in the table.
 """
 
 import itertools
@@ -276,10 +275,10 @@ def ranked(label: str, measured: Sequence[Sequence[float] | NDArray[np.float64]]
 def figure(runs: Sequence[Run]) -> "Figure":
     """A figure with a panel for each measure and a line for each method.
 
-    Bands are ± one standard deviation over seeds. Only what was measured is drawn: without
+    Bands are ± one standard deviation over seeds. Only measures that were taken are drawn: without
     gradients there is no panel of their variance. A model's metrics on test rows have panels of
-    their own. Runs of several comparisons share a line as they share a row of `fedprox.table`. If
-    clients have devices, the axis is the time by them, else it is rounds.
+    their own. Runs of several comparisons share a line as they share a row of `fedprox.table`. The
+    horizontal axis is the time by the clients' devices, if they have any, else rounds.
 
     Args:
         runs: The runs of one or more comparisons, as `simulate` returns them.

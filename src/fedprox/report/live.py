@@ -1,4 +1,4 @@
-"""What is seen of a run from outside while it trains, and how it is asked to stop.
+"""The status of a run while it trains, for others to read, and how it is asked to stop.
 
 With each record the run's process writes `status.json`, and the same numbers as `metrics.prom` for
 the textfile collector of Prometheus' node_exporter; once a minute the report. All measures of a
@@ -33,7 +33,7 @@ WAIT_FACTOR = 50
 """How many times as long as writing took the next status or report waits, within these bounds."""
 
 COSTS_OF_A_NODE = ("rounds", "seconds", "bytes_down", "bytes_up")
-"""What is summed for each node of a deployment."""
+"""The costs that are summed for each node of a deployment."""
 
 
 class StatusWriter:

@@ -39,6 +39,7 @@ from fedprox.report.table import (
     facts,
     grid,
     mean_and_spread,
+    note_on_costs,
     notes_on,
     table,
     warnings_on,
@@ -298,8 +299,8 @@ def _results(archive: Archive) -> ReportTable:
     rows = [list(row) for row in zip(*(map(str, c.cells) for c in columns), strict=True)]
     seeds = len({run.seed for run in runs})
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    lines = ["Models sent are relative to one round of FedAvg", *notes_on(runs)]
-    caption = f"Results{over}. {'; '.join(lines)}."
+    lines = [*note_on_costs(runs, archive.target), *notes_on(runs)]
+    caption = " ".join(f"{line}." for line in [f"Results{over}", *lines])
     finals = records([replace(run, history=[run.model_record]) for run in runs])
     return ReportTable(caption, [str(c.header) for c in columns], rows, csv=csv_of(finals))
 
@@ -307,8 +308,8 @@ def _results(archive: Archive) -> ReportTable:
 def _conclusions(archive: Archive) -> list[str]:
     """Who won, by how much and how surely, in a sentence; none before a comparison is complete.
 
-    The best line is compared to the best of another method, or without one to the second, by the
-    target's measure, or by test accuracy, or by the loss where there is none.
+    The best line is compared to the best of another method, or without one to the second. The
+    measure is the target's, else test accuracy, else the loss.
     """
     runs, lines = archive.shown, by_label(archive.shown)
     seeds = {tuple(sorted(run.seed for run in group)) for group in lines.values()}

@@ -121,7 +121,7 @@ SELDOMER = 1, 2, 5
 
 
 def _plans(privacy: Privacy, method: Method) -> Iterator[RenderableType]:
-    """What plans of evaluations cost, and how much noise their measures have."""
+    """The costs of plans of evaluations, and the noise of their measures."""
     if privacy.measures is None:
         return
     protocol = method.protocol
@@ -281,7 +281,7 @@ def _accountants(
 
 
 def _alternatives(protocol: Protocol, privacy: Privacy, releases: int) -> TextTable:
-    """What larger cohorts and fewer rounds give, below what is planned."""
+    """A table of the plan and, below it, of larger cohorts and fewer rounds."""
     mean, rounds = protocol.cohort.clients_per_round, protocol.rounds
     plans = [(privacy, mean, rounds)]
     for factor in LARGER:

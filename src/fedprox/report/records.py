@@ -27,7 +27,7 @@ RATE = "solver.learning_rate"
 
 
 def _settings_of(run: Run) -> dict[str, Any]:
-    """What seeds of one row share, by name; empty for a run that does not know its experiment."""
+    """The settings that the seeds of one row share, by name; empty without an experiment."""
     if not run.experiment:
         return {}
     # methods are in the label; where client state is stored changes no result
@@ -127,7 +127,7 @@ AT_THE_END = [
 """The measures of the last record in `summary.json`, as `final_NAME`."""
 
 HPARAM = "hparam_"
-"""What precedes the name of a hyperparameter that a record's own key has too."""
+"""The prefix of a hyperparameter whose name is a record's own key too."""
 
 
 METRICS = tuple(f"{kind}_" for kind in ON_ROWS)

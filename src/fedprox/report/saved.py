@@ -313,13 +313,13 @@ def _chosen(path: Path, label: str | None, seed: int | None) -> RunTimes:
 Rename = Mapping[str, str | None]
 
 WEIGHTS = ("kernel", "scale", "embedding", "table")
-"""What flax and this library call parameters that PyTorch calls `weight`."""
+"""Names in flax and in this library of parameters that PyTorch calls `weight`."""
 
 STATISTICS = {"mean": "running_mean", "var": "running_var"}
-"""What flax calls running statistics, and PyTorch."""
+"""Names of running statistics in flax, and in PyTorch."""
 
 COLLECTION = "batch_stats."
-"""What the names of linen's running statistics begin with."""
+"""The prefix of the names of linen's running statistics."""
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The files of a repository: all weights, or the list of the files that have them."""
@@ -354,9 +354,9 @@ def load_weights(
             `model.safetensors.index.json` and the files that it names.
         like: The model, or its parameters; `fedprox.Variables` of one with state. Names of both
             parts are those within them ("norm.scale", "norm.mean"), without linen's "batch_stats".
-        rename: Begins of the file's names, up to a dot, and what the model has in their place:
+        rename: Prefixes of the file's names, up to a dot, and the model's prefixes in their place:
             `{"bert": "", "encoder.layer": "blocks", "pooler": None}` takes the prefix away, renames
-            layers, and leaves out the pooler. The longest begin that fits counts.
+            layers, and leaves out the pooler. The longest prefix that fits counts.
         keep: Names of parameters, or of parts with several, that keep their values in `like`, such
             as a new head. Then `like` must be parameters.
 
@@ -427,8 +427,8 @@ def save_weights(path: str | Path, params: Params, *, rename: Rename | None = No
         path: The file, such as "model.safetensors". It is written whole or not at all.
         params: A pytree of floating-point arrays, such as `Run.params`; `fedprox.Variables` of a
             model with state.
-        rename: Begins of the parameters' names, up to a dot, and what the file has in their place,
-            as in `load_weights` the other way around.
+        rename: Prefixes of the parameters' names, up to a dot, and the file's prefixes in their
+            place: the inverse of `rename` in `load_weights`.
 
     Raises:
         InputError: There is no such folder, a parameter is not a floating-point array, or two would

@@ -1,4 +1,4 @@
-"""What other processes read of a run that trains, and how they ask it to stop: without JAX.
+"""The status that other processes read of a run, and how they ask it to stop: without JAX.
 
 `live.py` writes it.
 """
@@ -22,7 +22,7 @@ STUDY = "study.json"
 
 
 def status_lines(folder: Path, now: float) -> list[str]:
-    """What `fedprox status` prints of a run or a study, at a time in seconds since 1970."""
+    """The output of `fedprox status` for a run or a study, at a time in seconds since 1970."""
     complete = any((folder / name).is_file() for name in ("summary.json", STUDY))
     begun = complete or any((folder / name).is_file() for name in ("experiment.toml", STATUS))
     require(begun, f"{folder}: no run directory or study, or not begun yet")

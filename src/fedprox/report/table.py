@@ -90,7 +90,7 @@ class ReportTable(NamedTuple):
 
     @property
     def files(self) -> dict[str, str]:
-        """What the buttons of the table save, by the file's ending."""
+        """The contents that the buttons of the table save, by the file's ending."""
         columns = "l" + ("r" if self.holds == "numbers" else "l") * (len(self.headers) - 1)
         header, *rows = (" & ".join(map(latex, row)) for row in (self.headers, *self.rows))
         return {
@@ -160,18 +160,19 @@ def table(runs: Sequence[Run], target: Target | None = None) -> TextTable:
     Values are means over seeds, +- their standard deviation. With a single seed, +- is the standard
     error if evaluations read a sample of clients.
 
-    Losses, accuracies and metrics are those of each run's parameters: of its last round, or of its
-    best round if the run keeps that.
+    Losses, accuracies and metrics are of the model that each run keeps: of its last round, or of
+    its best round (:class:`fedprox.Selection`).
 
     Each of the model's metrics on test rows has a column. With validation rows, their accuracy has
     a column too, and the best accuracy is the test accuracy of the record with the highest
     validation accuracy. With `Evaluation(by_client=True)`, the mean test accuracy of the worst
     tenth of the clients has a column; if clients have models of their own, their accuracy has one.
 
-    If clients have devices, the seconds by them until the target have a column.
+    If clients have devices, the seconds until the target have a column, by the devices' clocks.
 
-    Models sent until the target are in units of one round of FedAvg. If a seed has not reached the
-    target, rounds and models are those of all its rounds, with a "+".
+    Communication until the target is in rounds of FedAvg: a model to each client of the cohort and
+    one back. If a seed has not reached the target, its rounds and communication are those of all
+    its rounds, with a "+".
 
     Runs of several comparisons share a row only if all of their settings but the seed are equal.
     Otherwise the rows say in which settings they differ, as in "fedavg · stragglers 0.5".
@@ -249,7 +250,7 @@ def _columns(
     columns[f"rounds to {goal}"] = partial(until, Run.rounds_to, "round", "{:.1f}", "{}")
     if known("time"):
         columns[f"time to {goal}"] = partial(until, Run.time_to, "time", "{:.0f}", "{:.0f}")
-    columns["models sent"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
+    columns["communication"] = partial(until, Run.models_to, "communication", "{:.1f}", "{}")
     columns["seconds"] = _seconds
     return columns
 
@@ -329,6 +330,18 @@ LONG = 1.0
 """Seconds of callbacks from which on they are said, if they are a tenth of the others too."""
 
 
+def note_on_costs(runs: Sequence[Run], target: Target | None) -> list[str]:
+    """The meaning of the columns that count until a target, the one of `table`, if there is one."""
+    target = target or common_target(runs)
+    if target is None:
+        return []
+    measure = target.measure.replace("_", " ", 1)
+    return [
+        f"rounds to {target}: until the {measure} reaches it; communication: until then, in rounds "
+        "of FedAvg"
+    ]
+
+
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """How to read the numbers: which models they are of, what is estimated, what epsilon means."""
     evaluated = dict.fromkeys(run.evaluated for run in runs)
@@ -338,12 +351,12 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
             "best accuracy is the test accuracy at the round of the highest validation accuracy: "
             "test rows choose nothing"
         )
-    lines += dict.fromkeys(_guaranteed(run) for run in runs if _private(run))
+    lines += dict.fromkeys(_guarantee(run) for run in runs if _private(run))
     lines += dict.fromkeys(filter(None, map(_separated, runs)))
     if (points := max(run.sweep_points for run in runs)) > 1:
         lines.append(
-            f'seconds "for {points}" are those of {points} hyperparameter values together, which '
-            "are trained at once"
+            f'seconds "for {points}": one program trains {points} hyperparameter values at once, '
+            "and this is their time together"
         )
     called = sum(run.callback_seconds / run.sweep_points for run in runs)
     others = sum(run.run_seconds / run.sweep_points for run in runs)
@@ -359,17 +372,20 @@ def _private(run: Run) -> bool:
     return has(run.final, "delta")
 
 
-def _guaranteed(run: Run) -> str:
-    """What epsilon is of, and what it does not cover."""
-    settings = run.experiment.get("privacy") or {}
-    whom = "one row" if settings.get("unit") == "example" else "one client"
-    measured = "losses and accuracies"
-    of, beside = "models", f"{measured}, and the choice among runs, are"
-    if settings.get("measures"):  # which have noise
-        of, beside = f"models, {measured}", "counts of clients, and the choice among runs, are"
+def _guarantee(run: Run) -> str:
+    """The meaning of a private run's epsilon, and what is outside the guarantee."""
+    privacy = run.experiment.get("privacy") or {}
+    unit = "row" if privacy.get("unit") == "example" else "client"
+    private, others = "models", "losses, accuracies and the choice among runs"
+    if privacy.get("measures"):
+        private, others = (
+            "models, losses and accuracies",
+            "counts of clients and the choice of a run",
+        )
+    delta = number_of(run.final, "delta")
     return (
-        f"epsilon bounds what the {of} of one run reveal of {whom}, at delta = "
-        f"{number_of(run.final, 'delta'):g}; {beside} not covered"
+        f"epsilon: a run's {private} are (epsilon, {delta:g})-differentially private "
+        f"for each {unit}; {others} are outside the guarantee"
     )
 
 
@@ -381,7 +397,7 @@ def _separated(run: Run) -> str:
     strategy = Strategy(run.experiment["privacy"]["mechanism"], separation, run.final.round)
     most = plural(strategy.participations(run.final.round), "round")
     return (
-        f"epsilon is for {CORRELATIONS[strategy.kind]}, with which a client takes part in at most "
+        f"epsilon assumes {CORRELATIONS[strategy.kind]}, and that a client takes part in at most "
         f"{most}, at least {separation:,} apart"
     )
 
@@ -404,7 +420,7 @@ def _standard_errors(runs: Sequence[Run]) -> list[str]:
 
 
 def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
-    """What went otherwise than planned, a line for each method and kind.
+    """The warnings of runs, a line for each method and kind.
 
     In a comparison that ran to its end (`finished`), a run that is shorter ended early.
     """
@@ -416,7 +432,7 @@ def warnings_on(runs: Sequence[Run], *, finished: bool = True) -> list[str]:
 
 
 def _warnings(group: Sequence[Run], finished: bool) -> Iterator[str]:
-    """What went otherwise than planned in the runs of a method."""
+    """The warnings of the runs of a method."""
     records = [record for run in group for record in run.history]
     known = [[r.train_loss for r in run.history if r.measured is not False] for run in group]
     losses = [(each[0], each[-1]) for each in known if each]

@@ -18,7 +18,7 @@ from fedprox.measures import MEASURES
 
 
 class ClientRecord(NamedTuple):
-    """What an evaluation measured of each client that it read, and what these clients did before.
+    """The measures of each client that an evaluation reads, and its work since the last record.
 
     The records that callbacks receive have it as `Record.by_client`, if
     `Evaluation(client_records=True)` asks for it.
@@ -95,7 +95,7 @@ class Record:
             round, or in round 0 for the initial model.
         seed: Seed of the run.
         round: Number of rounds done; 0 is the initial model.
-        measures: What was measured, by the names below.
+        measures: The measures of this record, by the names below.
         metrics: The model's metrics: `train_NAME` over training rows, `test_NAME` over test rows
             and, if there are any, `validation_NAME` over validation rows. Each client is weighted
             by all of its rows.
@@ -186,7 +186,7 @@ COLUMN_TYPES: dict[str, Any] = {
     "by_client_checksum": (str | None, None),
 }
 RecordTable = create_model("RecordTable", __config__=ConfigDict(extra="forbid"), **COLUMN_TYPES)
-"""What `Record.as_dict` returns, as files hold it."""
+"""The type of what `Record.as_dict` returns, as files hold it."""
 
 
 def _record_of(table: Any) -> Record:

@@ -1,4 +1,4 @@
-"""What a run is judged by: the target that it is to reach, and which of its models is kept."""
+"""The criteria of a run: the target that it is to reach, and which of its models is kept."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -208,7 +208,7 @@ VALIDATION_LOSS = "validation_loss"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a run's models is kept, and when a run without progress ends.
+    """The model that a run keeps, and when a run without progress ends.
 
     A run is judged by one measure at each evaluation. If there are validation rows, measures on
     test rows are not allowed: a model chosen by its test rows would look better than it is.
@@ -219,7 +219,7 @@ class Selection:
         measure: Name of the measure in `metrics.jsonl`, such as "validation_accuracy" or "test_f1".
             None means the validation loss.
         patience: Number of consecutive evaluations without a better value after which a run ends.
-            None means never. Sweep points run together until each of them has come to this point.
+            None means never. The points of a sweep run together until this holds for each of them.
 
     Raises:
         InputError: If `keep` or `measure` is invalid, or `patience` is not a whole number of at

@@ -50,7 +50,7 @@ class StudyTable:
     `print` shows it as text, where the best of a column has a star, and notebooks show it as HTML.
 
     Attributes:
-        caption: What it shows, and how.
+        caption: A sentence that says what the table shows, and how.
         row_factors: The factors whose levels name the rows.
         column_factors: The factors whose levels name the columns.
         rows: The names of the rows, a level of each row factor.
@@ -168,7 +168,7 @@ def cell_text(runs: Sequence[Run], reading: RunReading, difference: Difference |
 
 
 def caption_of(reading: RunReading, seeds: int, against: str | None, comparisons: int) -> str:
-    """What a table shows."""
+    """The contents of a table, in a sentence."""
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"{reading.title[0].upper()}{reading.title[1:]}, {over}."
     if against is None:
@@ -296,7 +296,7 @@ class Study:
         """Who won, by how much and how surely: a sentence for each combination of other levels.
 
         The best method is compared to `against` (that of the study if omitted), or without one to
-        the second best, with Holm's correction for all comparisons that might have been made.
+        the second best. Holm's correction is for all comparisons that might have been made.
         """
         reading = self._reading(measure, lower_is_better)
         return conclusions_of(self._groups(), reading, against or self.against)
@@ -415,7 +415,8 @@ class Study:
         """Read the results of a study from its folder.
 
         Args:
-            folder: What `out` was. Its runs have no parameters; `fedprox.load_model` reads those.
+            folder: The study's `out`. Its runs have no parameters; `fedprox.load_model` reads
+                those.
 
         Raises:
             InputError: If the folder holds no complete study.
@@ -444,7 +445,7 @@ class Study:
 
 
 def _content(folder: Path) -> _File:
-    """What the file of a study says."""
+    """The content of a study's file."""
     content = read_json(folder / STUDY, _File)
     if content is None:
         raise InputError(f"{folder}: no {STUDY}; not the folder of a complete study")

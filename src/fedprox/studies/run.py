@@ -36,8 +36,8 @@ class Tuning:
     """How a study chooses each method's hyperparameters among those that it tries.
 
     A method tries every combination of its hyperparameters and learning rates, separately for each
-    data set and setting of the study. Chosen is the combination with the best mean over seeds of a
-    measure on validation rows; one that diverges with a seed is never chosen if another does not.
+    data set and setting of the study. The combination with the best mean over seeds of a measure on
+    validation rows is chosen. One that diverges with some seed is chosen only if all do.
 
     Attributes:
         measure: The measure, on validation rows. None means their accuracy, or their loss for a
@@ -150,7 +150,7 @@ def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
 
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
-"""What surrounds each training: how it answers signals."""
+"""A context around each training, which decides how it answers signals."""
 
 
 class Outcome(NamedTuple):
@@ -187,7 +187,7 @@ class Place(NamedTuple):
         force: Whether results of other experiments in them are replaced; None for a caller that
             has no option for it.
         every: Rounds between checkpoints; None for one at the end of each seed.
-        guard: What surrounds each training.
+        guard: The context around each training.
     """
 
     out: Path | None = None

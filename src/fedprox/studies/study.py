@@ -39,15 +39,15 @@ def study(
 
     Every method is trained at every combination of a data set and the levels of `vary`. With the
     same seed all methods see the same data, cohorts, stragglers, mini-batches and initial model, so
-    they are compared by their differences on each seed.
+    they are compared seed by seed.
 
-    Where a method or the solver has several values of a hyperparameter, as in a sweep, each method
-    tries all of its combinations, separately for each data set and setting; `tuning` says how one
+    If a method or the solver has several values of a hyperparameter, as in a sweep, each method
+    tries all of its combinations, separately for each data set and setting. `tuning` says how one
     of them is chosen on validation rows. All methods must try equally many.
 
-    A level is a dict of arguments of `simulate`, with "federation" for the data and "method" for
-    the algorithm, or one argument whose type tells which it is, such as `fp.Systems(0.5)`. Levels
-    replace the study's own settings, those of methods last.
+    A level of a factor is a dict of arguments of `simulate`, with "federation" for the data and
+    "method" for the algorithm. It may also be one argument whose type tells its name, such as
+    `fp.Systems(0.5)`. Levels replace the study's own settings; a method's settings replace both.
 
     Args:
         methods: The methods by the names that tables give them. A method that needs settings of
@@ -61,8 +61,8 @@ def study(
         against: The method to which the others are compared in the study's conclusions. None means
             that the best is compared to the second.
         out: Folder of the study. Everything is written there, and a study that was interrupted, or
-            has more methods, levels, rounds or seeds now, goes on from what is there. Further seeds
-            change no choice of hyperparameters. None means nothing is written.
+            has more methods, levels, rounds or seeds now, continues from the results there. Further
+            seeds change no choice of hyperparameters. None means nothing is written.
         progress: Whether progress over all rounds of the study is shown on stderr.
         settings: The other arguments of `simulate` that all methods share: `model`, which may be a
             function of the federation such as `fp.models.logistic`, `solver`, `cohort`, `rounds`

@@ -122,7 +122,7 @@ def test_noise_is_calibrated_to_all_rounds() -> None:
 def test_the_statement_says_whom_clients_trust() -> None:
     mechanism = mechanism_of(own(), 100, 10, "bernoulli", rounds=20)
     first, *_, trust, _ = statement(mechanism, 20, trusted=False)
-    assert first.startswith("What a client sends in all 20 rounds together is")
+    assert first.startswith("The messages of a client in all 20 rounds together are")
     assert trust.startswith("Trust: each client, which clips its own messages and adds the noise;")
 
 

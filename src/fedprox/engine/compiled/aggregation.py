@@ -172,7 +172,7 @@ _Waiting = tuple[tuple[jax.Array, Message, ClientState], tuple[jax.Array, jax.Ar
 
 By place: slot of the job, -1 for none, int32 (places,); messages and new client states, leaves
 (places, points, ...). By slot: 1 for the finite updates of this device, else 0, and their sizes,
-else 0, float32 (slots, points); weights of this device's updates, 0 for those that are late,
+else 0, float32 (slots, points). Weights of this device's updates, 0 for those that are late,
 float32 (slots,).
 """
 

@@ -90,7 +90,7 @@ class Stop(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to the clients of a round, leaves (points, ...).
+    """The server's values for the clients of a round, leaves (points, ...).
 
     Attributes:
         state: The server's state.
@@ -129,7 +129,7 @@ def contexts_of(
     points: int,
     key: jax.Array | None = None,
 ) -> ClientContext:
-    """What the clients in `slot` (lanes,) know, leaves (lanes, points, ...)."""
+    """The contexts of the clients in `slot` (lanes,), leaves (lanes, points, ...)."""
 
     def at_points(column: jax.Array) -> jax.Array:
         shape = (len(slot), points, *column.shape[1:])
@@ -170,12 +170,12 @@ class ClientStep:
     """The local solver: functions of one client, and of all lanes and sweep points.
 
     Args:
-        model: The model.
+        model: The model that clients train.
         algorithm: The method.
         solver: The local solver, with the algorithm's settings.
         layout: The shapes of the method's programs.
         clock: Whether clients also stop by a clock.
-        local_gradient: What steps take in place of a mini-batch's gradient.
+        local_gradient: The replacement of a mini-batch's gradient in each step.
 
     Attributes:
         stops: Whether clients may take fewer than the planned steps.
@@ -249,7 +249,7 @@ class ClientStep:
         return at_state(self.model, state, mask, moves=self.moves_state)
 
     def given(self, lane: LaneState, broadcast: Broadcast) -> Any:
-        """What a client's objective reads."""
+        """The values that a client's objective reads."""
         return self.algorithm.subproblem(*broadcast, lane.context).given
 
     def reference(self, lane: LaneState, broadcast: Broadcast) -> Reference | None:
@@ -288,7 +288,7 @@ class ClientStep:
         return both
 
     def _gradient(self, params: Params, given: Any, state: Any, batch: Batch) -> Params:
-        """What the method takes of a tick's rows in place of the gradient, or that."""
+        """The gradient of a tick's rows, or the method's replacement of it."""
         model = self.model_at(state, batch.weights)
         step = partial(self.local_gradient.gradient, partial(self.objective, model))
         return call(self.differentiated, step, params, batch, given)

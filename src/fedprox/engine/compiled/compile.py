@@ -158,7 +158,7 @@ class Compiler:
     All layouts share one evaluation program, since they differ only in the size of a round.
 
     Args:
-        method: The method.
+        method: The method that is compiled.
         mesh: The devices.
         data: The rows that evaluations read, on the devices.
         params: Initial parameters of one sweep point.
@@ -279,7 +279,7 @@ class Compiler:
 
 
 def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
-    """What the programs of rounds depend on, beside the shapes of their arguments."""
+    """The values on which rounds' programs depend, beside the shapes of their arguments."""
     protocol, solver = method.protocol, method.solver
     # of hyperparameters only the names matter, and settings are those of the solver, whose rates
     # and numbers of steps are arguments

@@ -1,9 +1,9 @@
 """Evaluation: one compiled pass over the rows of all clients, or of a sample of them.
 
-A pass uses lanes like a round: a job is a client, or rows of any clients where nothing is needed
-client by client; a tick reads a slice of its rows, and at the end of the job its mean loss, its
-correct labels and its gradient are complete. Training, test and validation rows are read by the
-same function. Evaluations of a run and of nodes, of clients' own models and of newcomers, and
+A pass uses lanes like a round. A job is a client, or rows of any clients where nothing is needed
+client by client. A tick reads a slice of its rows. At the end of the job its mean loss, its correct
+labels and its gradient are complete. Training, test and validation rows are read by the same
+function. Evaluations of a run and of nodes, of clients' own models and of newcomers, and
 `fedprox.evaluate`, all compute the same sums of rows.
 """
 
@@ -131,7 +131,7 @@ class ByClient(NamedTuple):
 
 
 class EvaluationSums(NamedTuple):
-    """What an evaluation reads, summed over clients; leaves (points, ...) unless noted.
+    """The sums of an evaluation over clients; leaves (points, ...) unless noted.
 
     Attributes:
         loss: sum_k p_k F_k of the measured clients.
@@ -299,10 +299,11 @@ def read_part(
 ) -> tuple[jax.Array, jax.Array | None, dict[str, Terms], Scatter | None]:
     """Read all rows of a part, inside `spread`.
 
-    Returns the mean loss of each job's rows, (jobs, points), NaN for a job that is left out; the
-    number of its correct labels, int32 (jobs, points), if they are counted; the sums of the
-    metrics' terms, those of each job times its weight, leaves (points, ...); and the mean and
-    scatter of the jobs' gradients, given their shares.
+    It returns four results. The first is the mean loss of each job's rows, (jobs, points), NaN for
+    a job that is left out. The second is the number of its correct labels, int32 (jobs, points), if
+    they are counted. The third are the sums of the metrics' terms, those of each job times its
+    weight, leaves (points, ...). The last are the mean and scatter of the jobs' gradients, given
+    their shares.
     """
     reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
     sums_of_rows = partial(row_sums, model, counted=counted)

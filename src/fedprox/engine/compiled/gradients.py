@@ -83,7 +83,7 @@ def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
 
 
 class Measured(NamedTuple):
-    """What clients compute of all their rows before the local work.
+    """The computations of clients on all their rows before the local work.
 
     Attributes:
         gradient: Whether they compute grad F_k.
@@ -148,10 +148,10 @@ def zeros_of(like: Any, *shape: int) -> Any:
 
 
 class Exchanged(NamedTuple):
-    """What a first exchange computed.
+    """The results of a first exchange.
 
     Attributes:
-        own: What the clients about to work computed, leaves (slots, points, ...).
+        own: The gradients of the clients that work next, leaves (slots, points, ...).
         sums: The gradients of the first cohort that count, times their weights, summed; None
             without gradients. Divided by the weight that counts it is g^t.
         screened: Which of the first cohort's gradients count; None without screening.
@@ -272,10 +272,11 @@ def inexactness_program(
 
     Li et al. 2020, Definition 2; both gradients are over all of the client's training rows.
 
-    Its arguments are `Model.base`, the server's state and the hyperparameters at the beginning of
-    the round, the factor of the learning rate and the share of weight that takes part, the local
-    models (slots, points, ...), the training rows, how they are read, the jobs (slots,), each
-    client's place in the client state before the round (slots,), and that state.
+    Its first arguments are `Model.base`, and the server's state and hyperparameters at the
+    beginning of the round. Then come the factor of the learning rate, the share of weight that
+    takes part, and the local models (slots, points, ...). They are followed by the training rows,
+    how they are read, and the jobs (slots,). The last are each client's place in the client state
+    before the round (slots,), and that state.
     """
     algorithm, read_train = method.algorithm, reader(layout.reading.width)
 

@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     """The shapes of one method's programs.
 
     Attributes:
-        shape: What all batch plans have in common.
+        shape: The numbers that all batch plans share.
         reading: The same for reading whole clients, slice by slice.
         room: How much a call's arrays hold.
         accumulate: Whether a mini-batch can take several ticks.
@@ -99,7 +99,7 @@ class Layout(NamedTuple):
     def fitting(self, needed: Capacity) -> "Layout":
         """This layout if its room is sufficient, else one with more.
 
-        What is too small becomes 1.5 times what is needed, so that it rarely grows.
+        A part that is too small becomes 1.5 times what is needed, so that it rarely grows.
         """
         pairs = list(zip(self.room, needed, strict=True))
         if all(need <= have for have, need in pairs):

@@ -3,7 +3,7 @@
 A round is a loop over segments, and a segment is a loop over ticks (`lanes.run_segments`). A tick
 is one mini-batch of each lane (or a part of a wide one, or a line search). It steps all sweep
 points at once, or the program runs the points one after another (`point_by_point`). When a job
-ends, its message is added to the server's mean with its weight, the client's new state is written
+ends, its message is added to the server's mean with its weight. The client's new state is written
 to its place, and the lane begins its next job. A sum over the devices and the algorithm's update
 end the round. If clients have models of their own that need a second local problem, the jobs run
 twice, first for these models. If the method uses the clients' own gradients, they are computed
@@ -98,7 +98,7 @@ class Inputs(NamedTuple):
         exchange: How gradients are read before the work; None if the method does not.
         count: Number of rounds of the plan to run, int32.
         held: Where the client at each place is in `Server.client_state`, int32 (R, devices,
-            places), out of range for none; None for a method without client state and for calls of
+            places), out of range for none. None for a method without client state and for calls of
             one round.
         until: When the passes of the round end, by the clock; None without a clock.
     """
@@ -206,7 +206,7 @@ class RoundsProgram:
     """Some rounds on one device.
 
     Args:
-        method: The method.
+        method: The method that is trained.
         base: `Model.base`, whose arrays are traced.
         layout: The shapes of its programs.
         clock: The clock by which clients stop; None if they take all planned steps.
@@ -358,7 +358,7 @@ class RoundsProgram:
     def contexts(
         self, plan: BatchPlan, slot: jax.Array, own: LocalLoss, state: ClientState, points: int
     ) -> ClientContext:
-        """What the clients in `slot` (lanes,) of a round know, leaves (lanes, points, ...)."""
+        """The contexts of the round's clients in `slot` (lanes,), leaves (lanes, points, ...)."""
         return contexts_of(self.parts, plan.jobs, slot, own, state, points, plan.noise_key)
 
     def local_of(self, lanes: LaneState) -> Local:
@@ -371,7 +371,7 @@ class Round:
     """One round on one device.
 
     Args:
-        program: What all rounds share.
+        program: The functions and shapes that all rounds share.
         server: The states before the round.
         inputs: The inputs of all rounds.
         plan: This device's part of the round's plan.
@@ -538,7 +538,7 @@ class Round:
 
 
 def local_gradient_of(method: Method) -> LocalGradient:
-    """What local steps of a method take of their mini-batches."""
+    """The gradient, or its replacement, in a method's local steps."""
     given = partial(steps_of_run, method), method.protocol.evaluations
     steps = (part.local_gradient(*given) for part in method.parts)
     return next((step for step in steps if step), LocalGradient())

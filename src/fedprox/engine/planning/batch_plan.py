@@ -63,7 +63,7 @@ def needs_checks(solver: Solver) -> bool:
 
 
 class Shape(NamedTuple):
-    """What all plans of a method have in common.
+    """The numbers that all plans of a method share.
 
     Attributes:
         rounds: Most rounds in one call.
@@ -135,7 +135,7 @@ class BatchPlan(NamedTuple):
     """The plan of R rounds.
 
     Attributes:
-        ticks: What each lane does at each tick.
+        ticks: The work of each lane at each tick.
         ends: When jobs begin and end, arrays with leading axes R and D.
         jobs: The jobs by slot.
         place: Place of the state of each job's client, int32 (R, slots): place p of device d is

@@ -88,11 +88,11 @@ def jobs_of(train: Rows, ownership: Ownership, client: NDArray[np.int64], **colu
 
 
 EMPTY = {"size": 1, "relative_size": 1}
-"""What an empty slot has of the numbers that divide; 0 of all others."""
+"""The values of divisors in an empty slot; all other numbers are 0 there."""
 
 
 class Slots(NamedTuple):
-    """What compiled programs know of the jobs of R rounds, arrays of shape (R, slots).
+    """The jobs of R rounds as compiled programs read them, arrays of shape (R, slots).
 
     Attributes:
         size: As in `Jobs`, int32, like the others in 32 bits.

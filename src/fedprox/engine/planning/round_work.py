@@ -221,8 +221,8 @@ class LocalSteps:
     """The local steps of the clients of a seed, counted from round to round.
 
     Args:
-        method: The method.
-        seed: The seed.
+        method: The method that is trained.
+        seed: Seed of the run.
         repeated: Rounds that are done once more each time that they are here.
     """
 

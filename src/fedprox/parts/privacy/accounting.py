@@ -13,7 +13,7 @@ A release is one noised sum of clients' messages. Each has the same noise and it
   of rounds is correlated (`correlated.py`). No amplification by sampling is counted. Two
   federations are neighbours if one client's messages are replaced by ones that add nothing.
 
-A client's local steps on its rows are the same thing with rows in place of clients: the noised sum
+A client's local steps on its rows are the same thing with rows in place of clients. The noised sum
 of a mini-batch is a release, and the mini-batches are Poisson samples.
 
 dp-accounting is imported inside functions, since the import takes a second.
@@ -119,7 +119,7 @@ class Hidden(NamedTuple):
 
 
 class Mechanism(NamedTuple):
-    r"""What the rounds of a run release.
+    r"""The mechanism by which the rounds of a run release their sums.
 
     Attributes:
         clients: Clients of the federation, :math:`N`.
@@ -205,7 +205,7 @@ def require_accountable(mechanism: Mechanism, *, noisy: bool) -> None:
 
 
 Releases = tuple[Mechanism, int]
-"""What is released, and how many rounds, or local steps, release it."""
+"""A mechanism, and how many rounds, or local steps, use it."""
 
 
 def as_one(mechanism: Mechanism, rounds: int) -> Releases:
@@ -244,7 +244,7 @@ class _Remembering:
     The search for a noise asks for both ends of an interval, and for its result, twice.
 
     Args:
-        mechanism: What is accounted for.
+        mechanism: The mechanism that is composed.
         count: How often it is composed.
         known: The epsilon of each event so far, to which others are added.
     """
@@ -411,7 +411,7 @@ def worst_steps(
 ) -> Releases:
     """The steps of several clients with the largest epsilon, which have this noise.
 
-    A client with fewer rows and more steps than another has a larger epsilon, so a bound of many is
+    A client with fewer rows and more steps than another has a larger epsilon. So a bound of many is
     that of the fewest rows with the most steps among them. Rényi divergences give it quickly.
 
     All have the same batch, or fewer rows, and what is released beside the steps.
@@ -753,14 +753,14 @@ def statement(
     *own, trust = (
         _of_steps(mechanism, taken) if taken else _of_rounds(mechanism, rounds, trusted=trusted)
     )
-    what, are = "models" if beside is None else "models and measures", "are"
+    what = "models" if beside is None else "models and measures"
     of_all = f"The {what} of all"
     if not (taken or trusted):
-        of_all, are = "What a client sends in all", "is"
+        of_all = "The messages of a client in all"
     return [
         f"The {what} have no privacy guarantee: epsilon is infinite."
         if epsilon == math.inf
-        else f"{of_all} {rounds:,} rounds together {are} (epsilon, delta)-differentially private "
+        else f"{of_all} {rounds:,} rounds together are (epsilon, delta)-differentially private "
         f"with epsilon = {rounded_up(epsilon)} and delta = {mechanism.delta:g}.",
         *own,
         *_of_measures(beside),
@@ -777,7 +777,7 @@ COUNTED = "counts of clients and of their steps, which have no noise"
 
 
 def _of_measures(beside: Releases | None) -> list[str]:
-    """What evaluations release; empty without noise."""
+    """Lines about the releases of evaluations; empty without noise."""
     if beside is None:
         return []
     one, count = beside
@@ -785,13 +785,13 @@ def _of_measures(beside: Releases | None) -> list[str]:
         f"Measures: {plural(count, 'evaluation')}, each of which releases losses and accuracies "
         "with noise "
         f"once, of a standard deviation of {one.noise_multiplier:.6g} in units of the most that a "
-        "client, or a row, moves them. What is chosen by them, such as the best model or the last "
+        "client, or a row, moves them. A choice by them, such as of the best model or the last "
         "round, costs nothing more."
     ]
 
 
 def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]:
-    """What hides clients, and whom they trust."""
+    """Lines about what hides clients, and whom they trust."""
     if not trusted:
         return _of_messages(mechanism, rounds)
     other = (
@@ -820,7 +820,7 @@ def _of_rounds(mechanism: Mechanism, rounds: int, *, trusted: bool) -> list[str]
 
 
 def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
-    """What hides clients that add noise to their own messages, and whom they trust."""
+    """Lines about clients that add noise to their own messages, and whom they trust."""
     strategy = mechanism.strategy
     times = rounds if strategy is None else strategy.participations(rounds)
     return [
@@ -837,7 +837,7 @@ def _of_messages(mechanism: Mechanism, rounds: int) -> list[str]:
 
 
 def _of_steps(mechanism: Mechanism, taken: int) -> list[str]:
-    """What hides examples, and whom clients trust."""
+    """Lines about what hides examples, and whom clients trust."""
     rows, batch = f"{mechanism.clients:,}", f"{mechanism.clients_per_round:,}"
     return [
         "Unit: an example, one row of one client. Rows of one person count as several.",

@@ -8,14 +8,14 @@ Each canary has a place of its own among the released numbers, which nobody else
 be such, and a guarantee is for all data. So what is released there is the canary's clipped number,
 if it takes part, and noise. Some more places are left empty, and show the noise alone.
 
-* A canary client sends one number at its place, and other clients send zero there. What is
-  released is seen where the server's update reads it.
+* A canary client sends one number at its place, and other clients send zero there. The audit sees a
+  release where the server's update reads it.
 * A canary row moves one of a few parameters that are added to the model, and is beside that a row
-  like others. These parameters are a matrix that a row meets at two positions, as a layer does
-  that reads a sequence, so gradients of rows are formed, bounded and summed as those of the model.
+  like others. These parameters are a matrix that a row meets at two positions, as in a layer that
+  reads a sequence. So gradients of rows are formed, bounded and summed as those of the model.
 
 The number is far above the clipping norm. In one canary of eight it is so large that the norm
-overflows, and in as many rows it is the difference of two far larger numbers at the two positions,
+overflows. In as many rows it is the difference of two far larger numbers at the two positions,
 which cancel.
 
 The compiled program is that of a run: the method's and the parts' functions, the sampling, the
@@ -208,7 +208,7 @@ def _stride(message: Message, places: int) -> int:
 
 
 def _replaced(message: Message, place: jax.Array, sent: jax.Array, places: int) -> Message:
-    """What a client sends: a canary one number, another its message without all the places."""
+    """A client's message: of a canary one number, of another its own without all the places."""
     stride, at, leaves = _stride(message, places), 0, []
     for leaf in jax.tree.leaves(message):
         number = at + jnp.arange(leaf.size)
@@ -221,7 +221,7 @@ def _replaced(message: Message, place: jax.Array, sent: jax.Array, places: int) 
 
 
 def numbers_of_rows(canaries: int, clip: float) -> NDArray[np.float32]:
-    """What each canary row adds at the two positions where it meets its parameter, (canaries, 2).
+    """The numbers of each canary row at the two positions of its parameter, (canaries, 2).
 
     >>> numbers_of_rows(3, 1.0).sum(axis=1).tolist() == [2.0**70, 2.0**10, 2.0**10]
     True
@@ -288,7 +288,7 @@ def _whole(base: Callable[[Params], Params] | None, trained: dict[str, Params]) 
 
 @jax.custom_vjp
 def moving(found: Any, matrix: jax.Array, place: jax.Array, numbers: jax.Array) -> Any:
-    """What is given; but its gradient has the sum of rows' numbers at their places of a matrix.
+    """The identity of `found`, whose gradient has the rows' numbers at their places of a matrix.
 
     So a loss has it whatever it is, and as if the rows' numbers were added to it once.
     """

@@ -14,7 +14,7 @@ noise so far, which is what a model has of it:
   (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). The server keeps
   :math:`b - 1` noises, each of a model's size.
 * "blt": a buffered linear Toeplitz matrix (McMahan et al. 2024, "A Hassle-free Algorithm for
-  Private Learning in Practice"), of which the server keeps one to four such buffers for any b.
+  Private Learning in Practice"). The server keeps one to four such buffers for any b.
 
 jax-privacy is imported inside functions: it is an extra, and takes a second.
 """
@@ -144,11 +144,11 @@ class Reach(NamedTuple):
 def reach(strategy: Strategy, rounds: int) -> Reach:
     r"""The sensitivity of a strategy's first rounds.
 
-    With a column of numbers that are not negative and do not increase, no client moves
-    :math:`C G` further than one that takes part in rounds :math:`0, b, 2b, \dots`, always with the
-    same message (Kalinin and Lampert 2024, "Banded Square Root Matrix Factorization", theorem 2).
-    With at most :math:`b` diagonals the columns of a client's rounds do not overlap, and signs and
-    order do not matter.
+    Let the numbers of the column not be negative and not increase. Then no client moves :math:`C G`
+    further than one that takes part in rounds :math:`0, b, 2b, \dots`, always with the same message
+    (Kalinin and Lampert 2024, "Banded Square Root Matrix Factorization", theorem 2). With at most
+    :math:`b` diagonals the columns of a client's rounds do not overlap, and signs and order do not
+    matter.
 
     It is computed here in double precision and not by jax-privacy, whose value a test compares, so
     that nodes account without it.

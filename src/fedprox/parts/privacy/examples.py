@@ -6,7 +6,7 @@ of the products of all examples, follow from the two factors. So the large matri
 never have a gradient for each example, and a step costs little more than one without clipping. The
 gradients of other parameters are formed for each example.
 
-What an example adds to the sum must not exceed its bound, also where its numbers cancel. So an
+An example's part of the sum must not exceed its bound, also where its numbers cancel. So an
 example is scaled by an upper bound of the norm of what it adds, with all rounding errors.
 """
 
@@ -95,7 +95,7 @@ class Factors(NamedTuple):
     Attributes:
         at: Where the two factors are among what is computed.
         contracted: Their axes that are summed over.
-        after: What orders the product's numbers as the parameter's, from the first operation on.
+        after: The operations that order the product's numbers as the parameter's, in their order.
     """
 
     at: tuple[int, int]

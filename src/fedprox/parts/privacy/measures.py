@@ -64,13 +64,13 @@ class NoisedMeasures:
     :math:`[0, B]`; one that is not finite counts as :math:`B`.
 
     With the unit "client" a number is the mean over all N clients, with equal weights: their
-    numbers of rows are private. With m numbers and the noise multiplier z it has the standard
-    deviation :math:`z \sqrt m / N`, of a loss :math:`B` times that. A client without test rows
-    counts with an accuracy of 0 and a loss of :math:`B`.
+    numbers of rows are private. With m numbers and the noise multiplier z its standard deviation is
+    :math:`z \sqrt m / N`; for a loss it is :math:`B` times that. A client without test rows counts
+    with an accuracy of 0 and a loss of :math:`B`.
 
-    With the unit "example" a number is the mean over all n rows of a part of the data, and each
-    client adds noise to its own sums, so the standard deviation is :math:`z \sqrt{m N} / n`, where
-    m is the number of measures on that part.
+    With the unit "example" a number is the mean over all n rows of a part of the data. Each client
+    adds noise to its own sums, so the standard deviation is :math:`z \sqrt{m N} / n`, where m is
+    the number of measures on that part.
 
     Numbers are recorded as they are released, also beyond [0, 1]. Target, patience, the best model
     and stopping read them, at no further cost.
@@ -146,7 +146,7 @@ class NoisedMeasures:
 
 
 def gaussian(noise_multiplier: float, delta: float, accountant: Any = "pld") -> Mechanism:
-    """What an evaluation releases, in which everybody takes part."""
+    """The mechanism of an evaluation, in which all clients take part."""
     return Mechanism(1, 1, "bernoulli", None, noise_multiplier, 1, delta, accountant)
 
 
@@ -183,13 +183,13 @@ def bounded(means: Array, most: float) -> Array:
 
 
 class Sums(NamedTuple):
-    """What is released of an evaluation but for noise, in units in which a unit moves it by one.
+    """The sums of an evaluation before noise, scaled so that a unit moves them by one.
 
     Attributes:
         values: Scaled sums by measure, arrays (sources, points): of all clients together, or of
             each client, which adds its own noise.
         rows: By what the sum over all sources is divided, by measure.
-        scale: What 1 of a value is in a sum, by measure: the root of the numbers that one unit
+        scale: The size of 1 of a value in a sum, by measure: the root of the numbers that one unit
             moves.
         bound: The bound of a loss.
     """

@@ -77,8 +77,8 @@ def guessed(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> list[Gue
     """Guesses of several numbers, on both sides and on one.
 
     Half of the guesses say that the canaries of the largest scores are in the run, and half that
-    those of the smallest are not; and then the first half alone. Equal scores are ordered by their
-    place, which says nothing of the coins.
+    those of the smallest are not. Then the first half counts alone. Equal scores are ordered by
+    their place, which says nothing of the coins.
 
     >>> guessed(np.array([3.0, -1.0, 2.0, 0.0]), np.array([True, False, False, False]))[:2]
     [Guesses(canaries=4, made=4, right=3), Guesses(canaries=4, made=2, right=1)]
@@ -93,7 +93,7 @@ def guessed(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> list[Gue
 
 
 class Bound(NamedTuple):
-    """What guesses say of a guarantee.
+    """The lower bound of epsilon that guesses give.
 
     Attributes:
         epsilon: The lower confidence bound.

@@ -1,8 +1,8 @@
 r"""Differential privacy: what is clipped, and how much noise hides it.
 
 The unit is a client or an example. For clients, each client's whole message is scaled to a norm of
-at most :math:`C`. The messages of a round are added without weights, Gaussian noise with standard
-deviation :math:`z C` is added once to the sum, and the result is divided by the fixed expected
+at most :math:`C`. The messages of a round are added without weights, and Gaussian noise with
+standard deviation :math:`z C` is added once to the sum. The result is divided by the fixed expected
 cohort :math:`q N`, never by the number of clients that came (McMahan et al. 2018, "Learning
 Differentially Private Recurrent Language Models", Algorithm 1):
 
@@ -10,7 +10,7 @@ Differentially Private Recurrent Language Models", Algorithm 1):
           + \mathcal N(0, z^2 C^2 I) \Big).
 
 For examples, each local step of client :math:`k` samples a mini-batch :math:`b` of its
-:math:`n_k` rows, each with probability :math:`q_k = B / n_k`, and replaces its gradient by (Abadi
+:math:`n_k` rows, each with probability :math:`q_k = B / n_k`. It replaces its gradient by (Abadi
 et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1):
 
 .. math:: \tilde g = \frac{1}{B} \Big( \sum_{i \in b} g_i \min(1, C / \|g_i\|)
@@ -105,7 +105,7 @@ from fedprox.parts.privacy.numerics import GRADIENTS, MESSAGES, norm_bound, stan
 from fedprox.precision import real_type
 
 Unit = Literal["client", "example"]
-"""What privacy hides: a client with all of its rows, or one row."""
+"""The unit that privacy hides: a client with all of its rows, or one row."""
 
 Trust = Literal["server", "none"]
 """Whom clients trust with messages without noise."""
@@ -163,44 +163,43 @@ class Privacy(Part):
     and the server is not trusted.
 
     With the unit "example" it hides a row. Each local step clips the gradients of the examples of a
-    Poisson sample and adds noise, so all that a client sends is private before it leaves the
-    client, and :math:`\epsilon` is that of the client with the largest. The numbers of rows are
-    public.
+    Poisson sample and adds noise. So all that a client sends is private before it leaves the
+    client, and :math:`\epsilon` is the largest of all clients'. The numbers of rows are public.
 
     Losses, accuracies and other measurements on clients' data have no noise and are outside the
     guarantee, unless `measures` gives losses and accuracies noise of their own.
 
     Attributes:
-        clip: Largest norm :math:`C` of what a client sends, all arrays of a message together, or of
-            the gradient of an example; with `adaptive_clip` the first one. From 1e-9 to 1e9; it may
-            be infinite if `noise_multiplier` is 0.
+        clip: Largest norm :math:`C` of a client's message, all of its arrays together, or of the
+            gradient of an example; with `adaptive_clip` the first such norm. From 1e-9 to 1e9; it
+            may be infinite if `noise_multiplier` is 0.
         epsilon: :math:`\epsilon` of the whole run, to which the noise is calibrated, above 0 and at
             most 1e5. Give either this or `noise_multiplier`.
         noise_multiplier: :math:`z`, the standard deviation of the noise over `clip`: 0, or from
-            1e-3 to 1e6. Of correlated noise it is that before correlation, with a strategy that
-            divides what a client sends once by its norm.
-        delta: :math:`\delta`, above 0 and below one over the number of clients, or of rows of the
-            client with fewest. Above a tenth of that a run warns.
-        adaptive_clip: How the norm follows the clients' norms; None leaves it as it is, as it must
-            be for examples.
+            1e-3 to 1e6. For correlated noise it is that of the noise before correlation, with a
+            strategy scaled so that one message of a client has sensitivity `clip`.
+        delta: :math:`\delta`, above 0 and below 1 over the number of clients, or over the rows of
+            the client with the fewest. A run warns if it is above a tenth of that.
+        adaptive_clip: How the norm follows the clients' norms; None for a fixed norm. Not for
+            examples.
         accountant: "pld" composes privacy loss distributions, "rdp" Rényi differential privacy,
-            which proves a larger epsilon. None for "pld", except with uniform sampling, which it
-            cannot account for.
+            whose epsilon is larger. None means "rdp" with uniform sampling, for which "pld" has no
+            bound, and "pld" otherwise.
         capacity: Largest cohort under Poisson sampling (`Cohort.sampling` "bernoulli"). A larger
             one is cut to a uniform sample, which "pld" accounts for and "rdp" cannot. None means
             about 1.5 times the mean with "pld", and no limit with "rdp". Not for examples, whose
             mini-batches have no limit.
         unit: "client" or "example".
         mechanism: "independent" noise in each round, or noise that is correlated over rounds, so
-            that later rounds take back a part of what earlier ones added: "banded" keeps
+            that later rounds cancel a part of the earlier noise. "banded" keeps
             `Cohort.min_separation` - 1 noises of a model's size on the server, "blt" one to four.
             Correlated noise is for clients, with "cyclic" sampling and a fixed number of rounds,
             and needs the extra jax-privacy.
         trust: "server" adds noise once to the sum of a round. With "none" each client adds noise of
-            the standard deviation :math:`z C` to its own message, so that nobody sees it without;
-            the mean of K clients then has :math:`\sqrt K` times as much. A client's messages of
-            all rounds in which it takes part are composed, without amplification by sampling. For
-            the unit "client"; nobody is trusted with rows in any case.
+            the standard deviation :math:`z C` to its own message, so that nobody sees it without
+            noise. The mean of K clients then has :math:`\sqrt K` times as much. A client's messages
+            of all rounds in which it takes part are composed, without amplification by sampling. It
+            is for the unit "client"; with "example" no server is trusted in any case.
         measures: The noise of losses and accuracies, which the guarantee then includes; None for
             measures without noise, outside the guarantee.
 
@@ -334,7 +333,7 @@ class Privacy(Part):
 
     @property
     def independent(self) -> bool:
-        """What other clients have, and how many came, must not show."""
+        """Whether a client's numbers must not depend on others, nor on how many came."""
         return self.of_clients
 
     @property
@@ -348,14 +347,14 @@ class Privacy(Part):
         return not self.of_clients
 
     def of_run(self, method: Algorithm, setting: Setting) -> Mechanism:
-        """What a run of a method releases about its clients."""
+        """The mechanism of a run of a method, for its clients."""
         _, clients, per_round, sampling, rounds, *_ = setting
         given, strategy = (clients, per_round, sampling, rounds), self.strategy(setting)
         beside = self.of_measures(setting.evaluations)
         return mechanism_of(self, *given, releases(method), strategy, beside)
 
     def of_measures(self, evaluations: int) -> Releases | None:
-        """What the evaluations of a run release about a client or row; None without noise."""
+        """The mechanism of a run's evaluations, for a client or row; None without noise."""
         if self.measures is None:
             return None
         return self.measures.releases(
@@ -363,7 +362,7 @@ class Privacy(Part):
         )
 
     def of_steps(self, rows: int, batch: int, noise_multiplier: float = 0.0) -> Mechanism:
-        """What each local step on so many rows releases about an example."""
+        """The mechanism of each local step on so many rows, for an example."""
         sampled, accountant = (rows, batch, "bernoulli", None), self.accountant or "pld"
         return Mechanism(*sampled, noise_multiplier, 1, self.delta, accountant)
 
@@ -398,7 +397,7 @@ class Privacy(Part):
         return {} if self.of_server else {NUMBER: numbers[NUMBER]}
 
     def reduce(self, reduction: Reduction) -> Reduction:
-        """What is not finite counts as zero, with or without `Faults`, if clients hide."""
+        """A number that is not finite counts as zero, with or without `Faults`, if clients hide."""
         if not self.of_clients:
             return reduction
         screen = reduction.screen or Faults(norm=math.inf)
@@ -413,7 +412,7 @@ class Privacy(Part):
         return {**hparams, "noise_key": jax.random.key_data(own)}
 
     def released(self, steps: Iterable[tuple[int, int, int]]) -> tuple[Releases, ...]:
-        """What local steps release without noise, given as in `StepsTaken`."""
+        """The releases of local steps, before a noise is known, for steps as in `StepsTaken`."""
         return tuple((self.of_steps(rows, batch), count) for rows, batch, count in steps)
 
     def noise_of_steps(self, taken: StepsTaken, evaluations: int) -> float:
@@ -563,7 +562,7 @@ class Guarded(NamedTuple):
     Attributes:
         state: The method's own.
         clip: The current clipping norm, a scalar.
-        noise: What later rounds need of earlier noise, of messages and of a first exchange; None
+        noise: The earlier noise that later rounds need, of messages and of a first exchange; None
             for independent noise.
     """
 
@@ -573,7 +572,7 @@ class Guarded(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """What a client sends.
+    """A client's message after clipping.
 
     Attributes:
         message: The method's message, of a norm of at most the clipping norm.
@@ -639,7 +638,7 @@ class Correlated(NamedTuple):
     """The noise of a run that is correlated over rounds.
 
     Attributes:
-        matrix: What is applied to the normal numbers, round by round.
+        matrix: The matrix that multiplies the normal numbers, round by round.
         norm: By what they are multiplied before, the norm of the strategy's first column.
         messages: The messages of a client, in shape.
         gradients: Likewise what it sends in a first exchange; None without.
@@ -680,7 +679,7 @@ def private(
     r"""The same method with clipped messages and noise.
 
     The server's functions read ``hparams["noise_key"]``, the random key of the round and sweep
-    point; or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
+    point. Or, if it is there, ``hparams["noise"]``: standard normal numbers with the structure of
     the mean that they are added to.
 
     References:
