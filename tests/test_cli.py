@@ -200,6 +200,7 @@ def test_examples_are_listed_printed_and_copied(tmp_path: Path, capsys: Any) -> 
     for path in EXAMPLES:
         assert f"\n{path.stem} " in f"\n{listed}"
     assert "#" not in listed
+    assert "a study of rules. The slowest" in " ".join(listed.split("\n" + " " * 14))
     assert status("examples", "demo") == 0
     demo = (Path(__file__).parents[1] / "examples" / "demo.toml").read_text()
     assert capsys.readouterr().out == demo

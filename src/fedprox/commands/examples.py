@@ -28,7 +28,7 @@ def examples(
         require(not out, "--out: name an example")
         for stem, path in known.items():
             lines = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-            about = " ".join(line.removeprefix("#").strip() for line in lines)
+            about = " ".join(" ".join(line.removeprefix("#") for line in lines).split())
             print(fill(f"{stem:<14}{about}", 100, subsequent_indent=" " * 14))
         return
     require(name in known, f"{name!r} is not an example; {choices(name, known)}")
