@@ -25,7 +25,7 @@ def noise_of(method: Method) -> float | None:
 
 
 class GivenUp(NamedTuple):
-    """What was counted as released, and was not, as nobody was asked for what data give.
+    """Rounds and evaluations that were counted and then given up before data were asked for.
 
     Attributes:
         rounds: Rounds, each as often as it was given up.

@@ -72,7 +72,7 @@ def privacy(
 def _with_rows(file: Path, experiment: Experiment, rows: str | None) -> Resolved:
     """The objects of the file of a deployment, for clients with so many training rows.
 
-    What privacy costs depends on their rows alone, so a small model stands for any.
+    The price of privacy depends on their rows alone, so a small model stands for any.
     """
     require(
         rows is not None,

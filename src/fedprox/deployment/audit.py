@@ -150,7 +150,7 @@ def _worst(
 
 
 class Head(NamedTuple):
-    """What the head knows of the last line."""
+    """The last line, as the head knows it."""
 
     line: int
     digest: str

@@ -124,7 +124,7 @@ JOINING = (
     "data, number of classes; of a table names, kinds, values and units of columns, and numbers",
     "that standardize gives; what the node reports; digests of its public key and its peers'",
 )
-"""What a node tells of itself when it joins."""
+"""The words for all that a node tells of itself when it joins."""
 
 
 def _under(key: str, lines: Sequence[str]) -> list[tuple[str, str]]:

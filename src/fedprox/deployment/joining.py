@@ -440,8 +440,8 @@ def join(
 ) -> Joined:
     """Wait for nodes to join.
 
-    A node that cannot join, or does not fit those that joined before it, is left out, in one line,
-    which the node is told too, and asked again until the others are there.
+    A node that cannot join, or does not fit those that joined before it, is left out in one line,
+    which the node is told too. It is asked again until the others are there.
     """
     names = list(distinct("deployment.names:", names))
     log = logging.getLogger(__name__)

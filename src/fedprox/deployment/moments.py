@@ -38,7 +38,7 @@ REFUSED = "moments: "
 """How a node's refusal of its moments begins, whose run it may accept."""
 
 INSTEAD = "give the same numbers as standardize in [data] of all nodes' files"
-"""What runs can do without moments."""
+"""The advice to a run without moments."""
 
 
 class Summed(NamedTuple):

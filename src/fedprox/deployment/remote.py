@@ -164,7 +164,7 @@ class RemoteSeed:
             self.works = self.training.works(start.round)
 
     def given_up(self, rounds: int) -> GivenUp:
-        """What was counted up to a round, or before an interruption, and was given up.
+        """The rounds up to one that were counted and given up, also before an interruption.
 
         Whether a round is given up before a node is asked for what its rows give follows from keys
         and connections, which know nothing of the rows.

@@ -186,7 +186,7 @@ class SeedExecution(Protocol):
     measured: Measures | None
 
     def given_up(self, rounds: int) -> GivenUp:
-        """What was counted as released up to a round, and was not."""
+        """The rounds up to one that were counted as released, and were not."""
 
     def next(self, now: RunState) -> RunState:
         """The state after the next rounds, which one call computes.

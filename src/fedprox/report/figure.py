@@ -191,8 +191,8 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 def highest_shown(lines: Sequence[Line], lowest: float, highest: float) -> float:
     """The upper end of an axis on which a line that diverges does not flatten the others.
 
-    It is at most `SHOWN_RANGE` times as high as what the lower half of the lines need, along a
-    logarithmic axis if it will be one, and no line is wholly above it.
+    The axis is at most `SHOWN_RANGE` times as high as the lower half of the lines need, in decades
+    if it is logarithmic. No line is wholly above it.
 
     >>> steady, diverging = (
     ...     Line(name, np.arange(2.0), np.array([values]))
