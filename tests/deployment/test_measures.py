@@ -257,6 +257,7 @@ UNREAD: dict[str, Any] = {
     "planned": {"0": 1},
     "initial": True,
     "seconds": 1.0,
+    "left_out": "why",
 }
 """Values of fields that an evaluation does not read, but for the work."""
 

@@ -157,7 +157,7 @@ class _Requests:
         for request, (node, started, _) in list(self.waiting.items()):
             # Flower reports a node that is away only to those who ask before it is back
             if started and self.started.get(node, started) != started:
-                self._fail(request, f"node {node} has started again since")
+                self._fail(request, "it has started again since")
         return sorted(self.started)
 
     def has_key_of(self, known: Mapping[str, bytes], node: int, name: str) -> bool:
@@ -182,7 +182,7 @@ class _Requests:
             if stored:
                 self.waiting[request] = node, self.started.get(node, ""), parcels[node].most
             else:
-                self._fail(request, f"node {node} is not connected")
+                self._fail(request, "it is not connected")
         self.quiet_since = time.monotonic()
         return {node: request for node, (request, _) in sent.items()}
 
