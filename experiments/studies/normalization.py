@@ -11,7 +11,16 @@ from typing import Literal, NamedTuple
 import jax
 from flax import nnx
 
-from experiments.engine.item import Claim, Comparison, Item, Line, Panel, Table, Values
+from experiments.engine.item import (
+    SHORT,
+    Claim,
+    Comparison,
+    Item,
+    Line,
+    Panel,
+    Table,
+    Values,
+)
 from experiments.engine.series import ACCURACY, LOWEST, Series
 from experiments.engine.summaries import FINAL, Summary
 from fedprox.federation import Federation
@@ -97,6 +106,7 @@ class Task(NamedTuple):
         features: The skews, of these, in which each client sees images in its own way.
         labels: The skews in which labels differ, too.
         rounds: Rounds at the paper's scale.
+        every: Rounds from one evaluation to the next, and all at the short scale.
         seconds: Time by scale on two cores, extrapolated from a few runs beside other work.
         note: What is particular to the data.
     """
@@ -108,6 +118,7 @@ class Task(NamedTuple):
     features: tuple[str, ...]
     labels: tuple[str, ...]
     rounds: int
+    every: int
     seconds: dict[str, float]
     note: str
 
@@ -136,8 +147,9 @@ TASKS = (
         },
         tuple(FEATURES),
         (LABELS,),
-        25,
-        {"short": 720.0, "paper": 4800.0},
+        12,
+        4,
+        {"short": 400.0, "paper": 5400.0},
         "Ten clients have 100 training and 100 test images each, of all digits or, with two "
         "digits, of two shards, each mostly one digit.",
     ),
@@ -149,7 +161,8 @@ TASKS = (
         ("writers, rotation",),
         (WRITERS, "writers, rotation"),
         25,
-        {"short": 480.0, "paper": 3900.0},
+        5,
+        {"short": 480.0, "paper": 7800.0},
         "Twenty clients are writers with at most 100 training images of 62 classes each, and about "
         "16 test images.",
     ),
@@ -160,10 +173,11 @@ def experiment(task: Task, skew: str, share: float, norm: Norm) -> Table:
     """The experiment of the methods with a normalization."""
     return {
         "rounds": task.rounds,
+        SHORT: {"rounds": task.every},
         "client_rows": 100,
         "data": task.skews[skew],
         "model": {"name": f"{__name__}:small_cnn", "norm": norm},
-        "evaluation": {"gradients": False, "every": 5},
+        "evaluation": {"gradients": False, "every": task.every},
         "solver": {"learning_rate": [0.01, 0.05, 0.25], "batch_size": 20, "epochs": 2},
         "cohort": {"clients_per_round": task.clients},
         "systems": {"stragglers": share},
