@@ -1,5 +1,8 @@
 # Everything runs in a virtual environment of its own, made on first use from pinned versions.
 
+# otherwise each worker, and each process that a test starts, compiles all modules again
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready

@@ -62,6 +62,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-rounds", type=int, default=0, metavar="COUNT", help=rounds)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m slow`, files that mark no test as slow are not even imported."""
+    if config.getoption("markexpr") != "slow" or collection_path.suffix != ".py":
+        return None
+    return True if b"slow" not in collection_path.read_bytes() else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The examples of the documentation's pages are slow: each compiles its own programs.
 
