@@ -42,7 +42,7 @@ long-runs: $(READY)  ## run the items that take hours, one after the other; LONG
 EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
 
-MOST := --most-seconds 2 --most-rounds 420
+MOST := --most-seconds 2 --most-rounds 390
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST= without bounds of their cost
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)
