@@ -1,5 +1,8 @@
 # Everything runs in a virtual environment of its own, made on first use from pinned versions.
 
+# otherwise each worker, and each process that a test starts, compiles all modules again
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -39,21 +42,21 @@ long-runs: $(READY)  ## run the items that take hours, one after the other; LONG
 EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
 
-MOST := --most-seconds 2 --most-rounds 420
+MOST := --most-seconds 2 --most-rounds 390
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST= without bounds of their cost
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)
 
 SHARD ?= 1/1
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants; SHARD=1/3
-	$(VENV)/bin/python -m pytest -n 3 --dist loadfile -m slow --shard $(SHARD) $(NOT_EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m slow --shard $(SHARD) $(NOT_EXPERIMENTS)
 
 test-experiments: $(READY)  ## run the tests of the papers' items and of what runs them
 	$(VENV)/bin/python -m pytest -n 2 $(EXPERIMENTS)
 
 test-network: $(READY)  ## deploy over Flower while processes are killed at random; about fifteen minutes
-	$(VENV)/bin/python -m pytest -n 0 -s -m network tests/deployment
+	$(VENV)/bin/python -m pytest -n 0 -s -m network -o faulthandler_timeout=3600 tests/deployment
 
 test-all: test test-slow test-experiments  ## run all tests
 
@@ -67,7 +70,7 @@ test-newest:  ## run the tests that are not slow with the newest versions allowe
 	$(NEWEST)/bin/uv pip install --quiet --python $(NEWEST)/bin/python -r pyproject.toml \
 		--extra dev --extra jax-privacy --extra mlflow --extra table --extra tensorboard --extra tokenizers --extra wandb
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not network" $(NOT_EXPERIMENTS)
+	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not network" $(NOT_EXPERIMENTS)
 
 lint: $(READY)  ## formatting, lint, types and prose
 	$(VENV)/bin/ruff format --check .

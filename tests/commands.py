@@ -7,21 +7,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+IMPORTED = (
+    *(__name__, "fedprox.cli", "fedprox.commands.run", "jinja2", "pooch", "scipy.special"),
+    *("fedprox.model.batch_norm", "fedprox.model.flax_functions"),
+    *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure"),
+)
+"""What a run imports; modules that are imported when they are needed, too."""
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Spend no time on planning 256 rounds, which takes most of a run's whose programs are kept."""
+    patch.setattr("fedprox.engine.compiled.layout.SAMPLE_ROUNDS", (8, 32))
+
+
+def draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Have run directories hold an empty figure: drawing takes most of the time of a short run."""
+
+    def empty(_: object) -> Any:
+        from matplotlib.figure import Figure
+
+        return Figure(figsize=(1, 1))
+
+    patch.setattr("fedprox.report.directory.figure", empty)
+
 
 def start(
     output: Path, arguments: list[str], before: Callable[..., None] | None = None, *given: Any
 ) -> Any:
-    """A process that runs the command.
+    """A process that runs the command, with this process's cache and an empty figure.
 
     Args:
-        output: File for what it prints and says; the cache is beside it.
+        output: File for what it prints and says.
         arguments: The command's.
         before: Called in the process first, a function of a module.
         given: What it is called with.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedprox.cli", "fedprox.commands.run"])
-    process = context.Process(target=_run, args=(output, arguments, before, given))
+    context.set_forkserver_preload([*IMPORTED])
+    cache = os.environ["FEDPROX_CACHE"]
+    process = context.Process(target=_run, args=(output, arguments, cache, before, given))
     process.start()
     return process
 
@@ -35,10 +61,13 @@ def status(process: Any, seconds: float = 400) -> int:
     return int(process.exitcode)
 
 
-def _run(output: Path, arguments: list[str], before: Any, given: Any) -> None:
+def _run(output: Path, arguments: list[str], cache: str, before: Any, given: Any) -> None:
     from fedprox.cli import main
 
-    os.environ["FEDPROX_CACHE"] = str(output.parent / "cache")
+    os.environ["FEDPROX_CACHE"] = cache
+    patch = pytest.MonkeyPatch()  # for good
+    shorten(patch)
+    draw_nothing(patch)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
 from hypothesis import settings
 
 from fedprox import use_compilation_cache
+from tests.commands import draw_nothing, shorten
 from tests.costs import Costs
 
 # a shell's background job or nohup, whose children would ignore the signals that tests send
@@ -60,6 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the K-th of N parts of the files",
     )
     parser.addoption("--most-rounds", type=int, default=0, metavar="COUNT", help=rounds)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m slow`, files that mark no test as slow are not even imported."""
+    if config.getoption("markexpr") != "slow" or collection_path.suffix != ".py":
+        return None
+    return True if b"slow" not in collection_path.read_bytes() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -131,8 +138,7 @@ def _own_cache(
         patch.setenv("FEDPROX_CACHE", str(folder / "cache"))
         # what a test reads from stderr must not depend on how busy the machine is
         patch.setattr("fedprox.loop.following.FIRST_LINE", 3600.0)
-        # planning 256 rounds takes most of the time of a run whose programs are compiled
-        patch.setattr("fedprox.engine.compiled.layout.SAMPLE_ROUNDS", (8, 32))
+        shorten(patch)
         use_compilation_cache(programs)
         yield
 
@@ -144,16 +150,10 @@ def real_figures() -> None:
 
 @pytest.fixture(autouse=True)
 def _empty_figures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Those of other tests hold an empty one: drawing takes most of the time of a short run."""
-
-    def empty(_: object) -> Any:
-        from matplotlib.figure import Figure
-
-        return Figure(figsize=(1, 1))
-
+    """Those of other tests hold an empty one."""
     with pytest.MonkeyPatch.context() as patch:
         if "real_figures" not in request.fixturenames:
-            patch.setattr("fedprox.report.directory.figure", empty)
+            draw_nothing(patch)
         yield
 
 

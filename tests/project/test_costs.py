@@ -1,5 +1,6 @@
-"""The bounds of what tests cost, on a small suite."""
+"""The bounds of what tests cost, and of how long one takes, on a small suite."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,12 +73,29 @@ def suite(tmp_path: Path) -> Path:
 def test_a_suite_fails_that_costs_more(
     options: str, lines: list[str], passed: int, suite: Path
 ) -> None:
+    printed = failed(suite, *options.split())
+    for line in lines:
+        assert line in printed
+    assert f"{passed} passed" in printed
+    for name in ("test_slow", "outer, a fixture"):
+        assert f"::{name} took" not in printed
+
+
+def failed(suite: Path, *options: str) -> str:
+    """What pytest prints of a suite with a failure."""
     of_tests = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/conftest.py"), str(suite)]
-    command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", *options.split(), *of_tests]
+    command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", *options, *of_tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    for line in lines:
-        assert line in done.stdout
-    assert f"{passed} passed" in done.stdout
-    for name in ("test_slow", "outer, a fixture"):
-        assert f"::{name} took" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_test_that_never_ends_is_named_and_the_others_run(tmp_path: Path) -> None:
+    suite = tmp_path / "test_suite.py"
+    suite.write_text(
+        "def test_endless():\n    while True:\n        pass\n\ndef test_other(): pass\n"
+    )
+    printed = failed(suite, "-n1", "-o", "faulthandler_timeout=1")
+    assert re.search("crashed while running .*::test_endless", printed)
+    assert "1 failed, 1 passed" in printed

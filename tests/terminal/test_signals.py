@@ -26,7 +26,7 @@ AT_ONCE = 5.0
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command prints; with it lies the cache of compiled programs, one for all tests."""
+    """What the command prints."""
     return tmp_path_factory.mktemp("commands") / "output"
 
 
