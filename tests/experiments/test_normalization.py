@@ -10,7 +10,7 @@ import pytest
 
 import fedprox as fp
 from experiments.engine.blocks import spread
-from experiments.engine.item import Scale
+from experiments.engine.item import SCALES, Scale, at_scale
 from experiments.engine.run import read_series, reproduce
 from experiments.engine.series import ACCURACY, Series
 from experiments.studies.normalization import (
@@ -37,6 +37,7 @@ from fedprox.experiment.resolved import method_of, solver_of
 from fedprox.protocol.method import sweep_points
 
 DIGITS, WRITERS = TASKS
+PAPER = SCALES["paper"]
 
 
 def images() -> fp.Federation:
@@ -50,7 +51,7 @@ def test_methods_have_equal_budgets_and_differ_in_normalization_and_what_clients
     found = {}
     for norm in NORMS:
         table = experiment(DIGITS, IID, 0.5, norm)
-        parsed = parse(norm, table | {"seed": [0]})
+        parsed = parse(norm, at_scale(table, PAPER) | {"seed": [0]})
         solver, _ = solver_of(parsed.solver)
         for name, given in zip(OF_NORM[norm], parsed.method, strict=True):
             method, _ = method_of(given, parsed.solver, solver, "method")
