@@ -45,6 +45,7 @@ from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.diagnostics.privacy_audit import PrivacyAudit, audit_privacy
 from fedprox.errors import InputError
+from fedprox.exports import export
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.loop.checkpoint import Checkpoints
@@ -145,6 +146,7 @@ __all__ = [
     "diagnostics",
     "ditto",
     "evaluate",
+    "export",
     "fairness",
     "fedadmm",
     "fedavg",

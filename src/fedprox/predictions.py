@@ -100,14 +100,14 @@ def predict(
             "client, the column of the table that names each row's client",
         )
     if model is None:
-        model = _model_of(Path(path), columns)
+        model = model_of_directory(Path(path), columns)
     params = load_model(file, model=model)
     names = [column.name for column in columns.features]
     used = names if client is None else [*names, client]
     read = read_table(table, used, [c.name for c in columns.features if are_texts(c.values)])
     require_columns(used, read.names)
     if not read.rows:
-        return _values(columns.label)[:0]
+        return label_values(columns.label)[:0]
     stored = {name: read.column(name) for name in names}
     numbers = _numbers(columns, read, stored, client)
     apply, parts, length = jax.jit(model.apply), list[Array](), min(read.rows, ROWS_AT_A_TIME)
@@ -140,7 +140,7 @@ def _numbers(
     return lambda rows: (mean[owners[rows]], scale[owners[rows]])
 
 
-def _model_of(folder: Path, columns: Columns) -> Model:
+def model_of_directory(folder: Path, columns: Columns) -> Model:
     """The model of a run directory's experiment."""
     file = folder / "experiment.toml"
     require(file.is_file(), f"{folder}: not a run directory; give model")
@@ -169,7 +169,7 @@ def _repeated(length: int, array: Array) -> Array:
 
 def _labels(label: Column, outputs: Array) -> Array:
     """The labels that outputs predict."""
-    known = _values(label)
+    known = label_values(label)
     if outputs.ndim == 2 and outputs.shape[1] == len(known) > 1:
         return known[np.argmax(outputs, axis=1)]
     scores = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
@@ -181,6 +181,6 @@ def _labels(label: Column, outputs: Array) -> Array:
     return known[(scores > 0).astype(int)] if len(known) else scores
 
 
-def _values(label: Column) -> Array:
+def label_values(label: Column) -> Array:
     """The values of a label's classes; none if it is a number."""
     return np.array([False, True]) if label.kind == "boolean" else np.array(label.values)
