@@ -80,6 +80,7 @@ from fedprox.runner import run
 from fedprox.solver import Solver, line_search_descent
 from fedprox.studies.results import Study, StudyTable
 from fedprox.studies.run import Tuning
+from fedprox.studies.search import Search
 from fedprox.studies.study import study
 from fedprox.subproblem import Subproblem
 from fedprox.terminal import Stopped
@@ -126,6 +127,7 @@ __all__ = [
     "Record",
     "Rows",
     "Run",
+    "Search",
     "Selection",
     "Solver",
     "Stage",
