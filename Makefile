@@ -68,7 +68,7 @@ test-newest:  ## run the tests that are not slow with the newest versions allowe
 	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(NEWEST)/bin/uv pip install --quiet --python $(NEWEST)/bin/python -r pyproject.toml \
-		--extra dev --extra jax-privacy --extra mlflow --extra table --extra tensorboard --extra tokenizers --extra wandb
+		--extra dev --extra export --extra jax-privacy --extra mlflow --extra optuna --extra table --extra tensorboard --extra tokenizers --extra wandb
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not network" $(NOT_EXPERIMENTS)
 

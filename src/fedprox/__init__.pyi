@@ -45,6 +45,7 @@ from fedprox.diagnostics.diagnosis import Diagnosis, diagnose
 from fedprox.diagnostics.newcomers import Newcomers, newcomers
 from fedprox.diagnostics.privacy_audit import PrivacyAudit, audit_privacy
 from fedprox.errors import InputError
+from fedprox.exports import export
 from fedprox.features import Prepared, Vectors, Windows
 from fedprox.federation import Examples, Federation, Rows
 from fedprox.loop.checkpoint import Checkpoints
@@ -79,6 +80,7 @@ from fedprox.runner import run
 from fedprox.solver import Solver, line_search_descent
 from fedprox.studies.results import Study, StudyTable
 from fedprox.studies.run import Tuning
+from fedprox.studies.search import Search
 from fedprox.studies.study import study
 from fedprox.subproblem import Subproblem
 from fedprox.terminal import Stopped
@@ -126,6 +128,7 @@ __all__ = [
     "Record",
     "Rows",
     "Run",
+    "Search",
     "Selection",
     "Solver",
     "Stage",
@@ -146,6 +149,7 @@ __all__ = [
     "diagnostics",
     "ditto",
     "evaluate",
+    "export",
     "fairness",
     "fedadmm",
     "fedavg",

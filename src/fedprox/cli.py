@@ -35,6 +35,7 @@ COMMANDS = {
     "stop": ("following", "Let a run or a study stop with a checkpoint."),
     "predict": ("predict", "Predict the label of each row of a table."),
     "report": ("report", "Write the HTML report of run directories."),
+    "export": ("export", "Export a trained model as StableHLO, for JAX alone."),
     "diagnose": ("diagnose", "Measure how clients differ, and suggest a mu."),
     "privacy": ("privacy", "Compute the privacy of an experiment."),
     "audit-privacy": ("privacy", "Audit the privacy of an experiment by canaries."),

@@ -154,14 +154,14 @@ class Outputs(NamedTuple):
 
     def labels(self) -> Array:
         """The labels that are predicted."""
-        known, outputs = _values(self.label), self._checked()
+        known, outputs = label_values(self.label), self._checked()
         if outputs.ndim == 2:
             return known[np.argmax(outputs, axis=1)]
         return known[(outputs > 0).astype(int)] if len(known) else outputs
 
     def probabilities(self) -> Probabilities:
         """The probability of each class."""
-        known, outputs = _values(self.label), self._checked()
+        known, outputs = label_values(self.label), self._checked()
         require(
             len(known),
             f"probabilities: column {self.label.name!r} is a number to predict; only classes have "
@@ -181,7 +181,7 @@ class Outputs(NamedTuple):
 
     def _checked(self) -> Array:
         """The outputs (rows, classes), or (rows,) for two classes or for a number."""
-        outputs, known = self.values, len(_values(self.label))
+        outputs, known = self.values, len(label_values(self.label))
         if outputs.ndim == 2 and outputs.shape[1] == known > 1:
             return outputs
         scores = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
@@ -215,7 +215,7 @@ def outputs_of(
             "client, the column of the table that names each row's client",
         )
     if model is None:
-        model = _model_of(Path(path), columns)
+        model = model_of_directory(Path(path), columns)
     params = load_model(file, model=model)
     names = [column.name for column in columns.features]
     used = names if client is None else [*names, client]
@@ -254,7 +254,7 @@ def _numbers(
     return lambda rows: (mean[owners[rows]], scale[owners[rows]])
 
 
-def _model_of(folder: Path, columns: Columns) -> Model:
+def model_of_directory(folder: Path, columns: Columns) -> Model:
     """The model of a run directory's experiment."""
     file = folder / "experiment.toml"
     require(file.is_file(), f"{folder}: not a run directory; give model to fp.predict")
@@ -281,6 +281,6 @@ def _repeated(length: int, array: Array) -> Array:
     return array if len(array) == length else np.resize(array, (length, *array.shape[1:]))
 
 
-def _values(label: Column) -> Array:
+def label_values(label: Column) -> Array:
     """The values of a label's classes; none if it is a number."""
     return np.array([False, True]) if label.kind == "boolean" else np.array(label.values)

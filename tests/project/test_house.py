@@ -39,6 +39,7 @@ FLOORS = [
     {"experiment"},
     {"deployment"},
     {"runner", "predictions"},
+    {"exports"},
     {"commands"},
     {"cli"},
     {"__main__"},

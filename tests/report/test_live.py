@@ -1,6 +1,7 @@
 """What is seen of a run while it trains, and how it is stopped from outside."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from fedprox.report.live import PAGE_EVERY, Live
 from fedprox.report.status import PROMETHEUS, STATUS, STOP, status_lines
 from fedprox.results.record import Record
 from tests.test_cli import LOSSES, status
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+METRICS = {f"fedprox_{name}" for name in live.GAUGES}
 
 SETTINGS = ("rounds=6", "evaluation.every=1", "seed=0", 'method=[{name="fedavg"}]')
 RUN = [part for setting in SETTINGS for part in ("--set", setting)]
@@ -32,6 +36,9 @@ def record(round_: int, **changes: Any) -> Record:
         "bytes_down": 2000,
         "bytes_up": 1000,
         "nodes": 2,
+        "clients": 2,
+        "faulty": 1,
+        "epsilon": 0.25 * round_,
     }
     return Record("fedavg", "fedavg", {}, 0.1, 0, round_, measures | changes)
 
@@ -69,6 +76,11 @@ def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) 
         assert 'fedprox_round{method="fedavg",seed="0"} 3\n' in exported
         assert 'fedprox_loss{method="fedavg",seed="0"} 0.5\n' in exported
         assert 'fedprox_node_seen{node="hospital-b"} 1230.0\n' in exported
+        assert 'fedprox_epsilon{method="fedavg",seed="0"} 0.75\n' in exported
+        samples = [line for line in exported.splitlines() if not line.startswith("#")]
+        assert {re.sub("{.*} ", " ", line).split()[0] for line in samples} == METRICS
+        assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
+        assert set(re.findall(r"fedprox_\w+", DASHBOARD.read_text())) <= METRICS
         page = (out / "report.html").read_text()  # more than a minute after the begin
         assert "This run is under way" in page
         assert '<meta http-equiv="refresh" content="60">' in page
@@ -78,6 +90,27 @@ def test_the_status_says_what_nodes_did_and_when_they_were_seen(tmp_path: Path) 
     (out / STATUS).write_text("{}")
     with pytest.raises(fp.InputError, match=r"status.json: damaged"):
         status_lines(out, now)
+
+
+def test_the_dashboard_has_panels_beside_each_other_with_metrics_of_a_run() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set[tuple[int, int]]()
+    for panel in panels:
+        for target in panel["targets"]:
+            assert set(re.findall(r"fedprox_\w+", target["expr"])) & METRICS, panel["title"]
+            for opened, closed in ("()", "{}", "[]"):
+                assert target["expr"].count(opened) == target["expr"].count(closed)
+        at = panel["gridPos"]
+        squares = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not squares & taken, panel["title"]
+        assert max(x for x, _ in squares) < 24
+        taken |= squares
 
 
 SEVERAL = (

@@ -544,6 +544,8 @@ class Algorithm(NamedTuple):
             `with_model_state`.
         inside: (a function of methods) -> this method with the function's result in place of the
             method inside it; None if there is none.
+        paired: Whether the first values of all hyperparameters that have several are a sweep point,
+            the second values the next, and so on, in place of every combination.
 
     Example:
         FedProx in five lines:
@@ -575,6 +577,7 @@ class Algorithm(NamedTuple):
     fixed: Mapping[str, str] = {}
     model_state: ModelState = "mean"
     inside: Callable[[Callable[["Algorithm"], "Algorithm"]], "Algorithm"] | None = None
+    paired: bool = False
 
     @property
     def moves_model_state(self) -> bool:

@@ -23,6 +23,7 @@ from fedprox.report.saved import load_model
 from fedprox.results.target import StopAtTarget, Target, target_of
 from fedprox.solver import Solver
 from fedprox.studies.run import Tuning
+from fedprox.studies.search import Search
 
 LoraSection = schema_of(lora, positional=2)
 
@@ -216,9 +217,9 @@ class StudySection(Section):
     """Method to which the others are compared; the best is compared to the second if left out."""
     data_per_seed: bool = False
     """Whether data are made anew for each seed of a run, which takes the place of `data.seed`."""
-    tuning: Annotated[Any, Of(schema_of(Tuning))] = None
+    tuning: Annotated[Any, Of(schema_of(Tuning, types={"search": schema_of(Search) | None}))] = None
     """How hyperparameters are chosen: a table with the keys of :class:`fedprox.Tuning`, `measure`,
-    `seeds` and `equal`."""
+    `seeds`, `equal` and `search`, which is a table with those of :class:`fedprox.Search`."""
 
 
 class TargetSection(Section):

@@ -55,7 +55,8 @@ def _method(method: Algorithm) -> dict[str, Any]:
     own = {"solver": method.settings} if method.settings else {}
     variant = {"variant": method.variant} if method.variant else {}
     adapt = {"adapt": True} if method.adapt is not None else {}
-    return {"name": method.name, **variant, **hparams, **adapt, **own}
+    paired = {"paired": True} if method.paired else {}
+    return {"name": method.name, **variant, **hparams, **adapt, **paired, **own}
 
 
 def _plain(value: Any) -> Any:

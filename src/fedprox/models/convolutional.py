@@ -37,7 +37,7 @@ class _SmallCNN(nnx.Module):
     def representation(self, x: jax.Array) -> jax.Array:
         """Images (B, ...) -> (B, units of the layer before the last)."""
         x = self.convolved(x.reshape(-1, *self.shape))
-        x = x.reshape(len(x), -1)
+        x = x.reshape(x.shape[0], -1)
         for i in range(1, self.depth):
             x = nnx.relu(getattr(self, f"dense{i}")(x))
         return x

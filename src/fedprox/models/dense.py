@@ -24,7 +24,7 @@ class Logistic(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, ...) -> (B, classes)."""
-        return self.dense(x.reshape(len(x), -1))
+        return self.dense(x.reshape(x.shape[0], -1))
 
 
 def logistic(federation: Federation, *, initial: Literal["glorot", "zeros"] = "glorot") -> Model:
@@ -75,7 +75,7 @@ class Perceptron(nnx.Module):
 
     def representation(self, x: jax.Array) -> jax.Array:
         """(B, ...) -> (B, units of the last hidden layer)."""
-        x = x.reshape(len(x), -1)
+        x = x.reshape(x.shape[0], -1)
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return x

@@ -68,7 +68,8 @@ def affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x.shape[-1] == weight.shape[1],
         f"model: rows of {x.shape[-1]} features where {weight.shape[1]} are needed",
     )
-    if len(x) * len(weight) > FEW_NUMBERS:
+    rows = x.shape[0]  # not a number while a model is exported
+    if not isinstance(rows, int) or rows * len(weight) > FEW_NUMBERS:
         return x @ weight.T + bias
     # with the barrier XLA writes dL/dy transposed before the product for W's gradient
     return lax.optimization_barrier(jnp.einsum("cd,bd->cb", weight, x)).T + bias

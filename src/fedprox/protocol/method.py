@@ -48,6 +48,12 @@ def sweep_points(algorithm: Algorithm, solver: Solver) -> list[dict[str, float]]
     """Every combination of hyperparameters and learning rates; a schedule's learning rate is 1."""
     axes = {name: as_values(name, value) for name, value in algorithm.hparams.items()}
     axes["learning_rate"] = solver.rates
+    if algorithm.paired:
+        count = max(map(len, axes.values()))
+        rows = zip(
+            *(axis * count if len(axis) == 1 else axis for axis in axes.values()), strict=True
+        )
+        return [dict(zip(axes, values, strict=True)) for values in rows]
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 

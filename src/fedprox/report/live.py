@@ -32,6 +32,9 @@ STATUS_MOST, PAGE_EVERY = 1.0, 60.0
 WAIT_FACTOR = 50
 """How many times as long as writing took the next status or report waits, within these bounds."""
 
+OF_A_RECORD = "clients", "faulty", "epsilon"
+"""Further measures of the record in a status, where it has them."""
+
 COSTS_OF_A_NODE = ("rounds", "seconds", "bytes_down", "bytes_up")
 """The costs that are summed for each node of a deployment."""
 
@@ -111,6 +114,8 @@ class Live(StatusWriter):
         if another or (loss is not None and (known is None or loss < known)):
             accuracy = json_number(record.test_accuracy)
             self._measured |= {"round": record.round, "loss": loss, "test_accuracy": accuracy}
+            known = {name: getattr(record, name) for name in OF_A_RECORD}
+            self._measured |= {name: json_number(value) for name, value in known.items()}
         done = max(self._progress["rounds_done"], record.round)
         self._progress["rounds_done"] = done
         self._write(at_once=has(record, "nodes"))
@@ -156,6 +161,9 @@ GAUGES = {
     "round": "Round of the last evaluation.",
     "loss": "Training loss at the last evaluation, of a sweep the lowest.",
     "test_accuracy": "Test accuracy at the last evaluation, of a sweep that with this loss.",
+    "clients": "Clients of the last round before this evaluation.",
+    "faulty": "Faulty updates since the evaluation before.",
+    "epsilon": "Epsilon of differential privacy that is spent.",
     "seconds": "Seconds of rounds and evaluations up to this evaluation.",
     "bytes_down": "Bytes that nodes received up to this evaluation.",
     "bytes_up": "Bytes that nodes sent up to this evaluation.",

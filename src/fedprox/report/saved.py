@@ -275,6 +275,14 @@ def model_path(path: str | Path, label: str | None, seed: int | None) -> Path:
 
 def load_columns(path: Path) -> Columns:
     """How rows of a table become what the model in a file reads."""
+    columns = saved_columns(path)
+    require(columns is not None, f"{path}: this model was not trained on a table")
+    assert columns is not None
+    return columns
+
+
+def saved_columns(path: Path) -> Columns | None:
+    """Likewise; None for a model that was not trained on a table."""
     try:
         with path.open("rb") as file:  # its arrays are not read
             length, most = file.read(8), path.stat().st_size
@@ -283,8 +291,7 @@ def load_columns(path: Path) -> Columns:
         columns = None if words is None else json.loads(words)
     except (ValueError, AttributeError) as error:
         raise InputError(f"{path}: not a file of parameters, or damaged: {error}") from None
-    require(columns is not None, f"{path}: this model was not trained on a table")
-    return Columns.of_json(columns, str(path))
+    return None if columns is None else Columns.of_json(columns, str(path))
 
 
 _OTHERS = "fp.load_weights loads what PyTorch or Hugging Face's libraries wrote"

@@ -170,16 +170,3 @@ def _cell(levels: dict[str, str], by_level: Mapping[str, Any], common: Arguments
 
     require(made or isinstance(merged["federation"], Federation), f"{name}: data are no federation")
     return Cell(levels, method, solver, settings, data_per_seed=made)
-
-
-def check_budgets(cells: Sequence[Cell]) -> dict[str, int]:
-    """How many combinations each method tries, the same at all levels of the other factors."""
-    budgets: dict[str, int] = {}
-    for cell in cells:
-        count, method = len(cell.points), cell.levels[METHOD]
-        if budgets.setdefault(method, count) != count:
-            raise InputError(
-                f"methods: {method!r} tries {budgets[method]} combinations at first and {count} at "
-                f"{cell.name}; give all levels as many learning rates"
-            )
-    return budgets

@@ -38,6 +38,7 @@ from fedprox.results.run import Run
 from fedprox.results.target import Target
 from fedprox.studies.grid import METHOD
 from fedprox.studies.run import Outcome, relabelled
+from fedprox.studies.search import JOURNAL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,7 +201,7 @@ class _File(BaseModel):
     cells: list[_Cell]
 
 
-LEFTOVERS = (LOCK, *FILES)
+LEFTOVERS = (LOCK, JOURNAL, *FILES)
 """Files that an incomplete study leaves in its folder."""
 
 

@@ -19,7 +19,7 @@ from fedprox.loop.following import Callback, Progress, Report, showing
 from fedprox.loop.simulate import prepare, simulate
 from fedprox.measures import lower_is_better
 from fedprox.model import Model
-from fedprox.protocol.protocol import measures_of
+from fedprox.protocol.protocol import Evaluation, measures_of
 from fedprox.report.compare import FactorLevels
 from fedprox.report.directory import CHECKPOINTS, RunDirectory
 from fedprox.report.live import StatusWriter, clean_up, noted
@@ -28,6 +28,7 @@ from fedprox.results.record import Record
 from fedprox.results.run import Run
 from fedprox.streams import check_seed
 from fedprox.studies.grid import METHOD, Arguments, Cell
+from fedprox.studies.search import Search, ranges_of
 from fedprox.terminal import Stopped
 
 
@@ -45,6 +46,8 @@ class Tuning:
         seeds: The seeds of the choice; the chosen combination is then trained with the seeds of
             the study. None means these seeds: every combination is trained with all of them.
         equal: Whether a study is refused whose methods try different numbers of combinations.
+        search: Candidates between the values that are given, in place of every combination of them.
+            What is chosen is then trained anew with the seeds of the study.
 
     Raises:
         InputError: If the measure is not on validation rows, or a seed is invalid.
@@ -57,6 +60,7 @@ class Tuning:
     measure: str | None = None
     seeds: Sequence[int] | None = None
     equal: bool = True
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         check_fields("tuning", self)
@@ -94,6 +98,7 @@ class Tuning:
         if more:
             each = ", ".join(f"{name} tried {count}" for name, count in budgets.items())
             tried = f"Budgets are unequal: {each} combinations of hyperparameters"
+        tried += f", {self.search.words()}" if self.search else ""
         by = " or ".join(measure.replace("_", " ") for measure in measures)
         seeds = self.seeds or first
         over = f"seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "these seeds"
@@ -139,14 +144,19 @@ def check_seeds(name: str, seeds: object) -> None:
 
 def best_label(runs: Sequence[Run], measure: str, *, lower: bool) -> str:
     """The label with the best mean of a measure over its runs, on ties the first."""
+    means, sign = means_of(runs, measure, lower=lower), 1 if lower else -1
+    return min(means, key=lambda label: sign * means[label])
+
+
+def means_of(runs: Sequence[Run], measure: str, *, lower: bool) -> dict[str, float]:
+    """The mean of a measure over the runs of each label; infinitely bad if one has diverged."""
     values: dict[str, list[float]] = {}
     worst = float("inf") if lower else -float("inf")
     for run in runs:
         value = run.model_record.value(measure)
         known = without_diverged([run]) and value == value
         values.setdefault(run.label, []).append(value if known else worst)
-    sign = 1 if lower else -1
-    return min(values, key=lambda label: sign * fmean(values[label]))
+    return {label: fmean(each) for label, each in values.items()}
 
 
 Guard = Callable[[Checkpoints], AbstractContextManager[None]]
@@ -261,6 +271,7 @@ class _Trainer:
     def __init__(self, place: Place, report: Report, cells: int, rounds: int) -> None:
         self._place, self._report, self._cells, self._rounds = place, report, cells, rounds
         self._cell = self._done = 0
+        self._storage: Any = None
         self.statuses = [StatusWriter(place.out)] if place.out else []
 
     def outcome(
@@ -269,7 +280,10 @@ class _Trainer:
         """Tune a cell and train it with all seeds."""
         self._cell += 1
         method, points, point = cell.method, cell.points, dict[str, float]()
-        if len(points) > 1:
+        if len(points) > 1 and tuning.search:
+            point = self._searched(cell, name, tuning.seeds or seeds, tuning, tuning.search)
+            method = _fixed(cell, point)
+        elif len(points) > 1:
             where = f"{name}@tuning" if tuning.seeds else name
             runs, folders = self._train_seeds(cell, method, tuning.seeds or seeds, where, point)
             settings = cell.settings(runs[0].seed)
@@ -279,11 +293,28 @@ class _Trainer:
             point = points[list(dict.fromkeys(run.label for run in runs)).index(label)]
             method = _fixed(cell, point)
             runs = [run for run in runs if run.label == label]
-        if not point or tuning.seeds:
+        if not point or tuning.seeds or tuning.search:
             runs, folders = self._train_seeds(cell, method, seeds, name, point)
         further, others = self._train_seeds(cell, method, more, name, point, apart=True)
         runs += [relabelled(run, runs[0].label) for run in further]
-        return Outcome(cell.levels, runs, len(points), folders + others)
+        return Outcome(cell.levels, runs, tried(cell, tuning), folders + others)
+
+    def _searched(
+        self, cell: Cell, name: str, seeds: Sequence[int], tuning: Tuning, search: Search
+    ) -> dict[str, float]:
+        """The combination that a search finds best."""
+        settings = cell.settings(seeds[0])
+        of_data, rounds = (settings["federation"], settings["model"]), settings["rounds"]
+        measure, lower = tuning.measure_for(cell.name, *of_data)
+
+        def means(batch: int, until: int, points: Sequence[dict[str, float]]) -> list[float]:
+            method, where = _together(cell, points), f"{name}@search-{batch}-{until}"
+            runs, _ = self._train_seeds(cell, method, seeds, where, {}, until=until)
+            return list(means_of(runs, measure, lower=lower).values())
+
+        self._storage = self._storage or search.storage(self._place.out)
+        ranges = ranges_of(cell.method, cell.method.solver(cell.solver))
+        return search.best(cell.name, ranges, rounds, self._storage, means, lower=lower)
 
     def _train_seeds(
         self,
@@ -294,12 +325,13 @@ class _Trainer:
         point: Mapping[str, float],
         *,
         apart: bool = False,
+        until: int | None = None,
     ) -> tuple[list[Run], list[str]]:
         """The runs of all seeds, in one call unless data depend on the seed, and their folders."""
         groups = {name: seeds}
         if apart or cell.data_per_seed:
             groups = {f"{name}@seed-{seed}": [seed] for seed in seeds}
-        trained = [self._train(cell, method, each, n, point) for n, each in groups.items()]
+        trained = [self._train(cell, method, each, n, point, until) for n, each in groups.items()]
         return [run for runs in trained for run in runs], list(groups)
 
     def _train(
@@ -309,10 +341,18 @@ class _Trainer:
         seeds: Sequence[int],
         name: str,
         point: Mapping[str, float],
+        until: int | None,
     ) -> list[Run]:
-        """Train, and write the run directory unless it is complete."""
+        """Train, and write the run directory unless it is complete.
+
+        Candidates of a search are trained for the rounds `until`, and have checkpoints alone.
+        """
         settings, place = cell.settings(seeds[0]), self._place
         callbacks = settings.pop("callbacks", [])
+        if until is not None:
+            evaluation = settings.get("evaluation", Evaluation())
+            every = min(evaluation.every, until)
+            settings |= {"rounds": until, "evaluation": replace(evaluation, every=every)}
         rounds: dict[int, int] = {}
         written: list[RunDirectory] = []
         checkpoints: Checkpoints | None = None
@@ -342,7 +382,8 @@ class _Trainer:
                     for directory in written:
                         directory.record(record)
 
-                callbacks = [*callbacks, Callback(begin, record)]
+                if until is None:
+                    callbacks = [*callbacks, Callback(begin, record)]
                 opened.enter_context(place.guard(checkpoints))
             runs = simulate(
                 **settings,
@@ -369,10 +410,40 @@ def relabelled(run: Run, label: str) -> Run:
     return run
 
 
+def check_budgets(cells: Sequence[Cell], tuning: Tuning) -> dict[str, int]:
+    """How many combinations each method tries, the same at all levels of the other factors."""
+    budgets: dict[str, int] = {}
+    for cell in cells:
+        count, method = tried(cell, tuning), cell.levels[METHOD]
+        if budgets.setdefault(method, count) != count:
+            raise InputError(
+                f"methods: {method!r} tries {budgets[method]} combinations at first and {count} at "
+                f"{cell.name}; give all levels as many learning rates"
+            )
+    tuning.check_budgets(budgets)
+    return budgets
+
+
+def tried(cell: Cell, tuning: Tuning) -> int:
+    """How many combinations of hyperparameters a cell tries."""
+    count = len(cell.points)
+    return tuning.search.trials if tuning.search and count > 1 else count
+
+
+def _together(cell: Cell, points: Sequence[Mapping[str, float]]) -> Algorithm:
+    """The method of a cell with several combinations, which are trained in one program."""
+    values = {name: tuple(point[name] for point in points) for name in points[0]}
+    rates = (
+        {"learning_rate": list(values.pop("learning_rate"))} if "learning_rate" in values else {}
+    )
+    method = cell.method
+    return method._replace(hparams={**method.hparams, **values}, paired=True).with_solver(**rates)
+
+
 def _fixed(cell: Cell, point: Mapping[str, float]) -> Algorithm:
     """The method of a cell with the chosen combination."""
     method = cell.method
-    hparams = {name: point[name] for name in method.hparams}
+    hparams = {name: point.get(name, value) for name, value in method.hparams.items()}
     several = len(method.solver(cell.solver).rates) > 1
     rate = {"learning_rate": point["learning_rate"]} if several else {}
     return method._replace(hparams=hparams).with_solver(**rate)

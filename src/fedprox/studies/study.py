@@ -14,9 +14,10 @@ from fedprox.parts.privacy import Privacy
 from fedprox.parts.privacy.setting import check_delta
 from fedprox.protocol.protocol import measures_of
 from fedprox.results.record import RECORD_COLUMNS
-from fedprox.studies.grid import METHOD, SETTINGS, Cell, cells_of, check_budgets
+from fedprox.studies.grid import METHOD, SETTINGS, Cell, cells_of
 from fedprox.studies.results import Study, check_folder, first_seeds, write_study
-from fedprox.studies.run import Place, Tuning, check_cell, check_seeds, train_cells
+from fedprox.studies.run import Place, Tuning, check_budgets, check_cell, check_seeds, train_cells
+from fedprox.studies.search import load_optuna
 
 StudyData = Federation | Callable[[int], Federation]
 """A data set, or a function of a seed that makes it anew for each seed."""
@@ -122,6 +123,8 @@ def run_study(
     own; with further seeds only what was chosen is trained.
     """
     check_seeds("seeds", seeds)
+    if tuning.search:
+        load_optuna()  # what is missing is said before anything is trained
     names = {cell.levels[METHOD] for cell in cells}
     require(
         against in (None, *names),
@@ -132,8 +135,7 @@ def run_study(
         check_folder(place.out)
         first = first if place.force else first_seeds(place.out, first)
     more = [seed for seed in seeds if seed not in first]
-    budgets = check_budgets(cells)
-    tuning.check_budgets(budgets)
+    budgets = check_budgets(cells, tuning)
     rounds, choosing, lower = 0, dict[str, None](), None
     own = tuning.seeds or ()
     for cell in cells:  # what is wrong with the last one is said before the first is trained
@@ -148,7 +150,10 @@ def run_study(
         trained = len(first) + len(more)
         if len(cell.points) > 1:
             choosing[tuning.measure_for(cell.name, federation, model)[0]] = None
-            trained += len(own)
+            if tuning.search:
+                rounds += tuning.search.cost(settings["rounds"]) * len(own or first)
+            else:
+                trained += len(own)
         rounds += settings["rounds"] * trained
     outcomes = train_cells(cells, first, more, tuning, place, rounds, progress=progress)
     chosen = tuning.sentence(budgets, list(choosing), first if more else ())
