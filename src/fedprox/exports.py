@@ -53,10 +53,10 @@ def export(
     its inputs, for `jax.export.deserialize`. `model.json` says what it takes and returns: the shape
     and type of each input, a table's columns with their vocabularies, and the label's values.
 
-    A model of a table takes a dict of the columns, each of shape (rows,), before standardization:
-    float32 for numbers, 0 and 1 for booleans and days since 1970-01-01 for dates, NaN where a value
-    is missing; int32 positions in the vocabulary for categories and indices, -1 where it is
-    missing. It standardizes in single precision. Where :func:`fedprox.predict` would refuse a row,
+    A model of a table takes a dict of the columns, each of shape (rows,), before standardization.
+    Numbers are float32, booleans 0 and 1, dates days since 1970-01-01, and missing values NaN.
+    Categories and indices are int32 positions in the vocabulary, -1 where one is missing. The model
+    standardizes in single precision. Where :func:`fedprox.predict` would refuse a row,
     its outputs are NaN.
 
     Another model takes features as the federation has them; raw rows, if they are
@@ -176,7 +176,7 @@ def _of_table(model: Model, params: Params, columns: Columns) -> tuple[Program, 
 
 
 def table_features(columns: Columns, table: Mapping[str, jax.Array]) -> tuple[Any, jax.Array]:
-    """What `features_of` makes of a table, in JAX, and the rows that it does not refuse."""
+    """The features that `features_of` makes, in JAX, and the rows that it does not refuse."""
     parts, indices, numeric = list[jax.Array](), dict[str, jax.Array](), 0
     valid = jnp.array(True)
     for column in columns.features:
@@ -249,7 +249,7 @@ def _exported(program: Program, shapes: Any) -> jax_export.Exported:
 
 
 def _described(exported: jax_export.Exported, shapes: Any, columns: Columns | None) -> Any:
-    """What an exported model takes and returns, as JSON."""
+    """The inputs and outputs of an exported model, as JSON."""
 
     def of(array: Any) -> dict[str, Any]:
         return {"type": array.dtype.name, "shape": [ROWS, *array.shape[1:]]}

@@ -47,7 +47,7 @@ class Tuning:
             the study. None means these seeds: every combination is trained with all of them.
         equal: Whether a study is refused whose methods try different numbers of combinations.
         search: Candidates between the values that are given, in place of every combination of them.
-            What is chosen is then trained anew with the seeds of the study.
+            The chosen one is then trained anew with the seeds of the study.
 
     Raises:
         InputError: If the measure is not on validation rows, or a seed is invalid.

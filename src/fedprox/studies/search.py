@@ -29,8 +29,8 @@ class Search:
     in one program, and the same again for the same seed. It needs the extra `optuna`.
 
     With `halving` :math:`\eta`, all candidates are trained for some rounds, and the best
-    :math:`1 / \eta` of them anew for :math:`\eta` times as many, until one or few are left, which
-    are trained for all rounds.
+    :math:`1 / \eta` of them anew for :math:`\eta` times as many. One or few are left, and are
+    trained for all rounds.
 
     A study's folder has the trials as `optuna.log`, for `optuna-dashboard`.
 
