@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +21,8 @@ from fedprox.experiment import parse
 from fedprox.report.directory import RunDirectory
 from fedprox.user_code import call
 from tests.docs.test_links import slugs
-from tests.settings import BASE, MODEL, runs
+from tests.objectives import MODEL
+from tests.settings import BASE, runs
 from tests.studies.test_study import study
 from tests.test_cli import status
 from tests.test_exports import RUN, row_by_row
@@ -65,7 +67,7 @@ def two_experiments(folder: Path) -> None:
 
 def no_server(folder: Path) -> None:
     with flower_operator._one_line("127.0.0.1:1", folder, folder):
-        raise flower_operator.httpx.ConnectError("refused")
+        raise httpx.ConnectError("refused")
 
 
 def fail(line: str) -> None:
