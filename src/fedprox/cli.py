@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from fedprox import __version__
 from fedprox.commands.options import Command, resume_command
-from fedprox.errors import InputError
+from fedprox.errors import InputError, page_of
 from fedprox.terminal import Stopped, answering, end_now, safe_streams, say
 
 COMMAND_LINE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
@@ -157,6 +157,8 @@ def _shared() -> bool:
 
 def _fail(message: str, status: int = 2) -> NoReturn:
     say(message)
+    if page := page_of(message):
+        say(page)
     _leave(status)
 
 

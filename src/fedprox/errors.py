@@ -25,12 +25,45 @@ LONGEST = 1_000
 """Most characters of a message; the middle of a longer one is left out."""
 
 
+PAGES = {
+    ": unknown key ": "reference/index.md",
+    "in a clone of fedprox, pip install": "howto/install.md#extras",
+    " is missing; put it": "howto/data.md#the-librarys-data-sets",
+    " could not be downloaded": "howto/data.md#the-librarys-data-sets",
+    "a missing value; say in missing": "howto/data.md#what-becomes-of-a-column",
+    ": not in its vocabulary": "howto/data.md#what-becomes-of-a-column",
+    "was not trained on a table": "howto/data.md#predictions",
+    "each client's own mean and deviation standardize": "howto/data.md#predictions",
+    "uses NumPy on a traced array": "howto/models.md#your-own-functions",
+    "uses a traced value as a Python": "howto/models.md#your-own-functions",
+    "give loss=fedprox.losses": "howto/models.md#losses",
+    "fp.load_weights loads what": "howto/from-pytorch.md#names-and-layouts-of-weights",
+    "no validation rows": "howto/evaluation.md#hold-out-validation-rows",
+    "methods: unequal budgets": "howto/studies.md#hyperparameters-with-equal-budgets",
+    "checkpoints of another comparison": "howto/long-runs.md#checkpoints",
+    " holds another experiment's results": "howto/long-runs.md#extend-a-finished-run",
+    "code cannot be exported": "howto/export.md",
+    " does not answer: ": "reference/messages.md",
+}
+"""Pages that explain an error, by words in its message."""
+
+
+def page_of(message: str) -> str | None:
+    """The line that names the page that explains an error, if one does.
+
+    >>> page_of("the file: unknown key 'lr'")
+    'see docs/reference/index.md'
+    """
+    page = next((page for words, page in PAGES.items() if words in message), None)
+    return page and f"see docs/{page}"
+
+
 class InputError(ValueError):
     r"""Input that cannot be used: an argument, a setting or a file.
 
     The message is one line that says what is wrong, where, and what is allowed. Control characters
     that it quotes are escaped. The command line prints it without a traceback and exits with status
-    2.
+    2. A last line, which is a note of the exception, may name a page that explains it.
 
     Args:
         message: One line that says what is wrong, where, and what is allowed.
@@ -48,6 +81,8 @@ class InputError(ValueError):
 
     def __init__(self, message: str, lines: Iterable[str] = ()) -> None:
         super().__init__("\n  ".join(map(_short, (message, *lines))))
+        if page := page_of(str(self)):
+            self.add_note(page)
 
 
 def _short(text: str) -> str:

@@ -264,7 +264,7 @@ def test_what_cannot_be_loaded_or_saved_is_one_line(tmp_path: Path) -> None:
 
 def test_load_model_points_to_load_weights(tmp_path: Path) -> None:
     path, model = tmp_path / "a.safetensors", MODEL
-    others = r"fp.load_weights loads what PyTorch or Hugging Face's libraries wrote$"
+    others = r"fp.load_weights loads what PyTorch or Hugging Face's libraries wrote"
     fp.save_weights(path, PARAMS)
     with pytest.raises(fp.InputError, match=f"does not say the structure .*; {others}"):
         fp.load_model(path)
