@@ -2,6 +2,8 @@
 
 # otherwise each worker, and each process that a test starts, compiles all modules again
 unexport PYTHONDONTWRITEBYTECODE
+# glibc gives each of XLA's threads memory of its own: without this a worker has 0.2 GB more
+export MALLOC_ARENA_MAX := 2
 
 PYTHON ?= python3
 VENV := .venv
