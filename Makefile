@@ -2,8 +2,6 @@
 
 # otherwise each worker, and each process that a test starts, compiles all modules again
 unexport PYTHONDONTWRITEBYTECODE
-# glibc gives each of XLA's threads memory of its own: without this a worker has 0.2 GB more
-export MALLOC_ARENA_MAX := 2
 
 PYTHON ?= python3
 VENV := .venv
@@ -43,6 +41,9 @@ long-runs: $(READY)  ## run the items that take hours, one after the other; LONG
 
 EXPERIMENTS := experiments tests/experiments
 NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
+
+# glibc gives each of XLA's threads memory of its own: without this a worker has 0.2 GB more
+test test-slow test-experiments test-newest: export MALLOC_ARENA_MAX := 2
 
 MOST := --most-seconds 2 --most-rounds 390
 
