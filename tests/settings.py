@@ -175,6 +175,43 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Cases by name: what differs from `BASE`."""
 
+TOGETHER = [
+    ("plain",),
+    ("stragglers", "several seeds", "given parameters", "krum of buckets"),
+    ("a sweep", "draws with replacement", "an attack"),
+    ("a schedule", "draws of any number", "quantized", "faults that are clipped"),
+    ("a decay", "over-selection", "records of clients", "multi-krum of buckets"),
+    ("weight decay and a clip", "a deadline", "the cohort's model"),
+    ("momentum", "all clients' model", "median of buckets"),
+    ("faults that are dropped", "trimmed-mean of buckets"),
+    ("a line search", "slow devices", "mixing"),
+    ("a stop rule", "geometric-median of buckets"),
+    ("layers of each client", "centred-clipping of buckets"),
+    ("no barrier", "some rows of some clients"),
+    ("private clients",),
+    ("correlated noise",),
+    ("private measures",),
+    ("two noised sums",),
+    ("private examples",),
+    ("private clients that trust nobody", "a target"),
+    ("a model of each client", "krum", "the best model"),
+    ("a model of each cluster",),
+    ("a first exchange", "fine-tuning"),
+    ("client state on disk", "top-k, seldom evaluated"),
+    ("attackers that agree",),
+    ("adapters",),
+]
+"""Each case once, beside others that fit it. A run compiles its programs, so a test of
+what holds in every setting has a run of each group."""
+
+
+def together(names: tuple[str, ...]) -> dict[str, Any]:
+    """What differs from `BASE` in a group of cases."""
+    changes = [item for name in names for item in CASES[name].items()]
+    assert len(dict(changes)) == len(changes), f"two of {names} have the same argument"
+    return dict(changes)
+
+
 NO_SETTINGS = ("methods", "progress")
 """Arguments of `simulate` that are no settings: the methods, and whether stderr shows progress."""
 

@@ -1,6 +1,7 @@
 """Every setting beside an empty round and a checkpoint: neither changes what a run ends with."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import fedprox as fp
 from fedprox.report.records import metrics_line, read_record
 from tests.crossings.checks import require_empty_round, require_resumed, same, with_empty_round
-from tests.settings import BASE, CASES, FEDERATION, NOISED, uncovered
+from tests.settings import BASE, CASES, FEDERATION, NOISED, TOGETHER, uncovered
 from tests.variants import mostly_slow
 
 EMPTY, CUT = 2, 3
@@ -47,6 +48,7 @@ cohorts of one size are never empty."""
 
 def test_every_setting_is_tried() -> None:
     assert uncovered() == []
+    assert sorted(itertools.chain(*TOGETHER)) == sorted(CASES)
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,18 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from tests.settings import BASE, CASES
+from tests.settings import BASE, together
 
 PROGRAM = """
 import sys
 import fedprox as fp
 fp.use_cpu_devices(clients_per_round=4, devices=3)
 fp.use_compilation_cache(sys.argv[1])
-from tests.devices.test_same_on_devices import NAMES, differences
-found = [line for name in NAMES for line in differences(name, devices=(1, 3))]
+from tests.devices.test_same_on_devices import differences
+from tests.settings import TOGETHER
+found = [line for names in TOGETHER for line in differences(names, devices=(1, 3))]
 print(*found, sep="\\n")
 """
-
-NAMES = [name for name in CASES if not name.endswith("of buckets")] + ["krum of buckets"]
-"""Cases, with one of the rules that robust aggregation applies to buckets: what each rule reads is
-gathered from the devices before."""
 
 
 def numbers(run: fp.Run) -> dict[str, Any]:
@@ -38,16 +35,16 @@ def numbers(run: fp.Run) -> dict[str, Any]:
     return found
 
 
-def differences(name: str, devices: tuple[int, ...]) -> list[str]:
-    """A line for each number of a case that another number of devices changes."""
+def differences(names: tuple[str, ...], devices: tuple[int, ...]) -> list[str]:
+    """A line for each number of a group of cases that another number of devices changes."""
     lines = []
-    options = BASE | CASES[name]
+    options = BASE | together(names)
     one, *others = (fp.simulate(**options, devices=n) for n in devices)
     for count, runs in zip(devices[1:], others, strict=True):
         for a, b in zip(one, runs, strict=True):
             pairs = [(key, value, numbers(b)[key]) for key, value in numbers(a).items()]
             lines += [
-                f"{name}: {a.label}, {count} devices: {key}: {x}, {y}"
+                f"{names}: {a.label}, {count} devices: {key}: {x}, {y}"
                 for key, x, y in pairs
                 if not np.allclose(x, y, rtol=1e-5, atol=1e-6, equal_nan=True)
             ]
