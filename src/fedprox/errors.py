@@ -26,7 +26,6 @@ LONGEST = 1_000
 
 
 PAGES = {
-    ": unknown key ": "reference/index.md",
     "in a clone of fedprox, pip install": "howto/install.md#extras",
     " is missing; put it": "howto/data.md#the-librarys-data-sets",
     " could not be downloaded": "howto/data.md#the-librarys-data-sets",
@@ -51,8 +50,8 @@ PAGES = {
 def page_of(message: str) -> str | None:
     """The line that names the page that explains an error, if one does.
 
-    >>> page_of("the file: unknown key 'lr'")
-    'see docs/reference/index.md'
+    >>> page_of("mnist: a.gz is missing; put it, packed or unpacked, in mnist")
+    'see docs/howto/data.md#the-librarys-data-sets'
     """
     page = next((page for words, page in PAGES.items() if words in message), None)
     return page and f"see docs/{page}"

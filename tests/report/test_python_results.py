@@ -137,7 +137,7 @@ def test_runs_of_which_no_run_directory_can_be_made_are_one_line(
         fp.save(runs, out, federation=federation, model=other)
     assert not out.exists()
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(fp.InputError, match=r"results; name another folder, or remove it$"):
+    with pytest.raises(fp.InputError, match=r"results; name another folder, or remove it\n"):
         fp.save(others, folder)
     assert (folder / "metrics.jsonl").read_bytes() == before
     fp.save(runs, folder, federation=federation, model=model)  # the same again

@@ -73,23 +73,26 @@ def test_a_run_and_a_record_are_a_line() -> None:
 
 
 def test_what_epsilon_is_of_is_said_in_plain_words() -> None:
-    line = "epsilon bounds what the {} of one run reveal of {}, at delta = 1e-05; {} not covered"
+    line = (
+        "epsilon: a run's {} are (epsilon, 1e-05)-differentially private for each {}; {} are "
+        "outside the guarantee"
+    )
     cases = {
-        ("client", False): ("models", "one client", "losses and accuracies, and the choice among"),
-        ("example", False): ("models", "one row", "losses and accuracies, and the choice among"),
+        ("client", False): ("models", "losses, accuracies and the choice among runs"),
+        ("example", False): ("models", "losses, accuracies and the choice among runs"),
         ("example", True): (
             "models, losses and accuracies",
-            "one row",
-            "counts of clients, and the choice among",
+            "counts of clients and the choice of a run",
         ),
     }
-    for (unit, measures), (of, whom, beside) in cases.items():
+    for (unit, measures), (inside, outside) in cases.items():
         run = make_run()
         run.history = [record(delta=1e-5, epsilon=1.0)]
         run.experiment = {
             "privacy": {"unit": unit, "measures": {"share": 0.5} if measures else None}
         }
-        assert notes_on([run, run]) == [line.format(of, whom, f"{beside} runs, are")]
+        whom = "row" if unit == "example" else unit
+        assert notes_on([run, run]) == [line.format(inside, whom, outside)]
 
 
 def test_one_of_a_kind_is_no_plural() -> None:
