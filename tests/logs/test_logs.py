@@ -183,8 +183,8 @@ def test_a_missing_library_is_one_line_before_the_data_are_read(
     assert status("run", file, "--log", name, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert error.startswith(f"fedprox: {name}: import of {LIBRARIES[name]} halted")
-    assert error.endswith(f"{installing(name)}\n")
-    assert error.count("\n") == 1
+    assert error.endswith(f"{installing(name)}\nfedprox: see docs/howto/install.md#extras\n")
+    assert error.count("\n") == 2
     assert not (tmp_path / "out").exists()
 
 
