@@ -28,7 +28,7 @@ from fedprox.model import Model
 from fedprox.models.inputs import class_count, image_shape
 from fedprox.models.layers import Conv, Dense, max_pool
 
-SHARES = (0.0, 0.5, 0.9)
+SHARES = (0.0, 0.9)
 """Shares of stragglers."""
 
 MU = 0.01
@@ -149,7 +149,7 @@ TASKS = (
         (LABELS,),
         12,
         4,
-        {"short": 400.0, "paper": 5400.0},
+        {"short": 270.0, "paper": 3600.0},
         "Ten clients have 100 training and 100 test images each, of all digits or, with two "
         "digits, of two shards, each mostly one digit.",
     ),
@@ -162,7 +162,7 @@ TASKS = (
         (WRITERS, "writers, rotation"),
         25,
         5,
-        {"short": 480.0, "paper": 7800.0},
+        {"short": 320.0, "paper": 5200.0},
         "Twenty clients are writers with at most 100 training images of 62 classes each, and about "
         "16 test images.",
     ),
