@@ -25,6 +25,7 @@ MADE = (
     "composition",
     "compression",
     "adapters",
+    "normalization",
 )
 """The pages whose tables are all made from files."""
 
@@ -50,7 +51,7 @@ SAID = {
     "index": "0.05",
     "models": "0.992 150 500",
     "newer": "",
-    "normalization": "",
+    "normalization": "100",
     "others": "",
     "robust": "1.5 200",
     "time": "0.01 0.75 100 200 3.6 500",
