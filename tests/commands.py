@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from fedprox.errors import page_of
+
 IMPORTED = (
     *(__name__, "fedprox.cli", "fedprox.commands.run", "jinja2", "pooch", "scipy.special"),
     *("fedprox.model.batch_norm", "fedprox.model.flax_functions"),
@@ -75,3 +77,12 @@ def _run(output: Path, arguments: list[str], cache: str, before: Any, given: Any
     if before is not None:
         before(*given)
     main()
+
+
+def line_of(error: str) -> str:
+    """The one line that a command says of bad input; the page that explains it may follow."""
+    line, *others = error.splitlines()
+    assert line.startswith("fedprox: ")
+    page = page_of(line)
+    assert others == ([f"fedprox: {page}"] if page else [])
+    return line

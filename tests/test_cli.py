@@ -17,13 +17,13 @@ import safetensors.numpy
 
 from fedprox import InputError, __version__, cli
 from fedprox.commands import training
-from fedprox.errors import page_of
 from fedprox.experiment import parse, read_experiment, read_study, read_table, resolve
 from fedprox.files.whole import write_whole
 from fedprox.protocol.protocol import initial_params
 from fedprox.report.archive import read_archive
 from fedprox.report.directory import RunDirectory
 from fedprox.results.record import Record
+from tests.commands import line_of
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
 
@@ -391,10 +391,7 @@ def test_bad_arguments_are_one_line(
     (tmp_path / "small.toml").write_text(SMALL)  # which needs no files
     (tmp_path / "mnist.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
     assert status(*arguments.split()) == 2
-    first, *others = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"fedprox: {message}")
-    page = page_of(first)
-    assert others == ([f"fedprox: {page}"] if page else [])
+    assert line_of(capsys.readouterr().err).startswith(f"fedprox: {message}")
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from fedprox.datasets.sources import (
     Source,
     find,
 )
-from fedprox.errors import page_of
 from fedprox.federation import Rows
 from fedprox.report.data import (
     classes_for,
@@ -44,6 +43,7 @@ from fedprox.report.data import (
     statistics_table,
     where,
 )
+from tests.commands import line_of
 from tests.test_cli import status
 
 # a download that fails leaves its connection to the garbage collector (requests, under pooch)
@@ -111,12 +111,7 @@ def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_line(capsys: Any) -> str:
-    error = str(capsys.readouterr().err)
-    first, *others = error.splitlines()
-    assert first.startswith("fedprox: ")
-    page = page_of(first)
-    assert others == ([f"fedprox: {page}"] if page else [])
-    return error
+    return line_of(capsys.readouterr().err)
 
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -207,7 +202,7 @@ def test_a_full_disk_while_downloading_is_one_line_and_leaves_nothing(
         assert status("data", "fetch", "made") == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert one_line(capsys) == "fedprox: File too large\n"
+    assert one_line(capsys) == "fedprox: File too large"
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 

@@ -564,9 +564,7 @@ cohort.clients_per_round = 3
 @pytest.mark.usefixtures("in_folder")
 def test_a_bad_file_is_one_line(setting: str, line: str, capsys: Any) -> None:
     assert status("run", "study.toml", "--set", setting) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"fedprox: {line}")
-    assert said.count("\n") == 1
+    assert commands.line_of(capsys.readouterr().err).startswith(f"fedprox: {line}")
     assert not Path("runs").exists()
 
 
