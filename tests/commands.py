@@ -12,11 +12,15 @@ import pytest
 from fedprox.errors import page_of
 
 IMPORTED = (
-    *(__name__, "fedprox.cli", "fedprox.commands.run", "jinja2", "pooch", "scipy.special"),
+    *("pytest", "fedprox.cli", "fedprox.commands.run", "jinja2", "pooch", "scipy.special"),
     *("fedprox.model.batch_norm", "fedprox.model.flax_functions"),
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure"),
 )
-"""What a run imports; modules that are imported when they are needed, too."""
+"""What a run imports; modules that are imported when they are needed, too.
+
+No module of `tests`: the server begins in whatever folder a test is in, where that name is a
+package that others have installed.
+"""
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
