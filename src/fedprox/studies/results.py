@@ -320,7 +320,7 @@ class Study:
             measure: Name of a measure of records, or a target, whose rounds or time are shown.
             best: "bold" marks the best method at each combination of the other levels, None none.
             against: A method to which the others are compared: their cells then show the paired
-                difference, its 95 % confidence interval and its p-value.
+                difference, its confidence interval and its p-value, with Holm's correction.
             lower_is_better: Whether smaller values are better, for a metric of the model.
 
         Returns:
