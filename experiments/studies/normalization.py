@@ -28,7 +28,7 @@ from fedprox.model import Model
 from fedprox.models.inputs import class_count, image_shape
 from fedprox.models.layers import Conv, Dense, max_pool
 
-SHARES = (0.0, 0.9)
+SHARES = (0.0, 0.5, 0.9)
 """Shares of stragglers."""
 
 MU = 0.01
