@@ -1,27 +1,20 @@
-"""The figure of any item: a grid of panels, in which a line has one colour and dash."""
+"""The figure of any item, drawn as the library draws its own, from runs or from results files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.item import AXES, MEASURES, RECORDED, Item, Panel
-from experiments.engine.series import LOSS, VALIDATED, VARIANCE, Measured, Series, pick
-from fedprox.measures import measure_of
-from fedprox.report.figure import draw_line, dress, in_per_cent, is_logarithmic, styles
+from experiments.engine.series import Measured, Series, pick, without_choice
+from fedprox.measures import Measure, measure_of
+from fedprox.report import figure as figures
+from fedprox.report.figure import PER_ROW, Line, columns_of, draw, explained, styles
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SHOWN_RANGE = 5
-"""Upper limit of a loss axis, in multiples of the lowest line's 95th percentile."""
-
-CHARACTERS = 14
-"""Characters of the legend that an inch has room for."""
-
-EXTREMES = np.nanmin, np.nanmax
 
 TIMES = 200
 """The times at which seeds are averaged."""
@@ -34,7 +27,7 @@ def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Seri
         labels = panel.labels or dict.fromkeys(series.label for series in measured[run])
         for label in labels:
             group = pick(measured[run], label)
-            shown = label.removeprefix(VALIDATED)
+            shown = without_choice(label)
             if len(panel.runs) > 1:
                 shown = f"{shown}, {run.removesuffix(f', {panel.title}')}"
             found.append((run, shown, group))
@@ -42,49 +35,71 @@ def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Seri
 
 
 def figure(item: Item, measured: Measured) -> "Figure":
-    """An item's panels in the paper's arrangement.
+    """An item's panels in the paper's arrangement, or its transpose if the rows are long.
 
-    Lines are means over seeds, and bands span the least and the greatest value. A line that leaves
-    the axes has diverged, or nearly so: see `SHOWN_RANGE`.
+    Bands are ± one standard deviation over seeds. A line that leaves the axes has diverged, or
+    nearly so.
     """
-    from matplotlib.figure import Figure  # here, since it is slow to import
-
-    panels = [panel for row in item.panels for panel in row]
-    looks = styles(shown for panel in panels for _, shown, _ in lines_of(panel, measured))
-    columns = max(map(len, item.panels))
-    size = max(2.9 * columns, 6), 2.4 * len(item.panels) + 0.9
-    drawn = Figure(figsize=size, layout="constrained")
-    grid = drawn.subplots(len(item.panels), columns, squeeze=False)
-    drawn.suptitle(item.title, fontsize=10)
-    legend: dict[str, Any] = {}
-    for row, axes in zip(item.panels, grid, strict=True):
-        for axis in axes[len(row) :]:
-            axis.set_axis_off()
-        for axis, panel in zip(axes, row, strict=False):
-            groups = []
-            for _, shown, group in lines_of(panel, measured):
-                x, values = _aligned(group, panel)
-                edges = [_over_seeds(f, values) for f in EXTREMES] if len(group) > 1 else []
-                legend[shown] = draw_line(axis, x, values.mean(axis=0), edges, looks[shown])
-                groups.append(values[np.isfinite(values)])
-            _set_limits(axis, panel.measure, [values for values in groups if len(values)])
-            axis.set_title(panel.title, fontsize=9)
-            dress(axis, AXES[panel.x], MEASURES[panel.measure])
-            if panel.x == "bits_up":  # codecs differ by factors
-                axis.set_xscale("log", nonpositive="mask")
-            if panel.measure in RECORDED and measure_of(panel.measure).percent:
-                in_per_cent(axis)
-    fit = int(CHARACTERS * size[0] / (max(map(len, legend)) + 6))
-    ncols = max(1, min(len(legend), 4 if columns > 2 else 2, fit))
-    drawn.legend(
-        list(legend.values()),
-        list(legend),
-        loc="outside lower center",
-        ncols=ncols,
-        frameon=False,
-        fontsize=9,
+    arranged, columns = arrange(item.panels)
+    lines = [(panel, lines_of(panel, measured)) if panel else None for panel in arranged]
+    drawn = [each and _drawn(*each) for each in lines]
+    groups = [line for each in lines if each for line in each[1]]
+    kinds = {panel.measure for row in item.panels for panel in row}
+    return draw(
+        drawn,
+        styles(shown for _, shown, _ in groups),
+        columns,
+        "\n".join(filter(None, (item.title, explained(group for _, _, group in groups)))),
+        share=len(kinds) == 1 and _measure(*kinds).percent,
     )
-    return drawn
+
+
+def arrange(rows: Sequence[Sequence[Panel]]) -> tuple[list[Panel | None], int]:
+    """Panels row by row, with None at empty places, and how many are side by side.
+
+    A row that is too long for a page is broken; several such rows become columns.
+    """
+    columns = max(map(len, rows))
+    if columns > PER_ROW and len(rows) == 1:
+        return list(rows[0]), columns_of(columns)
+    if columns > PER_ROW:
+        rows, columns = list(zip_longest(*rows)), len(rows)
+    return [panel for row in rows for panel in [*row, *[None] * (columns - len(row))]], columns
+
+
+def from_results(curves: Sequence[Mapping[str, Any]]) -> Measured:
+    """The measured series of which a results file has the curves."""
+    found: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    for curve in curves:
+        values = {
+            name: np.asarray(each, float) for name, each in curve.items() if isinstance(each, list)
+        }
+        of_run = found.setdefault(curve["run"], {})
+        of_run.setdefault((curve["label"], curve["seed"]), {}).update(values)
+    return {
+        run: [
+            Series(label, seed, np.arange(len(next(iter(values.values())))), values)
+            for (label, seed), values in group.items()
+        ]
+        for run, group in found.items()
+    }
+
+
+def _measure(name: str) -> Measure:
+    """A measure of `MEASURES`."""
+    known = measure_of(name) if name in RECORDED else Measure()
+    return known._replace(axis=MEASURES[name])
+
+
+def _drawn(panel: Panel, lines: Sequence[tuple[str, str, list[Series]]]) -> figures.Panel:
+    """A panel with its curves."""
+    return figures.Panel(
+        panel.title,
+        [Line(shown, *_aligned(group, panel)) for _, shown, group in lines],
+        Measure(axis=AXES[panel.x], kind=int if panel.x == "round" else float),
+        _measure(panel.measure),
+        by_factors=panel.x == "bits_up",  # codecs differ by factors
+    )
 
 
 def _aligned(group: Sequence[Series], panel: Panel) -> tuple[Any, NDArray[np.float64]]:
@@ -107,25 +122,3 @@ def _at_times(series: Series, measure: str, times: NDArray[np.float64]) -> NDArr
     """A seed's last values at some times, NaN where it diverged."""
     found = series.values[measure][np.searchsorted(series.values["time"], times, "right") - 1]
     return np.where(np.isfinite(found), found, np.nan)
-
-
-def _over_seeds(function: Any, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A reduction over seeds; NaN where no seed has a value."""
-    known = np.isfinite(values).any(axis=0)
-    reduced = np.full(values.shape[1], np.nan)
-    reduced[known] = function(values[:, known], axis=0)
-    return reduced
-
-
-def _set_limits(axis: "Axes", measure: str, lines: list[NDArray[np.float64]]) -> None:
-    """Limit the axis so that a diverging line does not flatten the others."""
-    if not lines or measure not in (LOSS, VARIANCE):
-        return
-    lowest = min(float(values.min()) for values in lines)
-    highest = max(float(values.max()) for values in lines)
-    if measure == VARIANCE and is_logarithmic(lowest, highest):
-        axis.set_yscale("log")
-        return
-    top = min(highest, SHOWN_RANGE * min(float(np.percentile(values, 95)) for values in lines))
-    margin = 0.05 * (top - lowest)
-    axis.set_ylim(lowest - margin, top + margin)

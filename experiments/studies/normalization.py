@@ -289,9 +289,9 @@ def study(task: Task) -> Item:
                     (place(task, skew, share),),
                     tuple(f"{LOWEST}{method}" for method in global_methods),
                 )
-                for skew in task.skews
+                for share in SHARES
             )
-            for share in (SHARES[0], SHARES[-1])
+            for skew in task.skews
         ),
         (
             claim(

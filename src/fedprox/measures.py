@@ -269,7 +269,7 @@ OPTIONAL = tuple(name for name, measure in MEASURES.items() if measure.missing i
 """Columns that files have only where a record has a value."""
 
 AXES = {
-    "round": Measure().shown("round", "round"),
+    "round": Measure(kind=int).shown("round", "round"),
     "mu": Measure().shown("mu in force", "mu", "The mu in force in each round."),
 }
 """The other axes of figures."""

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import ITEMS
+from experiments.engine.figure import from_results, lines_of
 from experiments.engine.results import encoded, read_results
 from experiments.engine.table import judged_in, markdown
 from experiments.printed import PRINTED
@@ -86,6 +88,24 @@ def test_every_table_of_a_file_is_on_a_page_once() -> None:
         (name, k) for name in papers.names() for k in range(len(read_results(name)["blocks"]))
     ]
     assert sorted(shown) == sorted(stored)
+
+
+def test_every_figure_of_a_page_can_be_drawn() -> None:
+    shown = [
+        name
+        for page in PAGES.values()
+        for kind, name in papers.MARK.findall(page.read_text(encoding="utf-8"))
+        if kind == "figure"
+    ]
+    assert len(shown) == len(set(shown)) > 7
+    for name in shown:
+        measured = from_results(read_results(name)["curves"])
+        for panel in (panel for row in ITEMS[name].panels for panel in row):
+            assert all(
+                np.isfinite(series.values[panel.measure]).any()
+                for _, _, group in lines_of(panel, measured)
+                for series in group
+            )
 
 
 @pytest.mark.parametrize("page", MADE)

@@ -16,13 +16,14 @@ from experiments import ITEMS
 from experiments.__main__ import app
 from experiments.engine import run as engine
 from experiments.engine.blocks import blocks
-from experiments.engine.figure import figure
+from experiments.engine.figure import arrange, figure, from_results
 from experiments.engine.item import (
     MORE_RATES,
     MOST_SEEDS,
     SCALES,
     Entry,
     Item,
+    Panel,
     Race,
     RaceRow,
     Scale,
@@ -191,8 +192,36 @@ def test_a_seed_that_stopped_early_does_not_shorten_the_others() -> None:
     zero, one = (np.asarray(line.get_ydata(), float) for line in axis.get_lines())
     assert np.isfinite(zero).tolist() == [True, False, False, False]
     np.testing.assert_allclose(one, [2, 1.5, 1.2, 1])
-    band = axis.collections[0].get_paths()[0].vertices
-    assert np.asarray(band)[:, 0].max() == 3
+    ends = [np.asarray(band.get_paths()[0].vertices)[:, 0].max() for band in axis.collections]
+    assert ends == [0, 3]
+
+
+def test_a_figure_is_drawn_again_from_its_results(ran: Ran) -> None:
+    measured = {"a": read_series(ran.out / "runs" / "a-seed-0", None, None)}
+    curves = json.loads((ran.out / "made" / "up" / "results.json").read_text())["curves"]
+    stored = [one for one in curves if one["seed"] == 0]
+    for one, again in zip(
+        figure(tiny(), measured).axes, figure(tiny(), from_results(stored)).axes, strict=True
+    ):
+        for line, drawn in zip(one.get_lines(), again.get_lines(), strict=True):
+            np.testing.assert_allclose(
+                np.asarray(line.get_data(), float), np.asarray(drawn.get_data(), float), rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "titles"),
+    [
+        (["ab", "c"], 2, "abc "),
+        (["abcde"], 3, "abcde"),
+        (["abcd"], 2, "abcd"),
+        (["abcd", "efg"], 2, "aebfcgd "),
+    ],
+)
+def test_panels_fit_a_page(rows: list[str], columns: int, titles: str) -> None:
+    found, side_by_side = arrange([[Panel(title, "", ()) for title in row] for row in rows])
+    assert side_by_side == columns
+    assert "".join(panel.title if panel else " " for panel in found) == titles
 
 
 def test_a_diverged_line_does_not_flatten_the_others() -> None:
@@ -210,7 +239,7 @@ def test_a_diverged_line_does_not_flatten_the_others() -> None:
     }
     first, _, second = figure(item, measured).axes[:3]
     assert 2 < first.get_ylim()[1] < 15
-    assert (first.get_title(), first.get_ylabel()) == ("A", "training loss")
+    assert (first.get_title(), first.get_ylabel()) == ("A", "training loss (log scale)")
     colours = [[line.get_color() for line in axis.get_lines()] for axis in (first, second)]
     assert colours[0] == colours[1]
     assert len(set(colours[0])) == 2

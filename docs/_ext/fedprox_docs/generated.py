@@ -1,5 +1,7 @@
 """Pages with content from the code or from results: a comment `<!-- NAME -->` stands for it."""
 
+from pathlib import Path
+
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -27,12 +29,17 @@ def _fill(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(mark, page)
 
 
+def _draw(app: Sphinx) -> None:
+    papers.draw_figures(Path(app.srcdir) / "papers")
+
+
 def _outdated(app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
     del app
     return [*PAGES, *(name for name in env.found_docs if name.startswith("papers/"))]
 
 
 def setup(app: Sphinx) -> None:
-    """Fill the pages each time they are read, and read them in every build."""
+    """Draw figures, fill the pages each time they are read, and read them in every build."""
+    app.connect("builder-inited", _draw)
     app.connect("source-read", _fill)
     app.connect("env-get-outdated", _outdated)

@@ -4,6 +4,7 @@
 |---|---|
 | `<!-- results: NAME -->` | where a results file comes from, and all of its tables |
 | `<!-- results: NAME 0-2 -->` | its blocks 0 to 2 alone |
+| `<!-- figure: NAME -->` | its figure, which a build draws from its curves |
 | `<!-- origin: NAME -->` | where it comes from |
 | `<!-- cell: NAME 0; ROW; COLUMN -->` | a cell of block 0: a row by its first cell, and a header |
 | `<!-- factors: NAME -->` | our counts divided by the paper's, from least to greatest |
@@ -23,14 +24,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import ITEMS
-from experiments.engine.item import Item
+from experiments.engine.figure import figure as of_item
+from experiments.engine.figure import from_results
+from experiments.engine.item import AXES, MEASURES, Item
 from experiments.engine.results import FOLDER, read_results
 from experiments.engine.table import judged_in, markdown
 from experiments.engine.verdicts import LEVEL
 from experiments.printed import PRINTED
+
+PICTURES = "figures"
+"""The folder for figures, beside the pages."""
 
 MARK = re.compile(r"<!-- ([a-z ]+):\s([^<>]*?)\s-->")
 COUNT = re.compile(r"\b(paper|ours) ([\d.]+)(\+?)")
@@ -80,6 +87,25 @@ def results(arguments: str) -> str:
         return "\n\n".join([origin(name), *map(str.rstrip, _blocks(name))])
     first, _, last = blocks.partition("-")
     return "\n\n".join(map(str.rstrip, _blocks(name)[int(first) : int(last or first) + 1]))
+
+
+def figure(name: str) -> str:
+    """An item's figure."""
+    panel = ITEMS[name].panels[0][0]
+    said = f"{ITEMS[name].title}: {MEASURES[panel.measure]} by {AXES[panel.x]}"
+    return f"![{said}]({PICTURES}/{_picture(name)})"
+
+
+def draw_figures(pages: Path) -> None:
+    """Draw the figures that the pages of a folder show, unless they are newer than the results."""
+    for page in sorted(pages.glob("*.md")):
+        for kind, name in MARK.findall(page.read_text(encoding="utf-8")):
+            target, source = pages / PICTURES / _picture(name), FOLDER / f"{name}.json"
+            if kind != "figure" or _newer(target, source):
+                continue
+            target.parent.mkdir(exist_ok=True)
+            drawn = of_item(ITEMS[name], from_results(read_results(name)["curves"]))
+            drawn.savefig(target, dpi=200)
 
 
 def origin(name: str) -> str:
@@ -231,6 +257,14 @@ def counts_of(name: str) -> list[Cell]:
     return found
 
 
+def _picture(name: str) -> str:
+    return f"{name.replace('/', '-')}.png"
+
+
+def _newer(target: Path, source: Path) -> bool:
+    return target.exists() and target.stat().st_mtime > source.stat().st_mtime
+
+
 def _in_order(counts: Mapping[str, float | None]) -> list[tuple[str, float]]:
     """The methods that reach a target, the first one first."""
     there = [(column, n) for column, n in counts.items() if n and math.isfinite(n)]
@@ -287,6 +321,7 @@ def _grid(header: list[str], rows: list[list[str]]) -> str:
 
 MARKS: dict[str, Callable[[str], str]] = {
     "results": results,
+    "figure": figure,
     "origin": origin,
     "cell": cell,
     "factors": factors,

@@ -4,9 +4,9 @@ A line is a measure against another one: for each label, with a value for each s
 mean over the seeds, with a band of one sample standard deviation on either side, as in the table.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import count, zip_longest
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,6 +150,24 @@ def limits(lines: Sequence[Line]) -> tuple[float, float]:
     return (float(known.min()), float(known.max())) if len(known) else (math.nan, math.nan)
 
 
+class Panel(NamedTuple):
+    """One set of axes of a Matplotlib figure.
+
+    Attributes:
+        title: Its heading.
+        lines: The curves.
+        x: The horizontal axis.
+        y: The vertical axis.
+        by_factors: Whether the horizontal axis is logarithmic.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    x: Measure
+    y: Measure
+    by_factors: bool = False
+
+
 class Chart(NamedTuple):
     """A figure of the page: a heading, a sentence, and what `figures.js` reads."""
 
@@ -182,7 +200,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
     dashes = list(DASHES)
     looks = (
         {"colour": colour, "dash": dashes[(place + turn) % len(dashes)]}
-        for turn in itertools.count()
+        for turn in count()
         for place, colour in enumerate(COLOURS)
     )
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
@@ -307,11 +325,11 @@ def figure(runs: Sequence[Run]) -> "Figure":
     groups = by_label(runs)
     x = axis_of(runs)
     panels = [
-        (measure_of(name).title, lines, measure_of(name))
+        Panel(measure_of(name).title, lines, _along(x), measure_of(name))
         for name in (*PANELS, *metrics_on_test_rows(runs))
         if (lines := curves(groups, x, name))
     ]
-    return _panels(panels, styles(groups), x, _columns(len(panels)), explained(groups.values()))
+    return draw(panels, styles(groups), columns_of(len(panels)), explained(groups.values()))
 
 
 def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
@@ -323,17 +341,17 @@ def study_figure(groups: Groups, measure: str, x: str | None) -> "Figure":
     seeds = [runs for methods in groups.values() for runs in methods.values()]
     x = x or axis_of([run for runs in seeds for run in runs])
     panels = [
-        (in_words(levels), curves(methods, x, measure), measure_of(measure))
+        Panel(in_words(levels), curves(methods, x, measure), _along(x), measure_of(measure))
         for levels, methods in groups.items()
     ]
     looks = styles(name for methods in groups.values() for name in methods)
     # a row of panels for each level of the first factors, if their number fits
-    columns = _columns(len({levels[-1:] for levels in groups}))
-    return _panels(panels, looks, x, columns, explained(seeds), share=True)
+    columns = columns_of(len({levels[-1:] for levels in groups}))
+    return draw(panels, looks, columns, explained(seeds), share=True)
 
 
-def _columns(panels: int) -> int:
-    """How many panels of these are side by side."""
+def columns_of(panels: int) -> int:
+    """How many of a number of panels are side by side."""
     return 2 if panels == PER_ROW + 1 else max(1, min(panels, PER_ROW))
 
 
@@ -342,21 +360,37 @@ def axis_of(runs: Sequence[Run]) -> str:
     return "time" if all(has(run.final, "time") for run in runs) else "round"
 
 
-def _panels(
-    panels: Sequence[tuple[str, Sequence[Line], Measure]],
+def _along(x: str) -> Measure:
+    """The horizontal axis of a measure."""
+    return Measure(axis="time in seconds") if x == "time" else measure_of(x)
+
+
+def draw(
+    panels: Sequence[Panel | None],
     looks: Mapping[str, Style],
-    x: str,
     columns: int,
     caption: str,
     *,
     share: bool = False,
 ) -> "Figure":
-    """Panels of lines with bands over seeds, a caption above them and a legend below them."""
+    """Panels of lines with bands over seeds, a caption above them and a legend below them.
+
+    A place whose panel is None is empty.
+
+    Args:
+        panels: The panels, row by row.
+        looks: The style of each line, by its label.
+        columns: Panels side by side.
+        caption: The text above the panels; none if it is empty.
+        share: Whether panels of a row have one vertical axis.
+    """
     # here, since matplotlib is slow to import
+    from matplotlib.ticker import MaxNLocator
+
     from fedprox.report.notebook_figure import NotebookFigure
 
     rows = max(1, math.ceil(len(panels) / columns))
-    names = {line.label for _, lines, _ in panels for line in lines}
+    names = {line.label for panel in panels if panel for line in panel.lines}
     labels = {n: fill(n, WRAPPED, subsequent_indent="  ") for n in looks if n in names}
     longest = max((len(part) for label in labels.values() for part in label.split("\n")), default=1)
     side_by_side = max(1, int(WIDTH / (0.6 + INCHES * longest)))
@@ -364,21 +398,29 @@ def _panels(
     size = WIDTH, HEIGHT * rows + 0.19 * legend_rows + 0.4
     drawn = NotebookFigure(figsize=size, layout="constrained")
     axes = drawn.subplots(rows, columns, squeeze=False, sharey="row" if share else False)
+    title_width = int(WIDTH / columns / INCHES)
     handles: dict[str, Any] = {}
-    for place, (axis, (title, lines, y)) in enumerate(zip(axes.flat, panels, strict=False)):
-        for line in lines:
+    for place, (axis, panel) in enumerate(zip_longest(axes.flat, panels)):
+        if panel is None:
+            axis.remove()
+            continue
+        for line in panel.lines:
             middle, *edges = band(line.values)
             shown = edges if len(line.values) > 1 else []
             handles[line.label] = draw_line(axis, line.x, middle, shown, looks[line.label])
-        axis.set_title(title, fontsize=TITLE_POINTS, parse_math=False)  # it may hold a user's name
-        dress(axis, "time in seconds" if x == "time" else measure_of(x).axis, y.axis)
+        # a title may hold a user's name
+        axis.set_title(fill(panel.title, title_width), fontsize=TITLE_POINTS, parse_math=False)
+        dress(axis, panel.x.axis, fill(panel.y.axis, int(HEIGHT / INCHES)))
+        if panel.x.kind is int:
+            axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if panel.by_factors:
+            axis.set_xscale("log", nonpositive="mask")
         row = place - place % columns
-        together = [line for _, found, _ in panels[row : row + columns] for line in found]
-        _limit(axis, together if share else lines, y)
-        if share and place % columns:
+        together = [line for each in panels[row : row + columns] if each for line in each.lines]
+        _limit(axis, together if share else panel.lines, panel.y)
+        left = panels[place - 1] if place % columns else None
+        if left and left.y == panel.y:
             axis.set_ylabel("")
-    for unused in axes.flat[max(len(panels), 1) :]:
-        unused.remove()
     if caption:
         drawn.suptitle(caption, fontsize=POINTS)
     legend = drawn.legend(
