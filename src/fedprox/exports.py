@@ -13,13 +13,11 @@ from jax import export as jax_export
 
 from fedprox.columns import INDICATOR, NUMBERS, NUMERIC, Column, Columns
 from fedprox.errors import InputError, installing, reason, require
-from fedprox.experiment import parse
 from fedprox.experiment.resolved import resolve
-from fedprox.features import Features, Prepared, formed, map_leaves, rows_like
-from fedprox.files.toml import read_toml
+from fedprox.features import Prepared, formed, map_leaves, rows_like
 from fedprox.files.whole import write_whole
 from fedprox.model import Model, Params, check_params
-from fedprox.predictions import label_values, model_of_directory
+from fedprox.predictions import experiment_of, label_values, model_of_directory
 from fedprox.report.saved import load_model, model_path, saved_columns
 from fedprox.results.run import Run
 
@@ -107,10 +105,11 @@ def export(
         file, source = model_path(run, label, seed), Path(run)
         columns = saved_columns(file)
         if model is None and columns is not None:
-            model = model_of_directory(source, columns)
+            model = model_of_directory(source, columns, "fp.export")
         elif model is None:
-            model, features = _of_experiment(source)
-            example = features if example is None else example
+            resolved = resolve(experiment_of(source, "model and example to fp.export"))
+            model = resolved.model
+            example = resolved.federation.train.x if example is None else example
         params = load_model(file, model=model)
     params = jax.tree.map(jnp.asarray, params)  # as the arguments of a program are
     if columns is None:
@@ -133,17 +132,6 @@ def export(
     write_whole(folder / PROGRAM, bytes(exported.serialize()))
     described = _described(exported, shapes, columns)
     write_whole(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
-
-
-def _of_experiment(folder: Path) -> tuple[Model, Features]:
-    """The model and the features of a run directory's experiment, whose data are loaded."""
-    file = folder / "experiment.toml"
-    require(file.is_file(), f"{folder}: not a run directory; give model and example")
-    try:
-        resolved = resolve(parse(str(file), read_toml(file)))
-    except InputError as error:
-        raise InputError(f"{error}; give model and example") from None
-    return resolved.model, resolved.federation.train.x
 
 
 Program = Callable[[Any], jax.Array]

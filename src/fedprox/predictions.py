@@ -19,7 +19,7 @@ from fedprox.columns import (
     scaling,
 )
 from fedprox.errors import InputError, require
-from fedprox.experiment import parse
+from fedprox.experiment import Experiment, parse
 from fedprox.experiment.resolved import resolve_with
 from fedprox.features import map_leaves, row_count
 from fedprox.federation import Federation
@@ -215,7 +215,7 @@ def outputs_of(
             "client, the column of the table that names each row's client",
         )
     if model is None:
-        model = model_of_directory(Path(path), columns)
+        model = model_of_directory(Path(path), columns, "fp.predict")
     params = load_model(file, model=model)
     names = [column.name for column in columns.features]
     used = names if client is None else [*names, client]
@@ -254,17 +254,22 @@ def _numbers(
     return lambda rows: (mean[owners[rows]], scale[owners[rows]])
 
 
-def model_of_directory(folder: Path, columns: Columns) -> Model:
-    """The model of a run directory's experiment."""
-    file = folder / "experiment.toml"
-    require(file.is_file(), f"{folder}: not a run directory; give model to fp.predict")
-    try:
-        experiment = parse(str(file), read_toml(file))
-    except InputError as error:
-        raise InputError(f"{error}; give model to fp.predict") from None
+def model_of_directory(folder: Path, columns: Columns, given_to: str) -> Model:
+    """The model of a run directory's experiment, or an error that says what to give."""
+    experiment = experiment_of(folder, f"model to {given_to}")
     resolved = resolve_with(experiment, lambda: (_stand_in(columns), experiment.data))
     found: Model = resolved.model
     return found
+
+
+def experiment_of(folder: Path, instead: str) -> Experiment:
+    """The experiment of a run directory, or an error that says what to give instead."""
+    file = folder / "experiment.toml"
+    require(file.is_file(), f"{folder}: not a run directory; give {instead}")
+    try:
+        return parse(str(file), read_toml(file))
+    except InputError as error:
+        raise InputError(f"{error}; give {instead}") from None
 
 
 def _stand_in(columns: Columns) -> Federation:
