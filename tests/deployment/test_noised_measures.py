@@ -22,6 +22,7 @@ from fedprox.parts.privacy.accounting import Mechanism, epsilon_beside
 from fedprox.parts.privacy.measures import gaussian
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import Site, deployed, simulated, table_of
+from tests.deployment.test_private import interrupted
 from tests.deployment.test_same_results import METHODS
 from tests.variants import mostly_slow
 
@@ -172,3 +173,20 @@ def test_a_digest_says_how_measures_get_noise(unit: str, nodes: list[Site], tmp_
             (another,) = runs_asked(parse("test", other))
             digests.add(another.digest)
     assert len(digests) == 3
+
+
+def test_evaluations_of_a_resumed_run_are_those_that_nodes_have_counted(
+    nodes: list[Site], tmp_path: Path
+) -> None:
+    """Killed in its third round, which is then trained again; measures until then stay."""
+    table = noised_table() | {"rounds": 4}
+    answers(nodes, "client")
+    (tmp_path / "run").mkdir()
+    run, ledger = interrupted(table, nodes, tmp_path / "run")
+    assert ledger.repeated == [(2, 3)]
+    one = gaussian(Z, DELTA)
+    counted = [dict(site.node.spent.private)[one] for site in nodes]
+    assert counted == [len(run.history)] * 2
+    mechanism = Mechanism(4, 4, "bernoulli", None, 2.0, 1, DELTA, "pld")
+    assert run.final.epsilon == epsilon_beside(mechanism, 5, (one, counted[0]))
+    assert np.isfinite(measured(run)).all()
