@@ -52,7 +52,6 @@ SAID = {
     "models": "0.992 150 500",
     "newer": "",
     "normalization": "100",
-    "others": "",
     "robust": "1.5 200",
     "time": "0.01 0.75 100 200 3.6 500",
     "what-does-not-hold": "0.9934 1.5 3,750 4.1 5.3.3",
