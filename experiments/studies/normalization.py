@@ -149,7 +149,7 @@ TASKS = (
         (LABELS,),
         12,
         4,
-        {"short": 270.0, "paper": 3600.0},
+        {"short": 400.0, "paper": 5400.0},
         "Ten clients have 100 training and 100 test images each, of all digits or, with two "
         "digits, of two shards, each mostly one digit.",
     ),
