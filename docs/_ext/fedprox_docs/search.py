@@ -21,7 +21,7 @@ SOUGHT = {
     "howto/deploy": ("deployment", "real clients", "production"),
     "howto/evaluation": ("early stopping", "validation", "fairness"),
     "howto/faults": ("byzantine", "robust aggregation", "poisoning", "krum", "median"),
-    "howto/from-flower": ("flower", "flwr"),
+    "howto/from-others": ("flower", "flwr", "fedjax", "pfl-research", "pfllib"),
     "howto/from-pytorch": ("pytorch", "torch"),
     "howto/gpu": ("gpu", "cuda", "tpu", "mixed precision", "bfloat16"),
     "howto/hosts": ("slurm", "kubernetes", "multiple machines"),
