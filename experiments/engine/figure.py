@@ -78,7 +78,7 @@ def from_results(curves: Sequence[Mapping[str, Any]]) -> Measured:
         of_run.setdefault((curve["label"], curve["seed"]), {}).update(values)
     return {
         run: [
-            Series(label, seed, np.arange(len(next(iter(values.values())))), values)
+            Series(label, seed, values.get("round", np.empty(0)).astype(int), values)
             for (label, seed), values in group.items()
         ]
         for run, group in found.items()
