@@ -21,7 +21,7 @@ from benchmarks.page import README, TABLES, load, old, write
 
 
 class Script(NamedTuple):
-    """What a command takes, about, and what it needs beside the library."""
+    """Estimated minutes of a command on two idle cores, and what it needs beside the library."""
 
     minutes: float
     packages: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ ALL = {
     "bounds": Script(1),
     "million": Script(3, ("numpy",)),
 }
-"""The commands whose tables the README has, those to run first at the head."""
+"""The commands whose tables the README has."""
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__.splitlines()[0],
-        epilog=f"names, their time about and what they need:\n{listed}",
+        epilog=f"names, estimated minutes and what they need:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="commands to run; all if none")

@@ -92,7 +92,7 @@ def main() -> None:
     model = fp.models.logistic(federation, initial="zeros")
     here = curvature(federation, model, model.init(jax.random.key(0))).smoothness
     everywhere = problem.smoothness()
-    title = f"f(0) - f(w*) = {gap:.4f}, D = {distance:.2f}, G = {dispersion:.3f}"
+    title = f"problem: f(0) - f(w*) = {gap:.4f}, D = {distance:.2f}, G = {dispersion:.3f}"
     headers = ("L", "", "alpha", "bound", "as printed", "rounds until f(0) - f(w*)")
     bounds = table(*headers, title=title)
     for name, smoothness in (("at w = 0", here), ("everywhere", everywhere)):

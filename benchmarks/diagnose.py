@@ -12,7 +12,6 @@ seeds, or 1 per cent. `argmin` is the mu with the lowest loss at the end of the 
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
-from benchmarks.page import show, table
+from benchmarks.page import leave_out, show, table
 from fedprox.diagnostics.diagnosis import MUS
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -149,7 +148,7 @@ def main() -> None:
         try:
             federation = EXPERIMENTS[name].load(arguments.data_dir, arguments.data_seed)
         except fp.InputError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            leave_out(name, error)
             continue
         for stragglers in (0.0, 0.9):
             shown.add_row(*row(name, federation, stragglers))

@@ -7,6 +7,7 @@ that `BENCHMARK_TABLES` names, and writes them below a line with the date, machi
 import datetime
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +46,13 @@ def show(*tables: Table) -> None:
         console.print(each)
     if file := os.environ.get(TABLES):
         Path(file).write_text("\n".join(map(markdown, tables)), encoding="utf-8")
+
+
+def leave_out(what: str, error: Exception) -> None:
+    """Say that data are missing; the end if the tables are for the README, which has all rows."""
+    if TABLES in os.environ:
+        raise SystemExit(f"{what}: {error}")
+    print(f"{what} is left out: {error}", file=sys.stderr)
 
 
 def markdown(shown: Table) -> str:

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import fedprox as fp
 from benchmarks.loops import Setting, Timing, numpy_loop, torch_loop
-from benchmarks.page import show
+from benchmarks.page import leave_out, show
 
 SYN_SEED = 1834
 """Data seed with which a round has about 13,000 client steps."""
@@ -36,7 +36,7 @@ def settings(data_dir: str | None) -> dict[str, Setting]:
     try:
         mnist = fp.datasets.mnist(data_dir=data_dir)
     except fp.InputError as error:
-        print(f"LR-MNIST is left out: {error}", file=sys.stderr)
+        leave_out("LR-MNIST", error)
         return known
     for epochs in (1, 20):
         solver = fp.Solver(0.03, 10, epochs=epochs)

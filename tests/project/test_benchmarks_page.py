@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import page
 from benchmarks.__main__ import ALL, run
+from experiments.engine.machine import today
 
 FOLDER = Path(page.__file__).parent
 
@@ -54,7 +55,7 @@ def test_a_table_is_written_between_its_markers_and_nothing_else_changes(readme:
     )
     made = re.search(r"^(\d{4}-\d\d-\d\d), .*, python \d.*, jax \d.*, numpy \d.*", written, re.M)
     assert made is not None
-    assert made[1] == page.today()
+    assert made[1] == today()
     assert "busy" not in written
     assert "no-such-package" not in written
 
@@ -94,6 +95,17 @@ def test_tables_are_printed_and_handed_over(
     monkeypatch.setenv(page.TABLES, str(tmp_path / "tables.md"))
     page.show(shown, shown)
     assert (tmp_path / "tables.md").read_text() == "\n".join([page.markdown(shown)] * 2)
+
+
+def test_missing_data_end_a_script_only_if_its_tables_are_for_the_readme(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(page.TABLES, raising=False)
+    page.leave_out("MNIST", ValueError("no files"))
+    assert capsys.readouterr().err == "MNIST is left out: no files\n"
+    monkeypatch.setenv(page.TABLES, "tables.md")
+    with pytest.raises(SystemExit, match="MNIST: no files"):
+        page.leave_out("MNIST", ValueError("no files"))
 
 
 def test_a_script_that_fails_leaves_its_old_table(
