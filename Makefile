@@ -94,28 +94,10 @@ SAMPLE ?= 1
 mutants: $(READY)  ## change the library in one place at a time, to see what no test notices; SAMPLE= the share of changes; hours
 	nice -n 19 $(VENV)/bin/python -m tests.mutants runs/mutants --sample $(SAMPLE)
 
-bench: $(READY) $(VENV)/.torch  ## measure speed against a torch loop and a NumPy loop
-	$(VENV)/bin/python -m benchmarks.rounds
-	$(VENV)/bin/python -m benchmarks.clients
-	$(VENV)/bin/python -m benchmarks.solvers
-	$(VENV)/bin/python -m benchmarks.models
-	$(VENV)/bin/python -m benchmarks.flax_layers
-	$(VENV)/bin/python -m benchmarks.sweeps
-	$(VENV)/bin/python -m benchmarks.client_state
-	$(VENV)/bin/python -m benchmarks.scheduler
-	$(VENV)/bin/python -m benchmarks.million
-	$(VENV)/bin/python -m benchmarks.devices
-	$(VENV)/bin/python -m benchmarks.faults
-	$(VENV)/bin/python -m benchmarks.asynchronous
-	$(VENV)/bin/python -m benchmarks.by_client
-	$(VENV)/bin/python -m benchmarks.privacy
-	$(VENV)/bin/python -m benchmarks.privacy_examples
-	$(VENV)/bin/python -m benchmarks.methods
-	$(VENV)/bin/python -m benchmarks.bases
-	$(VENV)/bin/python -m benchmarks.precision
-	$(VENV)/bin/python -m benchmarks.checkpoints
-	$(VENV)/bin/python -m benchmarks.processes
-	$(VENV)/bin/python -m benchmarks.many_rounds
+BENCH ?=
+
+bench: $(READY) $(VENV)/.torch  ## measure speed and write benchmarks/README.md; hours; BENCH= one script or some, such as rounds
+	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 SEES_GPU := -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu")'
 MINUTES ?= 8

@@ -15,10 +15,10 @@ import os
 import time
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 from fedprox.protocol.protocol import Protocol
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
@@ -102,14 +102,13 @@ def main() -> None:
                 times[rule] = min(times[rule], milliseconds(federation, model, rule, rounds))
         ratio = times["buffer"] / times["barrier"]
         table.add_row(name, *(f"{each:.2f}" for each in times.values()), f"{ratio:.2f}")
-    Console(width=100).print(table)
-    table = Table(title="microseconds for an event of a million clients", box=None)
+    events = Table(title="microseconds for an event of a million clients", box=None)
     for header in ("buffer", *POPULATIONS):
-        table.add_column(header, justify="right")
+        events.add_column(header, justify="right")
     for buffer in (1, 10, 100):
         cells = [microseconds(population, buffer) for population in POPULATIONS.values()]
-        table.add_row(str(buffer), *(f"{each:.1f}" for each in cells))
-    Console(width=100).print(table)
+        events.add_row(str(buffer), *(f"{each:.1f}" for each in cells))
+    show(table, events)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
-from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 VARIANTS = "argument", "constant", "adapters"
 SIDE = 2048
@@ -94,9 +93,7 @@ def main() -> None:
     if given.variant:
         print(json.dumps(measure(given.variant, given.matrices, given.cache)))
         return
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("base", "MB", "trained, MB", "user, s", "most memory, MB", "cached, MB"):
-        shown.add_column(header, justify="left" if header == "base" else "right")
+    shown = table("base", "MB", "trained, MB", "user, s", "most memory, MB", "cached, MB")
     for variant in VARIANTS:
         with tempfile.TemporaryDirectory() as cache:
             options = ["--variant", variant, "--matrices", str(given.matrices), "--cache", cache]
@@ -105,7 +102,7 @@ def main() -> None:
         found = json.loads(ran.stdout)
         columns = ("base", "trained", "user", "memory", "cached")
         shown.add_row(variant, *(f"{found[name]:,.1f}" for name in columns))
-    Console().print(shown)
+    show(shown)
 
 
 if __name__ == "__main__":

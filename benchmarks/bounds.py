@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
+from benchmarks.page import show, table
 from fedprox.diagnostics import convex_rate, curvature, feddyn_convex
 
 ROUNDS, COHORT, SEEDS = 200, 2, 5
@@ -88,11 +89,12 @@ def main() -> None:
     zero = np.zeros_like(star)
     least, gap = problem.loss(star), problem.loss(zero) - problem.loss(star)
     distance, dispersion = float((star**2).sum()), float((slopes**2).sum(axis=1).mean())
-    print(f"f(0) - f(w*) = {gap:.4f}, D = {distance:.2f}, G = {dispersion:.3f}")
-
     model = fp.models.logistic(federation, initial="zeros")
     here = curvature(federation, model, model.init(jax.random.key(0))).smoothness
     everywhere = problem.smoothness()
+    title = f"problem: f(0) - f(w*) = {gap:.4f}, D = {distance:.2f}, G = {dispersion:.3f}"
+    headers = ("L", "", "alpha", "bound", "as printed", "rounds until f(0) - f(w*)")
+    bounds = table(*headers, title=title)
     for name, smoothness in (("at w = 0", here), ("everywhere", everywhere)):
         found = feddyn_convex(
             ROUNDS,
@@ -102,27 +104,33 @@ def main() -> None:
             squared_distance=distance,
             squared_gradients=dispersion,
         )
-        print(
-            f"L {name} {smoothness:.3f}: alpha {found.alpha:.1f}, bound {found.bound:.3f}, printed "
-            f"{found.printed:.1f}; {ROUNDS * found.bound / gap:,.0f} rounds until f(0) - f(w*)"
+        bounds.add_row(
+            name,
+            f"{smoothness:.3f}",
+            f"{found.alpha:.1f}",
+            f"{found.bound:.3f}",
+            f"{found.printed:.1f}",
+            f"{ROUNDS * found.bound / gap:,.0f}",
         )
     solvers = {
         found.alpha: fp.Solver(1 / (found.alpha + everywhere / 2), "all", steps=5),  # exact
         1.0: fp.Solver(0.1, 10, epochs=10),
         0.1: fp.Solver(0.1, 10, epochs=10),
     }
+    runs = table("alpha", "mean excess", "after the last round", left=0)
     for alpha, solver in solvers.items():
         measured = excess(federation, alpha, solver, least)
         mean, last = measured[:, :ROUNDS].mean(), measured[:, -1].mean()
-        print(f"alpha {alpha:.1f}: mean excess {mean:.5f}, after the last round {last:.5f}")
+        runs.add_row(f"{alpha:.1f}", f"{mean:.5f}", f"{last:.5f}")
 
     of_clients = problem.gradients(zero)
     squared = float((of_clients.mean(axis=0) ** 2).sum())
     variance = float(((of_clients - of_clients.mean(axis=0)) ** 2).sum(axis=1).mean())
     rate = convex_rate(everywhere, gap, variance, squared / 4)
-    print(
-        f"FedProx: ||grad f(0)||^2 {squared:.4f}, variance there {variance:.3f}; a quarter: {rate}"
+    runs.caption = (
+        f"FedProx: squared gradient {squared:.4f}, variance there {variance:.3f}; a quarter: {rate}"
     )
+    show(bounds, runs)
 
 
 if __name__ == "__main__":

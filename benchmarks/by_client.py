@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 from fedprox.report.client_lines import ClientLines
 
 TURNS = 5
@@ -88,7 +88,7 @@ def main() -> None:
                 ratios = (f"{t / times[0]:.2f}" for t in times[1:])
                 shown = (f"{t:.2f}" for t in times)
                 table.add_row(name, "yes" if gradients else "no", of, *shown, *ratios)
-    Console(width=120).print(table)
+    show(table)
 
 
 def measure(

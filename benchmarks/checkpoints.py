@@ -17,10 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 import fedprox as fp
+from benchmarks.page import show, table
 
 Problem = tuple[str, Literal["power-law", "iid"], fp.Algorithm, int]
 PROBLEMS: tuple[Problem, ...] = (
@@ -69,10 +67,8 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
     headers = ("method", "ms a round", "MB", "ms to write", "ms to resume", "one per cent, rounds")
-    for header in ("model", *headers):
-        shown.add_column(header, justify="left" if header in ("model", "method") else "right")
+    shown = table("model", *headers, left=2)
     for name, partition, method, rounds in PROBLEMS:
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
         train = partial(call, federation, model(name, federation), method)
@@ -96,7 +92,7 @@ def main() -> None:
             f"{1e3 * seconds:.0f}",
             f"{100 * write / a_round:.0f}",
         )
-    Console(width=120).print(shown)
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 CLIENTS, COHORT, ROUNDS = 1000, 100, 10
 LINES = (
@@ -30,7 +31,7 @@ LINES = (
 
 
 def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> None:
-    """Print seconds per round and the process's memory."""
+    """Print seconds per round and the process's memory in GiB."""
     fp.use_cpu_devices(COHORT)
     federation = fp.datasets.cifar_10("iid", clients=CLIENTS, data_dir=data_dir)
     methods = {"fedavg": fp.fedavg(), "feddyn": fp.feddyn(0.01), "scaffold": fp.scaffold()}
@@ -45,11 +46,7 @@ def measure(method: str, where: Any, evaluated: Any, data_dir: str | None) -> No
         client_store=where,
     )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(
-        f"{method:9} {where:5} {evaluated:8} {run.run_seconds / ROUNDS:5.2f} s a round, "
-        f"{memory:.2f} GiB",
-        flush=True,
-    )
+    print(f"{run.run_seconds / ROUNDS:.2f} {memory:.2f}")
 
 
 def main() -> None:
@@ -62,10 +59,13 @@ def main() -> None:
         method, where, evaluated = arguments.line
         measure(method, where, evaluated, arguments.data_dir)
         return
+    shown = table("method", "store", "evaluated", "seconds a round", "GiB", left=3)
     for line in LINES:
         command = [sys.executable, "-m", "benchmarks.client_state", "--line", *line]
         folder = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
-        subprocess.run([*command, *folder], check=True)
+        done = subprocess.run([*command, *folder], check=True, stdout=subprocess.PIPE, text=True)
+        shown.add_row(*line, *done.stdout.split()[-2:])
+    show(shown)
 
 
 if __name__ == "__main__":

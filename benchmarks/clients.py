@@ -9,6 +9,7 @@ Only the initial and the final model are evaluated.
 import numpy as np
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 ROWS, FEATURES, CLASSES = 20, 30, 5
 
@@ -47,12 +48,12 @@ def milliseconds(clients: int) -> float:
 
 
 def main() -> None:
-    """Print both costs and their ratio."""
+    """Measure both costs and their ratio."""
     fp.use_cpu_devices(100)
     few, many = milliseconds(1000), milliseconds(100_000)
-    print(
-        f"ms per round: {few:.2f} of 1,000 clients, {many:.2f} of 100,000: ratio {many / few:.2f}"
-    )
+    shown = table("1,000 clients", "100,000 clients", "ratio", title="ms a round", left=0)
+    shown.add_row(f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}")
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show, table
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import Coordinator, Ledger
 from fedprox.deployment.flower import environment
@@ -419,19 +419,20 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: no case; the cases are {', '.join(names)}")
     console = Console(width=160)
     fp.use_cpu_devices(1)
+    starts = table("first round after, s: empty cache", "filled", left=0)
     if "start" in chosen:
         for _ in range(TURNS):
             with scratch() as cache:
                 empty, filled = started(cache), started(cache)
-            console.print(f"first round after: empty cache {empty:.1f} s, filled {filled:.1f} s")
-    table = Table(title="seconds a round", box=None, pad_edge=False, header_style="bold")
-    for header in ("case", "fedprox", "", "first", "CPU", "Flower", "", "first", "CPU", "ratio"):
-        table.add_column(header, justify="left" if header == "case" else "right")
-    costs = Table(title="bytes over the model's, MiB", box=None, header_style="bold")
-    for header in ("case", "down", "up", "node", "heartbeat", "SuperLink"):
-        costs.add_column(header, justify="left" if header == "case" else "right")
-    for header in ("Flower's client", "SuperNode", "SuperLink"):
-        costs.add_column(header, justify="right")
+            starts.add_row(f"{empty:.1f}", f"{filled:.1f}")
+    headers = ("case", "fedprox", "", "first", "CPU", "Flower", "", "first", "CPU", "ratio")
+    rounds = table(*headers, title="seconds a round")
+    ours_, theirs_ = (
+        ("node", "heartbeat", "SuperLink"),
+        ("Flower's client", "SuperNode", "SuperLink"),
+    )
+    title = "bytes over the model's, most memory in MiB"
+    costs = table("case", "down", "up", *ours_, *theirs_, title=title)
     for name, case in CASES.items():
         if name not in chosen:
             continue
@@ -443,16 +444,14 @@ def main() -> None:
             first = min(turn.seconds[0] for turn in turns)
             work = min(turn.work for turn in turns)
             cells += [f"{warm[0]:.2f}", f"to {warm[-1]:.2f}", f"{first:.2f}", f"{work:.2f}"]
-        table.add_row(name, *cells, f"{best[0] / best[1]:.2f}")
+        rounds.add_row(name, *cells, f"{best[0] / best[1]:.2f}")
         peaks = [
             f"{max(turn.peaks[kind] for turn in turns) / 2**20:.0f}"
             for turns, beside in ((mine, "heartbeat"), (theirs, "SuperNode"))
             for kind in ("node", beside, "SuperLink")
         ]
         costs.add_row(name, f"{mine[0].down:.3f}", f"{mine[0].up:.3f}", *peaks)
-    for each in (table, costs):
-        if each.row_count:
-            console.print(each)
+    show(*(each for each in (rounds, costs, starts) if each.row_count))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ client. MNIST's files come from `FEDPROX_DATA` or a download.
 """
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 TURNS = 3
 
@@ -50,9 +49,7 @@ def main() -> None:
     fp.use_cpu_devices(100, devices=2)
     synthetic, mnist, characters = fp.datasets.synthetic(1.0, 1.0), fp.datasets.mnist(), texts()
     logistic = fp.models.logistic
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("model", "clients a round", "1 device, ms", "2", "ratio", "idle with 1", "2"):
-        shown.add_column(header, justify="left" if header == "model" else "right")
+    shown = table("model", "clients a round", "1 device, ms", "2", "ratio", "idle with 1", "2")
     for name, federation, model, cohort, epochs, rounds in (
         ("logistic regression, Synthetic(1,1)", synthetic, logistic(synthetic), 10, 20, 400),
         ("logistic regression, Synthetic(1,1)", synthetic, logistic(synthetic), 30, 20, 300),
@@ -68,7 +65,7 @@ def main() -> None:
         idle = [f"{100 * run.lane_idle:.0f} %" for run in turns[0]]
         milliseconds = (f"{ms:.1f}" for ms in least)
         shown.add_row(name, str(cohort), *milliseconds, f"{least[0] / least[1]:.2f}", *idle)
-    Console(width=120).print(shown)
+    show(shown)
 
 
 if __name__ == "__main__":

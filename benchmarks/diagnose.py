@@ -12,7 +12,6 @@ seeds, or 1 per cent. `argmin` is the mu with the lowest loss at the end of the 
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
+from benchmarks.page import leave_out, show, table
 from fedprox.diagnostics.diagnosis import MUS
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -96,7 +96,7 @@ def verdict(losses: NDArray[np.float64], suggested: int) -> str:
     return f"{'within noise' if within else 'no'}: {100 * excess:+.1f} %"
 
 
-def row(name: str, federation: fp.Federation, stragglers: float) -> str:
+def row(name: str, federation: fp.Federation, stragglers: float) -> tuple[str, ...]:
     experiment = EXPERIMENTS[name]
     solver = fp.Solver(experiment.learning_rate, 10, epochs=20)
     systems = fp.Systems(stragglers)
@@ -114,16 +114,21 @@ def row(name: str, federation: fp.Federation, stragglers: float) -> str:
     late_losses = [np.inf if np.isnan(t.late_loss) else t.late_loss for t in diagnosis.sweep]
     argmin = int(np.argmin(late_losses))
     if diagnosis.suggested_mu is None:
-        return f"| {name} | {stragglers:g} | none |"
+        return name, f"{100 * stragglers:g} %", "none"
     suggested = MUS.index(diagnosis.suggested_mu)
 
     def loss(i: int) -> str:
         return f"{losses[i].mean():.4f} ± {losses[i].std(ddof=1):.4f}"
 
     return (
-        f"| {name} | {100 * stragglers:g} % | {MUS[suggested]:g} | {MUS[best]:g} "
-        f"| {loss(suggested)} | {loss(best)} | {verdict(losses, suggested)} "
-        f"| {MUS[argmin]:g} ({verdict(losses, argmin)}) |"
+        name,
+        f"{100 * stragglers:g} %",
+        f"{MUS[suggested]:g}",
+        f"{MUS[best]:g}",
+        loss(suggested),
+        loss(best),
+        verdict(losses, suggested),
+        f"{MUS[argmin]:g} ({verdict(losses, argmin)})",
     )
 
 
@@ -137,16 +142,17 @@ def main() -> None:
     if unknown := set(names) - set(EXPERIMENTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; allowed: {', '.join(EXPERIMENTS)}")
     fp.use_cpu_devices(10)
-    header = "| set | stragglers | suggested mu | best mu | loss at suggested | loss at best | "
-    print(header + "holds? | argmin |\n|---|---|---|---|---|---|---|---|", flush=True)
+    losses = ("loss at suggested", "loss at best")
+    shown = table("set", "stragglers", "suggested mu", "best mu", *losses, "holds?", "argmin")
     for name in names:
         try:
             federation = EXPERIMENTS[name].load(arguments.data_dir, arguments.data_seed)
         except fp.InputError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            leave_out(name, error)
             continue
         for stragglers in (0.0, 0.9):
-            print(row(name, federation, stragglers), flush=True)
+            shown.add_row(*row(name, federation, stragglers))
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import math
 import os
 from typing import Any, Literal, get_args
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 from fedprox.parts.robust import RuleName
 
 TURNS = 5
@@ -85,7 +85,7 @@ def main() -> None:
             table.add_column(header, justify="right")
     for variant, *cells in zip(VARIANTS, *columns, strict=True):
         table.add_row(variant, *(text for cell in cells for text in cell))
-    Console(width=100).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

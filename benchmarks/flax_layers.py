@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from rich.console import Console
-from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show, table
 from fedprox.losses import CrossEntropy
 from fedprox.model.flax_functions import of_nnx
 
@@ -243,17 +242,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
     given = parser.parse_args()
     fp.use_cpu_devices(1)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("layer", "in a round, ms", "alone, ms", "ratio", "compile, s"):
-        table.add_column(header, justify="left" if header == "layer" else "right")
-    console = Console()
+    shown = table("layer", "in a round, ms", "alone, ms", "ratio", "compile, s")
     for name, row in ROWS.items():
         if not given.names or name in given.names:
             inside, outside, compiled = measure(row, repeats=given.repeats, seconds=given.seconds)
             cells = f"{1e3 * inside:.3f}", f"{1e3 * outside:.3f}", f"{inside / outside:.2f}"
-            table.add_row(name, *cells, f"{compiled:.1f}")
-            console.print(f"done: {name} {cells[2]}")
-    console.print(table)
+            shown.add_row(name, *cells, f"{compiled:.1f}")
+            print(f"done: {name} {cells[2]}")
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each guarantee costs: the table of docs/howto/privacy.md.
+"""What each guarantee costs in accuracy and in seconds of a round.
 
     python -m benchmarks.guarantees [NAME ...]
 
@@ -25,6 +25,7 @@ import numpy as np
 import tomli_w
 
 import fedprox as fp
+from benchmarks.page import show, table
 from fedprox.deployment.certificates import make_node_key
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.trial import LocalSuperLink, local_superlink
@@ -176,9 +177,11 @@ def seconds(sections: Mapping[str, Any], privacy: Mapping[str, Any]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each guarantee."""
+    """Measure each guarantee that is named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=[*GUARANTEES], metavar="NAME")
+    accuracies = (f"accuracy, {clients} clients, %" for clients in CLIENTS)
+    shown = table("guarantee", *accuracies, "seconds a round", "of none")
     for name in parser.parse_args(arguments).names:
         sections, privacy = GUARANTEES[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -188,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
         turns = [(seconds({}, {}), seconds(sections, privacy)) for _ in range(TURNS)]
         plain, own = (statistics.median(each) for each in zip(*turns, strict=True))
-        print(f"| {name} | {' | '.join(cells)} | {own:.3f} | {own / plain:.2f} |", flush=True)
+        shown.add_row(name, *cells, f"{own:.3f}", f"{own / plain:.2f}")
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 ROUNDS, BEFORE, SEEDS = 30, 15, 3
 
@@ -163,7 +163,7 @@ def main() -> None:
     for name in columns[0]:
         cells = [column[name] for column in columns]
         table.add_row(name, *(f"{np.mean(c):.0f} ± {np.ptp(c) / 2:.0f}" for c in cells))
-    Console(width=120).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

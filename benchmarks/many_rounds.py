@@ -13,10 +13,8 @@ import subprocess
 import sys
 import time
 
-from rich.console import Console
-from rich.table import Table
-
 import fedprox as fp
+from benchmarks.page import show, table
 
 CASES = ((30, 10, 1, (10**3, 10**5, 10**7)), (1000, 1000, 5, (10**3, 5 * 10**3, 10**7)))
 """Clients, clients of a round, seeds, and several numbers of rounds."""
@@ -60,9 +58,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         measure(*map(int, sys.argv[1:]))
         return
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("clients", "a round", "seeds", "rounds", "seconds", "MB"):
-        shown.add_column(header, justify="right")
+    shown = table("clients", "a round", "seeds", "rounds", "seconds", "MB", left=0)
     for clients, cohort, seeds, round_counts in CASES:
         for rounds in round_counts:
             case = (clients, cohort, seeds, rounds)
@@ -71,7 +67,7 @@ def main() -> None:
             seconds, memory = json.loads(done.stdout)
             cells = (f"{clients:,}", f"{cohort:,}", f"{seeds}", f"{rounds:,}")
             shown.add_row(*cells, f"{seconds:.1f}", f"{memory:.0f}")
-    Console(width=100).print(shown)
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ one, or all. The methods alternate in this process, and the shortest run counts.
 import math
 
 import optax
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 TURNS, ROUNDS, EVERY = 4, 200, (200, 1)
 
@@ -78,7 +78,7 @@ def main() -> None:
             )
         ]
         table.add_row(name, *cells)
-    Console(width=100).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

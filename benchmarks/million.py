@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 FEATURES, CLASSES, FEW, COHORT, TESTS = 8, 4, 1000, 100, 10
 BLOCK = 10_000
@@ -202,7 +202,7 @@ def main() -> None:
                 f"{count:,} clients, {int(sizes(count).sum()):,} rows, {size / 1e9:.2f} GB, "
                 f"written in {time.perf_counter() - begin:.0f} s"
             )
-        Console(width=140).print(compare(folder, arguments.clients, arguments.repeats))
+        show(compare(folder, arguments.clients, arguments.repeats))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 from fedprox.model import weighted_loss
 
 Array = NDArray[Any]
@@ -451,7 +451,6 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows of the table; all if none")
     names = parser.parse_args().names
     fp.use_cpu_devices(10)
-    console = Console(width=190)
     table = Table(box=None)
     for header in (
         "model",
@@ -480,10 +479,10 @@ def main() -> None:
                 for clients in (10,) if jax.default_backend() == "cpu" else (10, 50):
                     timing = measure(row, clients)
                     table.add_row(*cells(row, clients, timing, float(np.nanmax(rates))))
-                    console.print(f"done: {row.name}, {clients} clients")
-    console.print(table)
+                    print(f"done: {row.name}, {clients} clients")
     kind, ours, theirs = jax.devices()[0].device_kind, *(1e-9 * rate for rate in rates)
-    console.print(f"{kind}; large products: jax {ours:.0f}, torch {theirs:.0f} GFLOP/s")
+    table.caption = f"{kind}; large products: jax {ours:.0f}, torch {theirs:.0f} GFLOP/s"
+    show(table)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import argparse
 import os
 import statistics
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 MODELS = {"logistic": (0.03, 100), "2NN": (0.03, 40), "mnist-cnn": (0.05, 4)}
 """Learning rate and rounds of each model."""
@@ -57,7 +57,7 @@ def main() -> None:
         cells = [spread(each) for each in (accuracy[False], accuracy[True], apart)]
         ratio = min(seconds[True]) / min(seconds[False])
         table.add_row(name, str(rounds), *cells, f"{ratio:.2f}")
-    Console(width=100).print(table)
+    show(table)
 
 
 def spread(values: list[float]) -> str:

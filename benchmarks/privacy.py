@@ -14,10 +14,10 @@ import argparse
 import math
 import os
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 TURNS = 5
 
@@ -77,7 +77,7 @@ def main() -> None:
                 times[variant] = min(times[variant], 1000 * run.run_seconds / rounds)
         ratios = [f"{times[each] / times['none']:.2f}" for each in ("fixed", "adaptive")]
         table.add_row(name, *(f"{t:.2f}" for t in times.values()), *ratios)
-    Console(width=100).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

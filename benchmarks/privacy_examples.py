@@ -14,10 +14,10 @@ import os
 import time
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 TURNS = 2
 CASES = {
@@ -92,7 +92,7 @@ def main() -> None:
             plain, private = found[None], found[hiding]
             cells = (f"{plain:.4f}", f"{private:.4f}", f"{private / plain:.2f}")
             table.add_row(name, str(batch), *cells)
-    Console(width=100).print(table)
+    show(table)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.page import show, table
 
 TURNS = 3
 EXPERIMENT = """
@@ -59,9 +58,8 @@ def seconds(folder: Path, experiment: Path, processes: int, devices: int) -> flo
 
 def main() -> None:
     """Print a line for each problem."""
-    shown = Table(title="milliseconds a round", box=None, pad_edge=False, header_style="bold")
-    for header in ("model", *SETTINGS, "2 devices / 1", "2 processes / 1"):
-        shown.add_column(header, justify="left" if header == "model" else "right")
+    headers = ("model", *SETTINGS, "2 devices / 1", "2 processes / 1")
+    shown = table(*headers, title="milliseconds a round")
     for name, (partition, model, epochs, clients, rounds) in PROBLEMS.items():
         least = dict.fromkeys(SETTINGS, math.inf)
         with tempfile.TemporaryDirectory() as temporary:
@@ -79,7 +77,7 @@ def main() -> None:
         one, two_devices, two_processes = least.values()
         times = (f"{ms:.1f}" for ms in least.values())
         shown.add_row(name, *times, f"{one / two_devices:.2f}", f"{one / two_processes:.2f}")
-    Console(width=140).print(shown)
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
 from benchmarks.loops import Setting, Timing, numpy_loop, torch_loop
+from benchmarks.page import leave_out, show
 
 SYN_SEED = 1834
 """Data seed with which a round has about 13,000 client steps."""
@@ -36,7 +36,7 @@ def settings(data_dir: str | None) -> dict[str, Setting]:
     try:
         mnist = fp.datasets.mnist(data_dir=data_dir)
     except fp.InputError as error:
-        print(f"LR-MNIST is left out: {error}", file=sys.stderr)
+        leave_out("LR-MNIST", error)
         return known
     for epochs in (1, 20):
         solver = fp.Solver(0.03, 10, epochs=epochs)
@@ -169,7 +169,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     data_dir = parser.parse_args().data_dir
-    console = Console(width=130)
     fp.use_cpu_devices(10)
     benchmarks = settings(data_dir)
     table = Table(title="ms per round, warm", box=None)
@@ -178,8 +177,8 @@ def main() -> None:
         table.add_column(header, justify="right")
     for name, setting in benchmarks.items():
         compare_rounds(name, setting, table)
-    console.print(table)
-    console.print(sweep(benchmarks["SYN"]))
+    table.caption = sweep(benchmarks["SYN"])
+    tables = [table]
     if len(benchmarks) > 1:
         shown = Table(title="LR-MNIST E = 1, a fresh process, seconds", box=None)
         for header in ("cache", "import", "data", "compile", "run", "inside", "whole process"):
@@ -190,7 +189,8 @@ def main() -> None:
             for label, cache in (("none", None), ("empty", folder), ("filled", folder)):
                 parts = cold(data_dir, Path(cache) if cache else None)
                 shown.add_row(label, *(f"{part:.2f}" for part in parts))
-        console.print(shown)
+        tables.append(shown)
+    show(*tables)
 
 
 if __name__ == "__main__":

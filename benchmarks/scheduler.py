@@ -16,7 +16,6 @@ The last two tables are those of docs/development/scale.md: the cost of rounds o
 `benchmarks.models`, and from an assumed accelerator (`Machine`).
 """
 
-import itertools
 import math
 import os
 import tempfile
@@ -32,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show, table
 from fedprox.devices.processes import find_ownership
 from fedprox.engine.compiled.layout import lane_cost
 from fedprox.engine.planning.batch_plan import (
@@ -327,14 +327,6 @@ def round_cost(
     )
 
 
-def table(*headers: str, left: int = 1) -> Table:
-    """A table to be filled, its first columns to the left."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for i, header in enumerate(headers):
-        shown.add_column(header, justify="right" if i >= left else "left")
-    return shown
-
-
 def ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f}"
 
@@ -473,13 +465,13 @@ def cost_tables(offsets: NDArray[np.int64], everyone: NDArray[np.int64]) -> Iter
 
 
 def main() -> None:
-    """Print all tables."""
-    console, offsets = Console(width=180), offsets_of(sizes(CLIENTS))
+    """Show what was measured, and print what is computed from it."""
+    offsets = offsets_of(sizes(CLIENTS))
     everyone = np.arange(0, MEAN * ALL + 1, MEAN)
-    measured = scheduler_tables(offsets, everyone)
-    for shown in itertools.chain(measured, [reading_table()], cost_tables(offsets, everyone)):
-        console.print(shown)
-        console.print()
+    drawn, plans, owners = scheduler_tables(offsets, everyone)
+    for shown in (drawn, owners, *cost_tables(offsets, everyone)):
+        Console(width=200).print(shown)  # for docs/development/scale.md
+    show(plans, reading_table())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.deployment import Case, Turn, ours, scratch, write_data
+from benchmarks.page import show, table
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.fixed_point import FixedPoint
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
@@ -106,40 +107,55 @@ def size_of(fields: Any) -> int:
 
 
 def flower(counts: Sequence[int], turns: int) -> None:
-    """Print rounds of federations in the clear and with secure sums, turn about, and their ratio.
+    """Show rounds of federations in the clear and with secure sums, turn about, and their ratio.
 
     There are so many rounds that nodes agree on keys once within them.
     """
     model: dict[str, Any] = {"name": "mlp", "hidden": [100]}
+    shown = table(
+        "nodes", "", "sums", "requests to a node", "seconds a round, median", "mean",
+        "processor seconds", "load", "of in the clear, median", "mean",
+        title=f"values of each turn; asked: {LIMIT} times in the clear", left=3,
+    )  # fmt: skip
     for nodes, evaluated in itertools.product(counts, (False, True)):
         found: dict[bool, list[Turn]] = {False: [], True: []}
+        loads: dict[bool, list[float]] = {False: [], True: []}
         for secure in (False, True) * turns:
             case = Case(model, nodes, evaluated=evaluated, secure=secure, many=True)
-            load = os.getloadavg()[0]
+            loads[secure].append(os.getloadavg()[0])
             with scratch() as data, scratch() as folder:
                 done = ours(case, folder, write_data(case, data))
             found[secure].append(done)
-            print(
-                f"{nodes} nodes, {'evaluated' if evaluated else 'trained'}, "
-                f"{'secure' if secure else 'plain'}, load {load:.1f}: {done.warm:.2f} s a round, "
-                f"mean {np.mean(done.seconds[1:]):.2f}, {done.work:.2f} processor s, "
-                f"{done.asked:.2f} requests to a node, {done.down:.3f} down, {done.up:.3f} up",
-                flush=True,
+        clear = [(done.warm, mean(done)) for done in found[False]]
+        for secure, dones in found.items():
+            ratios = [
+                (done.warm / a, mean(done) / b) for done, (a, b) in zip(dones, clear, strict=True)
+            ]
+            shown.add_row(
+                str(nodes),
+                "trained and evaluated" if evaluated else "trained",
+                "secure" if secure else "in the clear",
+                f"{dones[0].asked:.2f}",
+                each(done.warm for done in dones),
+                each(map(mean, dones)),
+                each(done.work for done in dones),
+                each(loads[secure]),
+                *(each(ratio[i] for ratio in ratios) if secure else "" for i in (0, 1)),
             )
-        ratios = [b.warm / a.warm for a, b in zip(found[False], found[True], strict=True)]
-        means = [
-            np.mean(b.seconds[1:]) / np.mean(a.seconds[1:])
-            for a, b in zip(found[False], found[True], strict=True)
-        ]
-        print(
-            f"{nodes} nodes: times in the clear, by median {np.round(ratios, 2).tolist()}, by mean "
-            f"{np.round(means, 2).tolist()}; asked for: {LIMIT}",
-            flush=True,
-        )
+    show(shown)
+
+
+def mean(done: Turn) -> float:
+    """The mean seconds of the rounds after the first."""
+    return float(np.mean(done.seconds[1:]))
+
+
+def each(values: Iterable[float]) -> str:
+    return "; ".join(f"{value:.2f}" for value in values)
 
 
 def main() -> None:
-    """Run all and print a table."""
+    """Measure sums, or rounds of federations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flower", action="store_true", help="rounds of federations instead")
     parser.add_argument("--nodes", type=int, nargs="*", default=[4, 10], help="with --flower")
@@ -148,13 +164,17 @@ def main() -> None:
     if given.flower:
         flower(given.nodes, given.turns)
         return
-    cases = [(8_000, n, 32) for n in (3, 10, 50)] + [(25_000_000, n, 32) for n in (3, 10, 50)]
+    cases = [(8_000, n, 32) for n in (3, 10, 50, 100)] + [(25_000_000, n, 32) for n in (3, 10, 50)]
+    shown = None
     for parameters, nodes, bits in [*cases, (25_000_000, 10, 64)]:
         turns = [turn(parameters, nodes, bits) for _ in range(TURNS)]
-        found = {what: min(each[what] for each in turns) for what in turns[0]}
-        print(f"{parameters:,} parameters, {nodes} nodes, {bits} bits")
-        for what, value in found.items():
-            print(f"    {what}: {value:.4g}")
+        found = {what: min(one[what] for one in turns) for what in turns[0]}
+        shown = shown or table("numbers", "nodes", "bits", *found, left=0)
+        shown.add_row(
+            f"{parameters:,}", str(nodes), str(bits), *map("{:.3g}".format, found.values())
+        )
+    assert shown
+    show(shown)
 
 
 if __name__ == "__main__":

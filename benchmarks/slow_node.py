@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import show, table
+
 EXPERIMENT = """
 rounds = {rounds}
 client_rows = 600
@@ -109,7 +111,7 @@ def run(folder: Path, rounds: int, every: int, more: str) -> list[dict[str, Any]
 
 
 def main() -> None:
-    """Run both, and print a table."""
+    """Run both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="rounds with a barrier")
     arguments = parser.parse_args()
@@ -117,7 +119,7 @@ def main() -> None:
         "waits for all": (arguments.rounds, 3, ""),
         "buffer of 1": (6 * arguments.rounds, 9, "\n[asynchronous]\nbuffer = 1\n"),
     }
-    print("| rule | updates | seconds | " + " | ".join(f"to {a:.0%}" for a in ACCURACIES) + " |")
+    shown = table("rule", "updates", "seconds", *(f"seconds to {a:.0%}" for a in ACCURACIES))
     with tempfile.TemporaryDirectory() as folder:
         for rule, (rounds, every, more) in rules.items():
             records = run(Path(folder) / rule.replace(" ", "-"), rounds, every, more)
@@ -130,7 +132,8 @@ def main() -> None:
             # both are measured from the ninth update on
             updates = (records[-1]["round"] - first) * (1 if more else 3)
             times = (f"{reached[a]:.0f}" if a in reached else "-" for a in ACCURACIES)
-            print(f"| {rule} | {updates} | {seconds:.0f} | {' | '.join(times)} |", flush=True)
+            shown.add_row(rule, str(updates), f"{seconds:.0f}", *times)
+    show(shown)
 
 
 if __name__ == "__main__":

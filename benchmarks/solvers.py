@@ -1,6 +1,8 @@
 """The cost of a stopping rule, a line search and FedDANE's extra exchange against plain SGD.
 
-`python -m benchmarks.solvers` prints a Markdown table: Synthetic(1,1), 10 clients a round, mu = 1.
+    python -m benchmarks.solvers
+
+Synthetic(1,1), 10 clients a round, mu = 1.
 """
 
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import optax
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 ROUNDS = 30
 REPEATS = 3
@@ -35,8 +38,8 @@ def main() -> None:
         ),
         "FedDANE, SGD, batch 10, E = 20": (fp.feddane(mu=1.0), fp.Solver(**sgd)),
     }
-    print("| local solver | ms a round | of the first | client steps | loss | compile, s |")
-    print("|---|---|---|---|---|---|")
+    headers = ("local solver", "ms a round", "of the first", "client steps", "loss", "compile, s")
+    shown = table(*headers)
     first = None
     for name, (method, solver) in cases.items():
         runs = [
@@ -54,10 +57,15 @@ def main() -> None:
         fastest = 1e3 * min(run.run_seconds for run in runs) / ROUNDS
         first = first or fastest
         run = runs[0]
-        print(
-            f"| {name} | {fastest:.0f} | {fastest / first:.2f} | {run.client_steps:,} | "
-            f"{run.final.train_loss:.3f} | {run.compile_seconds:.1f} |"
+        shown.add_row(
+            name,
+            f"{fastest:.0f}",
+            f"{fastest / first:.2f}",
+            f"{run.client_steps:,}",
+            f"{run.final.train_loss:.3f}",
+            f"{run.compile_seconds:.1f}",
         )
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 import fedprox as fp
+from benchmarks.page import show
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 MUS = (0.0, 0.01, 0.1, 1.0)
@@ -132,15 +132,14 @@ def main() -> None:
     headers = "model,B,rounds,single run,sweep,warm,cold,processes,processor"
     for header in headers.split(","):
         table.add_column(header, justify="right")
-    console = Console(width=130)
     for name, partition in PARTITIONS.items():
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
         alone = start(name, arguments.data_dir)
-        console.print(f"{name}: a process starts in {alone:.2f} s")
+        print(f"{name}: a process starts in {alone:.2f} s")
         for batch in (10, 50):
             for rounds in arguments.rounds:
                 table.add_row(*compare(federation, name, batch, rounds, alone))
-    console.print(table)
+    show(table)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import csv, feather, parquet
 
 import fedprox as fp
+from benchmarks.page import show, table
 
 ROWS_AT_A_TIME = 1_000_000
 
@@ -64,9 +65,9 @@ def readers(path: Path) -> dict[str, Callable[[], Any]]:
     else:
         name = "read_ipc" if kind == "feather" else f"read_{kind}"
         of["polars"] = lambda: getattr(polars, name)(path)
-    table = partial(fp.Federation.from_table, path, client="hospital", label="ill")
-    of["from_table"] = table
-    of["from_table, not standardized"] = partial(table, standardize=None)
+    ours = partial(fp.Federation.from_table, path, client="hospital", label="ill")
+    of["from_table"] = ours
+    of["from_table, not standardized"] = partial(ours, standardize=None)
     return of
 
 
@@ -76,26 +77,30 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["parquet", "csv", "feather"])
     parser.add_argument("--times", type=int, default=3)
     arguments = parser.parse_args()
-    print("seconds and processor seconds, the least of all times; ratios to the faster reader's")
+    headers = ("file", "GB", "reader", "seconds", "processor seconds", "of the faster reader's")
+    shown = table(*headers, title=f"{arguments.rows:,} rows", left=3)
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"table.{kind}"
             write(path, arguments.rows)
-            print(f"{kind}: {arguments.rows:,} rows, {path.stat().st_size / 1e9:.2f} GB")
+            size = f"{path.stat().st_size / 1e9:.2f}"
             known = readers(path)
             least = dict.fromkeys(known, (np.inf, np.inf))
             for _ in range(arguments.times):
                 for name, read in known.items():
                     begin, processor = time.perf_counter(), time.process_time()
-                    table = read()
+                    result = read()
                     taken = time.perf_counter() - begin, time.process_time() - processor
                     least[name] = min(least[name][0], taken[0]), min(least[name][1], taken[1])
-                    del table
+                    del result
                     gc.collect()
             alone = min(seconds for name, (seconds, _) in least.items() if "from" not in name)
             for name, (seconds, processor) in least.items():
-                print(f"  {name:30} {seconds:7.2f} {processor:7.2f}  {seconds / alone:.2f}")
-    print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB")
+                cells = f"{seconds:.2f}", f"{processor:.2f}", f"{seconds / alone:.2f}"
+                shown.add_row(kind, size, name, *cells)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    shown.caption = f"most memory {memory:.1f} GB"
+    show(shown)
 
 
 if __name__ == "__main__":

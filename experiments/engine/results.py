@@ -5,10 +5,7 @@ tables are data: the numbers of each seed for claims, from which verdicts follow
 the rest. Curves are thinned to what the item's figure shows.
 """
 
-import datetime
-import importlib.metadata
 import json
-import platform
 import re
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +17,7 @@ import numpy as np
 from experiments.engine.blocks import Block
 from experiments.engine.figure import lines_of
 from experiments.engine.item import Item, Scale
+from experiments.engine.machine import cpu, today, versions
 from experiments.engine.series import Measured
 
 FOLDER = Path(__file__).parents[1] / "results"
@@ -67,15 +65,11 @@ def read_results(name: str) -> dict[str, Any]:
 
 def _made() -> dict[str, Any]:
     """When, on what and with what results are made."""
-    names = ("fedprox", "jax", "jaxlib", "numpy")
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": today(),
         "revision": _revision(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in names},
-        },
-        "cpu": _cpu(),
+        "versions": versions("fedprox", "jax", "jaxlib", "numpy"),
+        "cpu": cpu(),
     }
 
 
@@ -87,15 +81,6 @@ def _revision() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} cores: {names[0]}" if names else platform.processor()
 
 
 def _curves(item: Item, measured: Measured) -> list[dict[str, Any]]:
