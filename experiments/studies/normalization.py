@@ -107,7 +107,7 @@ class Task(NamedTuple):
         labels: The skews in which labels differ, too.
         rounds: Rounds at the paper's scale.
         every: Rounds from one evaluation to the next, and all at the short scale.
-        seconds: Time by scale on two cores, extrapolated from a few runs beside other work.
+        seconds: Time by scale on two cores, beside other work.
         note: What is particular to the data.
     """
 
@@ -162,7 +162,7 @@ TASKS = (
         (WRITERS, "writers, rotation"),
         25,
         5,
-        {"short": 320.0, "paper": 5200.0},
+        {"short": 480.0, "paper": 7800.0},
         "Twenty clients are writers with at most 100 training images of 62 classes each, and about "
         "16 test images.",
     ),
