@@ -97,15 +97,13 @@ def figure(name: str) -> str:
 
 
 def draw_figures(pages: Path) -> None:
-    """Draw the figures that the pages of a folder show, unless they are newer than the results."""
+    """Draw the figures that the pages of a folder show."""
+    (pages / PICTURES).mkdir(exist_ok=True)
     for page in sorted(pages.glob("*.md")):
         for kind, name in MARK.findall(page.read_text(encoding="utf-8")):
-            target, source = pages / PICTURES / _picture(name), FOLDER / f"{name}.json"
-            if kind != "figure" or _newer(target, source):
-                continue
-            target.parent.mkdir(exist_ok=True)
-            drawn = of_item(ITEMS[name], from_results(read_results(name)["curves"]))
-            drawn.savefig(target, dpi=200)
+            if kind == "figure":
+                drawn = of_item(ITEMS[name], from_results(read_results(name)["curves"]))
+                drawn.savefig(pages / PICTURES / _picture(name), dpi=200)
 
 
 def origin(name: str) -> str:
@@ -259,10 +257,6 @@ def counts_of(name: str) -> list[Cell]:
 
 def _picture(name: str) -> str:
     return f"{name.replace('/', '-')}.png"
-
-
-def _newer(target: Path, source: Path) -> bool:
-    return target.exists() and target.stat().st_mtime > source.stat().st_mtime
 
 
 def _in_order(counts: Mapping[str, float | None]) -> list[tuple[str, float]]:
