@@ -375,14 +375,8 @@ def draw(
 ) -> "Figure":
     """Panels of lines with bands over seeds, a caption above them and a legend below them.
 
-    A place whose panel is None is empty.
-
-    Args:
-        panels: The panels, row by row.
-        looks: The style of each line, by its label.
-        columns: Panels side by side.
-        caption: The text above the panels; none if it is empty.
-        share: Whether panels of a row have one vertical axis.
+    Panels come row by row, and a place whose panel is None is empty. With `share` the panels of a
+    row have one vertical axis.
     """
     # here, since matplotlib is slow to import
     from matplotlib.ticker import MaxNLocator
