@@ -157,7 +157,7 @@ def test_a_tiny_study_runs_end_to_end(tmp_path: Path) -> None:
         item,
         runs={run: tiny(run) for run in item.joined[where]},
         joined={where: item.joined[where]},
-        panels=((item.panels[0][-1],),),
+        panels=((item.panels[-1][0],),),
         claims=tuple(claim for claim in claims if claim.comparisons),
         values=tuple(
             table._replace(rows=tuple(row for row in table.rows if row[1][0].run == where))  # type: ignore[union-attr]

@@ -644,6 +644,13 @@ def test_a_line_that_diverges_does_not_flatten_the_others() -> None:
     assert drawn(lines, measure_of("train_loss")).data["y"]["most"] == 18
 
 
+def test_a_line_that_does_not_move_hides_no_other() -> None:
+    still, moving = make_run("still", losses=[1, 1]), make_run("moving", losses=[1, 2])
+    (panel, *_) = figure([still, moving]).axes
+    assert panel.get_ylim()[0] < 1
+    assert panel.get_ylim()[1] > 2
+
+
 def test_accuracies_are_in_per_cent() -> None:
     shown = figure([make_run()])
     shown.draw_without_rendering()

@@ -210,7 +210,7 @@ def highest_shown(lines: Sequence[Line], lowest: float, highest: float) -> float
     """The upper end of an axis on which a line that diverges does not flatten the others.
 
     The axis is at most `SHOWN_RANGE` times as high as the lower half of the lines need, in decades
-    if it is logarithmic. No line is wholly above it.
+    if it is logarithmic. No line is wholly above it. If that half does not move, all are shown.
 
     >>> steady, diverging = (
     ...     Line(name, np.arange(2.0), np.array([values]))
@@ -223,6 +223,8 @@ def highest_shown(lines: Sequence[Line], lowest: float, highest: float) -> float
     if not ends:
         return highest
     middle = sorted(most for _, most in ends)[(len(ends) - 1) // 2]
+    if middle == lowest:
+        return highest
     if is_logarithmic(lowest, highest):
         needed = lowest * (middle / lowest) ** SHOWN_RANGE
     else:
