@@ -193,6 +193,10 @@ def test_a_run_directory_has_its_data_and_its_model(tmp_path: Path) -> None:
         called(tmp_path / "exported", x), model.apply(runs[1].params, x), rtol=1e-6, atol=1e-6
     )
     assert status("export", out, tmp_path / "other") == 2
+    gone = experiment | {"data": {"name": "mapped", "path": str(tmp_path / "gone")}}
+    (out / "experiment.toml").write_text(tomli_w.dumps(gone))
+    with pytest.raises(InputError, match=r"gone.*; give model and example to fp\.export"):
+        fp.export(out, tmp_path / "other", label=runs[1].label)
 
 
 def row_by_row(params: Any, x: Any) -> Any:

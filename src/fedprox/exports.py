@@ -13,11 +13,10 @@ from jax import export as jax_export
 
 from fedprox.columns import INDICATOR, NUMBERS, NUMERIC, Column, Columns
 from fedprox.errors import InputError, installing, reason, require
-from fedprox.experiment.resolved import resolve
 from fedprox.features import Prepared, formed, map_leaves, rows_like
 from fedprox.files.whole import write_whole
 from fedprox.model import Model, Params, check_params
-from fedprox.predictions import experiment_of, label_values, model_of_directory
+from fedprox.predictions import label_values, model_of_directory, resolved_of
 from fedprox.report.saved import load_model, model_path, saved_columns
 from fedprox.results.run import Run
 
@@ -107,7 +106,7 @@ def export(
         if model is None and columns is not None:
             model = model_of_directory(source, columns, "fp.export")
         elif model is None:
-            resolved = resolve(experiment_of(source, "model and example to fp.export"))
+            resolved = resolved_of(source, "model and example to fp.export")
             model = resolved.model
             example = resolved.federation.train.x if example is None else example
         params = load_model(file, model=model)

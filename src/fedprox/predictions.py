@@ -19,7 +19,7 @@ from fedprox.columns import (
     scaling,
 )
 from fedprox.errors import InputError, require
-from fedprox.experiment import Experiment, parse
+from fedprox.experiment import Experiment, Resolved, parse, resolve
 from fedprox.experiment.resolved import resolve_with
 from fedprox.features import map_leaves, row_count
 from fedprox.federation import Federation
@@ -256,18 +256,22 @@ def _numbers(
 
 def model_of_directory(folder: Path, columns: Columns, given_to: str) -> Model:
     """The model of a run directory's experiment, or an error that says what to give."""
-    experiment = experiment_of(folder, f"model to {given_to}")
-    resolved = resolve_with(experiment, lambda: (_stand_in(columns), experiment.data))
-    found: Model = resolved.model
+
+    def stand_in(experiment: Experiment) -> Resolved:
+        return resolve_with(experiment, lambda: (_stand_in(columns), experiment.data))
+
+    found: Model = resolved_of(folder, f"model to {given_to}", stand_in).model
     return found
 
 
-def experiment_of(folder: Path, instead: str) -> Experiment:
-    """The experiment of a run directory, or an error that says what to give instead."""
+def resolved_of(
+    folder: Path, instead: str, resolve: Callable[[Experiment], Resolved] = resolve
+) -> Resolved:
+    """The objects of a run directory's experiment, or an error that says what to give instead."""
     file = folder / "experiment.toml"
     require(file.is_file(), f"{folder}: not a run directory; give {instead}")
     try:
-        return parse(str(file), read_toml(file))
+        return resolve(parse(str(file), read_toml(file)))
     except InputError as error:
         raise InputError(f"{error}; give {instead}") from None
 
