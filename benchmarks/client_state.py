@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 import fedprox as fp
-from benchmarks.page import show, table
+from benchmarks.page import add, show, table
 
 CLIENTS, COHORT, ROUNDS = 1000, 100, 10
 LINES = (
@@ -64,7 +64,7 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.client_state", "--line", *line]
         folder = ["--data-dir", arguments.data_dir] if arguments.data_dir else []
         done = subprocess.run([*command, *folder], check=True, stdout=subprocess.PIPE, text=True)
-        shown.add_row(*line, *done.stdout.split()[-2:])
+        add(shown, *line, *done.stdout.split()[-2:])
     show(shown)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedprox as fp
-from benchmarks.page import leave_out, show, table
+from benchmarks.page import add, leave_out, show, table
 from fedprox.diagnostics.diagnosis import MUS
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -151,7 +151,7 @@ def main() -> None:
             leave_out(name, error)
             continue
         for stragglers in (0.0, 0.9):
-            shown.add_row(*row(name, federation, stragglers))
+            add(shown, *row(name, federation, stragglers))
     show(shown)
 
 

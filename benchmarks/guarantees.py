@@ -25,7 +25,7 @@ import numpy as np
 import tomli_w
 
 import fedprox as fp
-from benchmarks.page import show, table
+from benchmarks.page import add, show, table
 from fedprox.deployment.certificates import make_node_key
 from fedprox.deployment.processes import Child, running
 from fedprox.deployment.trial import LocalSuperLink, local_superlink
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
         turns = [(seconds({}, {}), seconds(sections, privacy)) for _ in range(TURNS)]
         plain, own = (statistics.median(each) for each in zip(*turns, strict=True))
-        shown.add_row(name, *cells, f"{own:.3f}", f"{own / plain:.2f}")
+        add(shown, name, *cells, f"{own:.3f}", f"{own / plain:.2f}")
     show(shown)
 
 

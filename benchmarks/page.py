@@ -39,6 +39,12 @@ def table(*headers: str, title: str | None = None, left: int = 1) -> Table:
     return made
 
 
+def add(made: Table, *cells: str) -> None:
+    """Add a row, and print it at once: a long script shows what it has, also if it is stopped."""
+    made.add_row(*cells)
+    print(*cells, sep="  ", flush=True)
+
+
 def show(*tables: Table) -> None:
     """Print the tables of a script, and hand them to `python -m benchmarks` if it runs it."""
     console = Console(width=200)

@@ -24,7 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.deployment import Case, Turn, ours, scratch, write_data
-from benchmarks.page import show, table
+from benchmarks.page import add, show, table
 from fedprox.deployment.crypto import Identity
 from fedprox.deployment.fixed_point import FixedPoint
 from fedprox.deployment.secure_sum import NodeSum, OperatorSum
@@ -126,12 +126,15 @@ def flower(counts: Sequence[int], turns: int) -> None:
             with scratch() as data, scratch() as folder:
                 done = ours(case, folder, write_data(case, data))
             found[secure].append(done)
+            kind = "secure" if secure else "in the clear"
+            print(f"{nodes} nodes, {kind}: {done.warm:.2f} s a round", flush=True)
         clear = [(done.warm, mean(done)) for done in found[False]]
         for secure, dones in found.items():
             ratios = [
                 (done.warm / a, mean(done) / b) for done, (a, b) in zip(dones, clear, strict=True)
             ]
-            shown.add_row(
+            add(
+                shown,
                 str(nodes),
                 "trained and evaluated" if evaluated else "trained",
                 "secure" if secure else "in the clear",
@@ -170,9 +173,8 @@ def main() -> None:
         turns = [turn(parameters, nodes, bits) for _ in range(TURNS)]
         found = {what: min(one[what] for one in turns) for what in turns[0]}
         shown = shown or table("numbers", "nodes", "bits", *found, left=0)
-        shown.add_row(
-            f"{parameters:,}", str(nodes), str(bits), *map("{:.3g}".format, found.values())
-        )
+        cells = map("{:.3g}".format, found.values())
+        add(shown, f"{parameters:,}", str(nodes), str(bits), *cells)
     assert shown
     show(shown)
 

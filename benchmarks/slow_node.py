@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import show, table
+from benchmarks.page import add, show, table
 
 EXPERIMENT = """
 rounds = {rounds}
@@ -132,7 +132,7 @@ def main() -> None:
             # both are measured from the ninth update on
             updates = (records[-1]["round"] - first) * (1 if more else 3)
             times = (f"{reached[a]:.0f}" if a in reached else "-" for a in ACCURACIES)
-            shown.add_row(rule, str(updates), f"{seconds:.0f}", *times)
+            add(shown, rule, str(updates), f"{seconds:.0f}", *times)
     show(shown)
 
 

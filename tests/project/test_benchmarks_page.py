@@ -89,7 +89,8 @@ def test_tables_are_printed_and_handed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = page.table("n", left=0)
-    shown.add_row("7")
+    page.add(shown, "7")
+    assert capsys.readouterr().out == "7\n"
     page.show(shown)
     assert capsys.readouterr().out.split() == ["n", "7"]
     monkeypatch.setenv(page.TABLES, str(tmp_path / "tables.md"))
