@@ -15,10 +15,9 @@ import os
 import time
 
 import numpy as np
-from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 from fedprox.protocol.protocol import Protocol
 
 TURNS, CLIENTS, AT_WORK, EVENTS = 5, 10**6, 1000, 50_000
@@ -92,23 +91,20 @@ def main() -> None:
         "2NN, MNIST": (mnist, fp.models.mlp(mnist, hidden=[200, 200]), 40),
         "CNN, MNIST": (mnist, fp.models.mnist_cnn(mnist), 3),
     }
-    table = Table(title="milliseconds for ten updates", box=None)
-    for header in ("model", *RULES, "buffer / barrier"):
-        table.add_column(header, justify="right")
+    shown = table("model", *RULES, "buffer / barrier", title="milliseconds for ten updates")
     for name, (federation, model, rounds) in problems.items():
         times = dict.fromkeys(RULES, math.inf)
         for _ in range(TURNS):
             for rule in RULES:
                 times[rule] = min(times[rule], milliseconds(federation, model, rule, rounds))
         ratio = times["buffer"] / times["barrier"]
-        table.add_row(name, *(f"{each:.2f}" for each in times.values()), f"{ratio:.2f}")
-    events = Table(title="microseconds for an event of a million clients", box=None)
-    for header in ("buffer", *POPULATIONS):
-        events.add_column(header, justify="right")
+        shown.add_row(name, *(f"{each:.2f}" for each in times.values()), f"{ratio:.2f}")
+    title = "microseconds for an event of a million clients"
+    events = table("buffer", *POPULATIONS, title=title, left=0)
     for buffer in (1, 10, 100):
         cells = [microseconds(population, buffer) for population in POPULATIONS.values()]
         events.add_row(str(buffer), *(f"{each:.1f}" for each in cells))
-    show(table, events)
+    show(shown, events)
 
 
 if __name__ == "__main__":

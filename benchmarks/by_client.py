@@ -19,10 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 from fedprox.report.client_lines import ClientLines
 
 TURNS = 5
@@ -73,9 +71,9 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
-    table = Table(title="milliseconds a round and its evaluation, and ratios to usual", box=None)
-    for header in ("data", "gradients", "milliseconds of", *VARIANTS, *list(VARIANTS)[1:]):
-        table.add_column(header, justify="right")
+    title = "milliseconds a round and its evaluation, and ratios to usual"
+    headers = ("data", "gradients", "milliseconds of", *VARIANTS, *list(VARIANTS)[1:])
+    shown = table(*headers, title=title, left=3)
     data: dict[str, Any] = {
         "Synthetic(1,1)": fp.datasets.synthetic(1.0, 1.0),
         "MNIST": fp.datasets.mnist("power-law", data_dir=arguments.data_dir),
@@ -86,9 +84,9 @@ def main() -> None:
             for kind, of in enumerate(("clock", "cores")):
                 times = [1000 * least[variant][kind] / ROUNDS[name] for variant in VARIANTS]
                 ratios = (f"{t / times[0]:.2f}" for t in times[1:])
-                shown = (f"{t:.2f}" for t in times)
-                table.add_row(name, "yes" if gradients else "no", of, *shown, *ratios)
-    show(table)
+                cells = (f"{t:.2f}" for t in times)
+                shown.add_row(name, "yes" if gradients else "no", of, *cells, *ratios)
+    show(shown)
 
 
 def measure(

@@ -15,10 +15,8 @@ import math
 import os
 from typing import Any, Literal, get_args
 
-from rich.table import Table
-
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 from fedprox.parts.robust import RuleName
 
 TURNS = 5
@@ -61,9 +59,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
-    table = Table(title="milliseconds a round, and ratios to no screening", box=None)
-    table.add_column("variant")
-    columns = []
+    headers, columns = ["variant"], []
     for name, partition, rounds in PROBLEMS:
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
         two_layers = fp.models.mlp(federation, hidden=[200, 200])
@@ -81,11 +77,11 @@ def main() -> None:
                 raise SystemExit(f"{name}: losses differ, {losses}")
         none = times["no screening"]
         columns.append([[f"{each:.2f}", f"{each / none:.2f}"] for each in times.values()])
-        for header in (name, "ratio"):
-            table.add_column(header, justify="right")
+        headers += [name, "ratio"]
+    shown = table(*headers, title="milliseconds a round, and ratios to no screening")
     for variant, *cells in zip(VARIANTS, *columns, strict=True):
-        table.add_row(variant, *(text for cell in cells for text in cell))
-    show(table)
+        shown.add_row(variant, *(text for cell in cells for text in cell))
+    show(shown)
 
 
 if __name__ == "__main__":

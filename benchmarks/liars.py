@@ -29,10 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 
 ROUNDS, BEFORE, SEEDS = 30, 15, 3
 
@@ -148,22 +147,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     folder = parser.parse_args().data_dir
-    table = Table(title="test accuracy in %, mean and half of the range", box=None)
-    table.add_column("variant")
-    columns: list[dict[str, list[float]]] = []
+    columns: dict[str, dict[str, list[float]]] = {}
     for data in ("MNIST", "Synthetic"):
         for nodes in (5, 20):
-            table.add_column(f"{data}, {nodes} nodes", justify="right")
             seeds = [
                 accuracies(partial(trained, federation, seed), nodes, seed)
                 for seed in range(SEEDS)
                 for federation in [federation_of(data, nodes, seed, folder)]
             ]
-            columns.append({name: [100 * each[name] for each in seeds] for name in seeds[0]})
-    for name in columns[0]:
-        cells = [column[name] for column in columns]
-        table.add_row(name, *(f"{np.mean(c):.0f} ± {np.ptp(c) / 2:.0f}" for c in cells))
-    show(table)
+            found = {name: [100 * each[name] for each in seeds] for name in seeds[0]}
+            columns[f"{data}, {nodes} nodes"] = found
+    shown = table("variant", *columns, title="test accuracy in %, mean and half of the range")
+    for name in found:
+        cells = [column[name] for column in columns.values()]
+        shown.add_row(name, *(f"{np.mean(c):.0f} ± {np.ptp(c) / 2:.0f}" for c in cells))
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ one, or all. The methods alternate in this process, and the shortest run counts.
 import math
 
 import optax
-from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 
 TURNS, ROUNDS, EVERY = 4, 200, (200, 1)
 
@@ -65,9 +64,8 @@ def main() -> None:
                 progress=False,
             )
             times[name, every] = min(times[name, every], 1000 * run.run_seconds / ROUNDS)
-    table = Table(title="milliseconds a round, and the ratio to FedAvg", box=None)
-    for header in ("method", "one evaluation", "ratio", "evaluated every round", "ratio"):
-        table.add_column(header, justify="right")
+    headers = ("method", "one evaluation", "ratio", "evaluated every round", "ratio")
+    shown = table(*headers, title="milliseconds a round, and the ratio to FedAvg")
     for name in methods:
         cells = [
             cell
@@ -77,8 +75,8 @@ def main() -> None:
                 f"{times[name, every] / times['FedAvg', every]:.2f}",
             )
         ]
-        table.add_row(name, *cells)
-    show(table)
+        shown.add_row(name, *cells)
+    show(shown)
 
 
 if __name__ == "__main__":

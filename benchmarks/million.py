@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import show, table
 
 FEATURES, CLASSES, FEW, COHORT, TESTS = 8, 4, 1000, 100, 10
 BLOCK = 10_000
@@ -43,6 +43,10 @@ plans of earlier rounds are made while programs compile."""
 
 EPOCHS = (1, 5)
 CLOCKS = ("seconds", "processor")
+HEADERS = (
+    *("clients", "rows in", "E", "ms a round (ratio)", "processor, ms (ratio)"),
+    *("open, s", "first model measured, s", "peak memory, MiB", "train loss", "accuracy, %"),
+)
 
 Array = NDArray[Any]
 
@@ -133,20 +137,7 @@ def measure_in_process(folder: Path, where: str, epochs: int) -> dict[str, Any]:
 def compare(folder: Path, count: int, repeats: int) -> Table:
     """A table with both federations, whose lines alternate."""
     lines = [(FEW, "memory"), (FEW, "files"), (count, "files"), (count, "cold")]
-    shown = Table(title="FedAvg, 100 clients a round", box=None)
-    for header in (
-        "clients",
-        "rows in",
-        "E",
-        "ms a round (ratio)",
-        "processor, ms (ratio)",
-        "open, s",
-        "first model measured, s",
-        "peak memory, MiB",
-        "train loss",
-        "accuracy, %",
-    ):
-        shown.add_column(header, justify="right")
+    shown = table(*HEADERS, title="FedAvg, 100 clients a round", left=2)
     for epochs in EPOCHS:
         repeated: dict[tuple[int, str], list[dict[str, Any]]] = {each: [] for each in lines}
         for _ in range(repeats):

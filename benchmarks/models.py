@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import add, show, table
 from fedprox.model import weighted_loss
 
 Array = NDArray[Any]
@@ -419,6 +418,12 @@ def measure(
     )
 
 
+HEADERS = (
+    *("model", "B", "clients", "parameters", "step ms", "torch ms", "in a round ms", "torch ms"),
+    *("torch / ours", "wanted", "GFLOP/s", "of ceiling", "compile s", "memory MiB", "in models"),
+)
+
+
 def cells(row: Row, clients: int, timing: Timing, best: float) -> tuple[str, ...]:
     """A row of the table; `best` is the rate of the product of two large matrices."""
 
@@ -451,25 +456,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows of the table; all if none")
     names = parser.parse_args().names
     fp.use_cpu_devices(10)
-    table = Table(box=None)
-    for header in (
-        "model",
-        "B",
-        "clients",
-        "parameters",
-        "step ms",
-        "torch ms",
-        "in a round ms",
-        "torch ms",
-        "torch / ours",
-        "wanted",
-        "GFLOP/s",
-        "of ceiling",
-        "compile s",
-        "memory MiB",
-        "in models",
-    ):
-        table.add_column(header, justify="left" if header == "model" else "right")
+    shown = table(*HEADERS)
     rates = [0.0, math.nan]
     with tempfile.TemporaryDirectory() as folder:
         fp.use_compilation_cache(Path(folder))
@@ -478,11 +465,10 @@ def main() -> None:
                 rates = [np.fmax(rates[0], product_rate()), np.fmax(rates[1], torch_product_rate())]
                 for clients in (10,) if jax.default_backend() == "cpu" else (10, 50):
                     timing = measure(row, clients)
-                    table.add_row(*cells(row, clients, timing, float(np.nanmax(rates))))
-                    print(f"done: {row.name}, {clients} clients")
+                    add(shown, *cells(row, clients, timing, float(np.nanmax(rates))))
     kind, ours, theirs = jax.devices()[0].device_kind, *(1e-9 * rate for rate in rates)
-    table.caption = f"{kind}; large products: jax {ours:.0f}, torch {theirs:.0f} GFLOP/s"
-    show(table)
+    shown.caption = f"{kind}; large products: jax {ours:.0f}, torch {theirs:.0f} GFLOP/s"
+    show(shown)
 
 
 if __name__ == "__main__":

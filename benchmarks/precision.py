@@ -11,10 +11,8 @@ import argparse
 import os
 import statistics
 
-from rich.table import Table
-
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import add, show, table
 
 MODELS = {"logistic": (0.03, 100), "2NN": (0.03, 40), "mnist-cnn": (0.05, 4)}
 """Learning rate and rounds of each model."""
@@ -33,7 +31,8 @@ def main() -> None:
         "mnist-cnn": fp.models.mnist_cnn(federation),
     }
     title = f"test accuracy in per cent, {arguments.seeds} seeds, and the ratio of times"
-    table = Table("model", "rounds", "float32", "bfloat16", "difference", "time", title=title)
+    headers = ("model", "rounds", "float32", "bfloat16", "difference", "time")
+    shown = table(*headers, title=title)
     for name, (rate, rounds) in MODELS.items():
         accuracy: dict[bool, list[float]] = {False: [], True: []}
         seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -56,8 +55,8 @@ def main() -> None:
         apart = [low - full for full, low in zip(accuracy[False], accuracy[True], strict=True)]
         cells = [spread(each) for each in (accuracy[False], accuracy[True], apart)]
         ratio = min(seconds[True]) / min(seconds[False])
-        table.add_row(name, str(rounds), *cells, f"{ratio:.2f}")
-    show(table)
+        add(shown, name, str(rounds), *cells, f"{ratio:.2f}")
+    show(shown)
 
 
 def spread(values: list[float]) -> str:

@@ -14,10 +14,8 @@ import argparse
 import math
 import os
 
-from rich.table import Table
-
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import add, show, table
 
 TURNS = 5
 
@@ -55,9 +53,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["SYN", "LR-MNIST", "2NN", "CNN"])
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
-    table = Table(title="milliseconds a round, and ratios to no privacy", box=None)
-    for header in ("problem", *VARIANTS, "fixed / none", "adaptive / none"):
-        table.add_column(header, justify="right")
+    headers = ("problem", *VARIANTS, "fixed / none", "adaptive / none")
+    shown = table(*headers, title="milliseconds a round, and ratios to no privacy")
     for name in arguments.only:
         federation, model, solver, rounds = problem(name, arguments.data_dir)
         times = dict.fromkeys(VARIANTS, math.inf)
@@ -76,8 +73,8 @@ def main() -> None:
                 )
                 times[variant] = min(times[variant], 1000 * run.run_seconds / rounds)
         ratios = [f"{times[each] / times['none']:.2f}" for each in ("fixed", "adaptive")]
-        table.add_row(name, *(f"{t:.2f}" for t in times.values()), *ratios)
-    show(table)
+        add(shown, name, *(f"{t:.2f}" for t in times.values()), *ratios)
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ import os
 import time
 
 import numpy as np
-from rich.table import Table
 
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import add, show, table
 
 TURNS = 2
 CASES = {
@@ -70,9 +69,8 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("FEDPROX_DATA"))
     parser.add_argument("--only", nargs="+", default=list(CASES))
     arguments = parser.parse_args()
-    table = Table(title="processor milliseconds a local step", box=None)
-    for header in ("problem", "batch", "plain", "private", "private / plain"):
-        table.add_column(header, justify="right")
+    headers = ("problem", "batch", "plain", "private", "private / plain")
+    shown = table(*headers, title="processor milliseconds a local step")
     hiding = fp.Privacy(1.0, noise_multiplier=1.0, unit="example", accountant="rdp")
     for name in arguments.only:
         federation, model = problem(name, arguments.data_dir)
@@ -91,8 +89,8 @@ def main() -> None:
                 found[privacy] = 1000 * (least[3 * rounds] - least[rounds]) / steps
             plain, private = found[None], found[hiding]
             cells = (f"{plain:.4f}", f"{private:.4f}", f"{private / plain:.2f}")
-            table.add_row(name, str(batch), *cells)
-    show(table)
+            add(shown, name, str(batch), *cells)
+    show(shown)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.table import Table
 
 import fedprox as fp
 from benchmarks.loops import Setting, Timing, numpy_loop, torch_loop
-from benchmarks.page import leave_out, show
+from benchmarks.page import add, leave_out, show, table
 
 SYN_SEED = 1834
 """Data seed with which a round has about 13,000 client steps."""
@@ -77,7 +78,7 @@ def rounds_alone(setting: Setting) -> float:
     return (library(many, setting.mu).run_seconds - library(few, setting.mu).run_seconds) / 2
 
 
-def compare_rounds(name: str, setting: Setting, table: Table) -> None:
+def compare_rounds(name: str, setting: Setting, shown: Table) -> None:
     """Add a row with evaluations and one without, for FedAvg and for FedProx mu = 1."""
     for mu in (0.0, 1.0):
         with_mu = replace(setting, mu=mu)
@@ -108,7 +109,8 @@ def compare_rounds(name: str, setting: Setting, table: Table) -> None:
             1e3 * by_torch.rounds / few.rounds,
         ]
         for what, (fast, numpy_, torch_) in (("run", whole), ("rounds alone", parts)):
-            table.add_row(
+            add(
+                shown,
                 name,
                 method,
                 what,
@@ -148,13 +150,12 @@ loaded = time.perf_counter()
     solver=fp.Solver(0.03, 10, epochs=1), cohort=fp.Cohort(10), rounds=100,
     evaluation=fp.Evaluation(every=20),
 )
-print(json.dumps([imported - begin, loaded - imported, run.compile_seconds, run.run_seconds,
-                  time.perf_counter() - begin]))
+print(json.dumps([imported - begin, loaded - imported, run.compile_seconds, run.run_seconds]))
 """
 
 
 def cold(data_dir: str | None, cache: Path | None) -> list[float]:
-    """Seconds of LR-MNIST E = 1 in a new process: import, data, compile, run, inside, whole."""
+    """Seconds of LR-MNIST E = 1 in a new process: import, data, compile, run, whole."""
     line = f"import pathlib; fp.use_compilation_cache(pathlib.Path({str(cache)!r}))"
     code = COLD.format(cache=line if cache else "")
     command = [sys.executable, "-c", code, data_dir or ""]
@@ -171,25 +172,20 @@ def main() -> None:
     data_dir = parser.parse_args().data_dir
     fp.use_cpu_devices(10)
     benchmarks = settings(data_dir)
-    table = Table(title="ms per round, warm", box=None)
     headers = "benchmark,method,what,fedprox,NumPy,torch,NumPy/fedprox,torch/fedprox,lane idle"
-    for header in headers.split(","):
-        table.add_column(header, justify="right")
+    warm = table(*headers.split(","), title="ms per round, warm", left=3)
     for name, setting in benchmarks.items():
-        compare_rounds(name, setting, table)
-    table.caption = sweep(benchmarks["SYN"])
-    tables = [table]
+        compare_rounds(name, setting, warm)
+    warm.caption = sweep(benchmarks["SYN"])
+    tables = [warm]
     if len(benchmarks) > 1:
-        shown = Table(title="LR-MNIST E = 1, a fresh process, seconds", box=None)
-        for header in ("cache", "import", "data", "compile", "run", "inside", "whole process"):
-            shown.add_column(header, justify="right")
-        from tempfile import TemporaryDirectory
-
+        headers = "cache of compiled programs,import,data,compile,run,whole process"
+        fresh = table(*headers.split(","), title="LR-MNIST E = 1, a fresh process, seconds")
         with TemporaryDirectory() as folder:
             for label, cache in (("none", None), ("empty", folder), ("filled", folder)):
                 parts = cold(data_dir, Path(cache) if cache else None)
-                shown.add_row(label, *(f"{part:.2f}" for part in parts))
-        tables.append(shown)
+                add(fresh, label, *(f"{part:.2f}" for part in parts))
+        tables.append(fresh)
     show(*tables)
 
 

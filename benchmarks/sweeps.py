@@ -22,10 +22,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rich.table import Table
-
 import fedprox as fp
-from benchmarks.page import show
+from benchmarks.page import add, show, table
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 MUS = (0.0, 0.01, 0.1, 1.0)
@@ -128,18 +126,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, nargs="+", default=[5, 20])
     arguments = parser.parse_args()
     fp.use_cpu_devices(10)
-    table = Table(title="16 single runs against a sweep of 16, seconds and ratios", box=None)
     headers = "model,B,rounds,single run,sweep,warm,cold,processes,processor"
-    for header in headers.split(","):
-        table.add_column(header, justify="right")
+    title = "16 single runs against a sweep of 16, seconds and ratios"
+    shown = table(*headers.split(","), title=title)
     for name, partition in PARTITIONS.items():
         federation = fp.datasets.mnist(partition, data_dir=arguments.data_dir)
         alone = start(name, arguments.data_dir)
         print(f"{name}: a process starts in {alone:.2f} s")
         for batch in (10, 50):
             for rounds in arguments.rounds:
-                table.add_row(*compare(federation, name, batch, rounds, alone))
-    show(table)
+                add(shown, *compare(federation, name, batch, rounds, alone))
+    show(shown)
 
 
 if __name__ == "__main__":
