@@ -382,6 +382,7 @@ def test_bad_files_are_one_line(content: str, message: str, tmp_path: Path, caps
         ("run small.toml --data-dir no", "--data-dir: no is not a folder"),
         ("run mnist.toml --data-dir no", "--data-dir: no is not a folder"),
         ("run mnist.toml --data-dir .", "mnist: train-images-idx3-ubyte.gz is missing; put it"),
+        ("audit-privacy deployed.toml", "deployed.toml: no section [data], as for a deployment"),
     ],
 )
 def test_bad_arguments_are_one_line(
@@ -390,6 +391,8 @@ def test_bad_arguments_are_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)  # which needs no files
     (tmp_path / "mnist.toml").write_text(SMALL.replace('"synthetic"\nclients = 6', '"mnist"'))
+    deployed = SMALL.replace('[data]\nname = "synthetic"\nclients = 6', "[deployment]\nnodes = 3")
+    (tmp_path / "deployed.toml").write_text(deployed)
     assert status(*arguments.split()) == 2
     assert line_of(capsys.readouterr().err).startswith(f"fedprox: {message}")
 

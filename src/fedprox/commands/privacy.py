@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from fedprox.commands.options import Changes, DataDir, DeviceCount, ExperimentFile
-from fedprox.commands.training import prepare, set_up_jax
+from fedprox.commands.training import load, prepare, set_up_jax
 from fedprox.diagnostics.privacy_audit import NOT_AUDITED, at_points
 from fedprox.diagnostics.privacy_audit import audit_privacy as run_audit
 from fedprox.errors import InputError, require, users_level
@@ -55,7 +55,7 @@ def privacy(
         console, resolved = standard_console(), _with_rows(file, experiment, rows)
     else:
         require(rows is None, f"--rows {rows}: {file} has a section [data]; leave --rows out")
-        console, experiment, resolved = prepare(file, settings, data_dir)
+        console, resolved = load(experiment, data_dir)
     if not resolved.privacy:
         raise InputError(f"{file}: the section [privacy] is missing")
     sizes = resolved.federation.train.sizes

@@ -44,13 +44,24 @@ def prepare(
     devices: int | None = None,
     join: Callable[[], None] | None = None,
 ) -> tuple[Console, Experiment, Resolved]:
-    """Set up JAX for an experiment and load its data; `join` connects to the other processes."""
+    """Read an experiment, set up JAX and load its data; `join` connects to the other processes."""
     experiment = read_experiment(file, settings or ())
+    console, resolved = load(experiment, data_dir, devices, join)
+    return console, experiment, resolved
+
+
+def load(
+    experiment: Experiment,
+    data_dir: Path | None,
+    devices: int | None = None,
+    join: Callable[[], None] | None = None,
+) -> tuple[Console, Resolved]:
+    """Set up JAX for an experiment and load its data; see `prepare`."""
     set_up_jax(experiment.cohort.clients_per_round, devices, join)
     console = Console(quiet=True) if jax.process_index() else standard_console()
     with Bar("loading the data"):
         resolved = resolve(experiment, data_dir)
-    return console, experiment, resolved
+    return console, resolved
 
 
 def file_and_folder(

@@ -340,6 +340,11 @@ def parse(where: str, table: Table) -> Experiment:
         f"{where}: describes a comparison made in Python, whose data, model and methods are not in "
         "the file; it can only be run again there",
     )
+    require(
+        data is not None or "deployment" not in table,
+        f"{where}: no section [data], as for a deployment, whose nodes have the data; here one is "
+        "needed",
+    )
     try:
         return checked(Experiment, table, headers=HEADERS)
     except InputError as error:
