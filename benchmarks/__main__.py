@@ -30,7 +30,7 @@ class Script(NamedTuple):
 
 ALL = {
     "rounds": Script(3, ("numpy", "torch"), "MNIST"),
-    "secure --flower": Script(25, ("flwr", "cryptography")),
+    "secure --flower": Script(40, ("flwr", "cryptography")),
     "guarantees": Script(15, ("flwr",)),
     "secure": Script(3, ("numpy", "cryptography")),
     "tables": Script(3, ("pyarrow", "polars")),

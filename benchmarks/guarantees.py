@@ -12,6 +12,7 @@ operator. Each guarantee is measured beside none, in turns.
 
 import argparse
 import copy
+import math
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ PATIENTS, NUMBERS, HOSPITALS, ROUNDS, SEEDS, TURNS = 1200, 10, 3, 20, 5, 3
 
 CLIENTS = 3, 30
 
-EVERYBODY: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "clip": 0.3}
+EVERYBODY: dict[str, Any] = {"unit": "client", "epsilon": 2.0, "delta": 1e-5, "clip": 0.3}
 ROWS: dict[str, Any] = {"unit": "example", "epsilon": 2.0, "delta": 1e-5, "clip": 1.0}
 MEASURES: dict[str, Any] = {"measures": {"share": 0.1, "loss_bound": 2.0}}
 SECURE: dict[str, Any] = {"deployment": {"secure": {"threshold": 3}}}
@@ -104,23 +105,32 @@ def experiment(clients: int, sections: Mapping[str, Any]) -> dict[str, Any]:
 def accuracy(folder: Path, clients: int, sections: Mapping[str, Any]) -> tuple[float, float]:
     """Mean and standard deviation of the last test accuracy, in per cent.
 
-    What runs chose is inside the guarantee, and what is printed here is not: the accuracy of a
-    model with noised measures is measured again, without noise.
+    Under secure sums each node adds the noise that hides a client by itself, so a sum has that of
+    all nodes. With a guarantee of its own a site has one client. What runs chose is inside the
+    guarantee, and what is printed here is not: the accuracy of a model with noised measures is
+    measured again, without noise.
     """
     whole = patients(folder, clients)[0]
     table = experiment(clients, {k: v for k, v in sections.items() if k != "deployment"})
     table["data"], table["seed"] = table_of(whole), list(range(SEEDS))
-    file = folder / "simulated.toml"
-    file.write_text(tomli_w.dumps(table))
+    runs = simulated(folder, table)
+    if "deployment" in sections and sections.get("privacy", ROWS)["unit"] == "client":
+        del table["privacy"]["epsilon"]
+        table["privacy"]["noise_multiplier"] = math.sqrt(HOSPITALS) * runs[0].noise_multiplier
+        runs = simulated(folder, table)
     federation = fp.Federation.from_table(
         whole, client="ward", label="ill", test="part", standardize=None
     )
     model = fp.models.logistic(federation)
-    found = [
-        100 * fp.evaluate(model, run.params, federation).test_accuracy
-        for run in fp.run(file, progress=False)
-    ]
+    found = [100 * fp.evaluate(model, run.params, federation).test_accuracy for run in runs]
     return float(np.mean(found)), float(np.std(found, ddof=1))
+
+
+def simulated(folder: Path, table: Mapping[str, Any]) -> list[Any]:
+    """The runs of an experiment."""
+    file = folder / "simulated.toml"
+    file.write_text(tomli_w.dumps(table))
+    return list(fp.run(file, progress=False))
 
 
 @contextmanager
