@@ -120,6 +120,23 @@ def test_losses_are_their_formulas(seed: int) -> None:
         np.testing.assert_array_equal(found[f"sigmoid met {i}"], right)
 
 
+@pytest.mark.parametrize(("name", "weights"), [("plain", np.ones(CLASSES)), ("weights", WEIGHTS)])
+def test_the_gradient_of_cross_entropy_is_the_softmax_without_the_label(
+    name: str, weights: Any
+) -> None:
+    """And no scatter, which takes a tenth of a small model's step on a CPU."""
+    rng = np.random.default_rng(0)
+    z, y = rng.normal(size=(6, CLASSES)).astype(np.float32), np.arange(6) % CLASSES
+
+    def total(outputs: jax.Array) -> jax.Array:
+        return OF_CLASSES[name](outputs, y).sum()
+
+    softmax = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    expected = np.asarray(weights)[y][:, None] * (softmax - np.eye(CLASSES)[y])
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(z), expected, rtol=1e-5, atol=1e-6)
+    assert "scatter" not in str(jax.make_jaxpr(jax.grad(total))(z))
+
+
 def test_what_has_no_label_changes_nothing_and_a_nan_meets_no_label() -> None:
     def slopes(outputs: jax.Array, y: jax.Array) -> Any:
         losses = (fp.losses.cross_entropy(smoothing=0.1), fp.losses.sigmoid_cross_entropy())
