@@ -28,6 +28,7 @@ MADE = (
     "compression",
     "adapters",
     "normalization",
+    "correlated",
 )
 """The pages whose tables are all made from files."""
 
