@@ -1,7 +1,7 @@
 """Losses of a model's outputs, and the accuracy that belongs to each.
 
-Each is a mean over a row's labels of a function of optax. Losses with equal arguments are equal, so
-they share compiled programs.
+Each is a mean over a row's labels, of a function of optax but for the cross-entropy of labels.
+Losses with equal arguments are equal, so they share compiled programs.
 """
 
 from collections.abc import Callable, Sequence
