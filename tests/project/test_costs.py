@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# far above the bounds, which are wider on a slow or busy machine
 SUITE = """
 import time
 import pytest
@@ -16,18 +17,18 @@ import pytest
 def rounds(x):
     return x + 1
 
-def busy(seconds=0.5):
+def busy(seconds=1.2):
     begun = time.process_time()
     while time.process_time() < begun + seconds:
         pass
 
 @pytest.fixture(scope="module")
 def inner():
-    busy(1)
+    busy(2.4)
 
 @pytest.fixture(scope="module")
 def outer(request):
-    busy(0.3)
+    busy(0.1)
     request.getfixturevalue("inner")
 
 def test_busy():
@@ -60,12 +61,12 @@ def suite(tmp_path: Path) -> Path:
     [
         (
             "-n0 --most-seconds=0.2 --most-rounds=2",
-            ["::test_busy took 0.5 s of", "::inner, a fixture took 1.0 s of"],
+            [r"::test_busy took 1\.\d s of", r"::inner, a fixture took 2\.\d s of"],
             2,
         ),
         (
-            "-n1 --most-seconds=0.8 --most-rounds=1",
-            ["2 programs of rounds were compiled; at most 1", "0.30 ::outer, a fixture"],
+            "-n1 --most-seconds=5 --most-rounds=1",
+            ["2 programs of rounds were compiled; at most 1", r"0\.\d\d ::outer, a fixture"],
             4,
         ),
     ],
@@ -75,7 +76,7 @@ def test_a_suite_fails_that_costs_more(
 ) -> None:
     printed = failed(suite, *options.split())
     for line in lines:
-        assert line in printed
+        assert re.search(line, printed)
     assert f"{passed} passed" in printed
     for name in ("test_slow", "outer, a fixture"):
         assert f"::{name} took" not in printed
