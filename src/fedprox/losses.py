@@ -67,8 +67,8 @@ class CrossEntropy:
         # a scatter, slow on CPUs
         shifted = outputs - jax.lax.stop_gradient(outputs.max(axis=-1, keepdims=True))
         own = jnp.arange(outputs.shape[-1]) == y[..., None]
-        own_output = jnp.where(own, shifted, 0.0).sum(axis=-1)
-        losses = jnp.log(jnp.exp(shifted).sum(axis=-1)) - own_output
+        losses = jnp.log(jnp.exp(shifted).sum(axis=-1)) - shifted.sum(axis=-1, where=own)
+        losses = jnp.where((y >= 0) & (y < outputs.shape[-1]), losses, jnp.nan)  # of no class
         return losses if weights is None else weights[y] * losses
 
 
