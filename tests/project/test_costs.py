@@ -61,12 +61,12 @@ def suite(tmp_path: Path) -> Path:
     [
         (
             "-n0 --most-seconds=0.2 --most-rounds=2",
-            [r"::test_busy took 1\.\d s of", r"::inner, a fixture took 2\.\d s of"],
+            ["::test_busy took 1.2 s of", "::inner, a fixture took 2.4 s of"],
             2,
         ),
         (
-            "-n1 --most-seconds=5 --most-rounds=1",
-            ["2 programs of rounds were compiled; at most 1", r"0\.\d\d ::outer, a fixture"],
+            "-n1 --most-seconds=2 --most-rounds=1",
+            ["2 programs of rounds were compiled; at most 1", "0.10 ::outer, a fixture"],
             4,
         ),
     ],
@@ -76,7 +76,7 @@ def test_a_suite_fails_that_costs_more(
 ) -> None:
     printed = failed(suite, *options.split())
     for line in lines:
-        assert re.search(line, printed)
+        assert line in printed
     assert f"{passed} passed" in printed
     for name in ("test_slow", "outer, a fixture"):
         assert f"::{name} took" not in printed
