@@ -31,7 +31,7 @@ class Script(NamedTuple):
 ALL = {
     "rounds": Script(3, ("numpy", "torch"), "MNIST"),
     "secure --flower": Script(40, ("flwr", "cryptography")),
-    "guarantees": Script(15, ("flwr",)),
+    "guarantees": Script(35, ("flwr",)),
     "secure": Script(3, ("numpy", "cryptography")),
     "tables": Script(3, ("pyarrow", "polars")),
     "many_rounds": Script(2),

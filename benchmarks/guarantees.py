@@ -114,7 +114,7 @@ def accuracy(folder: Path, clients: int, sections: Mapping[str, Any]) -> tuple[f
     table = experiment(clients, {k: v for k, v in sections.items() if k != "deployment"})
     table["data"], table["seed"] = table_of(whole), list(range(SEEDS))
     runs = simulated(folder, table)
-    if "deployment" in sections and sections.get("privacy", ROWS)["unit"] == "client":
+    if "deployment" in sections and table.get("privacy", {}).get("unit") == "client":
         del table["privacy"]["epsilon"]
         table["privacy"]["noise_multiplier"] = math.sqrt(HOSPITALS) * runs[0].noise_multiplier
         runs = simulated(folder, table)
@@ -130,7 +130,7 @@ def simulated(folder: Path, table: Mapping[str, Any]) -> list[Any]:
     """The runs of an experiment."""
     file = folder / "simulated.toml"
     file.write_text(tomli_w.dumps(table))
-    return list(fp.run(file, progress=False))
+    return fp.run(file, progress=False)
 
 
 @contextmanager
