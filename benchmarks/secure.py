@@ -2,10 +2,11 @@
 
     python -m benchmarks.secure [--flower [--nodes 4 10] [--turns 3]]
 
-Processor seconds of one core: a node makes whole numbers of a message and adds its masks, the
-operator adds the masked messages and removes the self masks, and the pairwise masks of a node that
-dropped out after keys were shared. Keys, shares and signatures of a node. The fastest of three.
-Bytes of a node are those of all stages, and of the message alone.
+Processor milliseconds of one core, the fastest of three. A node makes keys, shares and signatures,
+whole numbers of a message, and masks. The operator adds the masked messages and removes the self
+masks. It also removes the pairwise masks of a node that dropped out after keys were shared, if
+there are more than three. A node's kilobytes are those of the keys and of a sum beside the message,
+and of the message alone.
 
 With --flower: seconds of rounds of federations on this machine, with secure sums and without, and
 how often each node is asked in a round.
@@ -77,7 +78,7 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
     adverts = {name: Answer(id="", advert=node.advert) for name, node in nodes.items()}
     operator.take("advertise", adverts)
     setting_up = [ask(operator, nodes, stage, names) for stage in ("share", "accept")]
-    took = {f"node: keys and shares for {SUMS} sums": sum(each[0] for each in setting_up)}
+    took = {f"node: keys for {SUMS} sums": sum(each[0] for each in setting_up)}
     fixed = FixedPoint(1.0, bits, count)
     message = np.random.default_rng(0).normal(0, 1e-3, (1, parameters)).astype(np.float32)
     one = np.ones(1, np.float32)
@@ -92,13 +93,14 @@ def turn(parameters: int, count: int, bits: int) -> dict[str, float]:
         sums[name].mask(np.zeros(1, fixed.word))
     stages = [ask(summing, sums, stage, names[:left]) for stage in summing.stages]
     took["node: confirm and reveal"] = sum(each[0] for each in stages)
-    took["operator, one node of more than three dropped out"], _ = seconds(summing.unmasked)
+    took["operator"], _ = seconds(summing.unmasked)
+    took = {what: 1e3 * each for what, each in took.items()}
     advert = size_of({"advert": nodes[names[0]].advert})
-    took[f"kB down, up for the keys of {SUMS} sums"] = sum(each[1] for each in setting_up) / 1e3
-    took["and up"] = (advert + sum(each[2] for each in setting_up)) / 1e3
-    took["kB down beside the model"] = sum(each[1] for each in stages) / 1e3
-    took["kB up beside the message"] = sum(each[2] for each in stages) / 1e3
-    return took | {"MB of the message": vector.nbytes / 1e6}
+    took["keys, down"] = sum(each[1] for each in setting_up) / 1e3
+    took["keys, up"] = (advert + sum(each[2] for each in setting_up)) / 1e3
+    took["sum, down"] = sum(each[1] for each in stages) / 1e3
+    took["sum, up"] = sum(each[2] for each in stages) / 1e3
+    return took | {"message": vector.nbytes / 1e3}
 
 
 def size_of(fields: Any) -> int:
@@ -157,6 +159,11 @@ def each(values: Iterable[float]) -> str:
     return "; ".join(f"{value:.2f}" for value in values)
 
 
+def significant(number: float) -> str:
+    """A number with two significant digits, and all of its whole ones."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def main() -> None:
     """Measure sums, or rounds of federations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -173,7 +180,7 @@ def main() -> None:
         turns = [turn(parameters, nodes, bits) for _ in range(TURNS)]
         found = {what: min(one[what] for one in turns) for what in turns[0]}
         shown = shown or table("numbers", "nodes", "bits", *found, left=0)
-        cells = map("{:.3g}".format, found.values())
+        cells = map(significant, found.values())
         add(shown, f"{parameters:,}", str(nodes), str(bits), *cells)
     assert shown
     show(shown)
