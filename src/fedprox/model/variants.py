@@ -320,7 +320,7 @@ def mixed_precision(model: Model) -> Model:
     that local steps move, since most steps are too small for bfloat16, and losses, messages, sums
     and the server's state. Evaluations compute as training does.
 
-    It pays on accelerators with matrix units for bfloat16; most CPUs are slower with it.
+    It pays on accelerators with matrix units for bfloat16; CPUs are slower with it.
 
     Args:
         model: The model to compute with.

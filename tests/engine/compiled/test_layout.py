@@ -161,3 +161,47 @@ def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
     few, many = (runs(fp.scaffold(), rounds=rounds) for rounds in (4, 12))
     for a, b in zip(few, many, strict=True):
         np.testing.assert_equal(a.history, b.history[:2])
+
+
+def layout_of(**options: Any) -> Layout:
+    """The layout of a run's programs, none of which is compiled."""
+    found: list[Layout] = []
+
+    def noted(_: Compiler, layout: Layout, state: Any) -> Any:
+        del state
+        found.append(layout)
+        raise Enough
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "_rounds", noted)
+        with pytest.raises(Enough):
+            runs(fp.fedavg(), systems=fp.Systems(), **options)
+    return found[0]
+
+
+def test_rows_are_read_ahead_for_long_jobs_of_small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laying_out, "choose_lanes", lambda *_: 2)
+    steps = (1, 130, 600)
+    found = [layout_of(solver=fp.Solver(0.02, 3, steps=each)).ahead for each in steps]
+    assert found == [1, 16, 64]  # at most a quarter of a segment: three jobs on two devices
+    train = ragged_quadratics(0, SIZES).train
+    row = train.x[0].nbytes + train.y[0].nbytes
+    monkeypatch.setattr(laying_out, "AHEAD_BYTES", 20 * 2 * 3 * row)  # ticks, lanes, rows, bytes
+    assert layout_of(solver=fp.Solver(0.02, 3, steps=600)).ahead == 16
+    monkeypatch.setattr(laying_out, "SMALL_STEP", 2)
+    assert layout_of(solver=fp.Solver(0.02, 3, steps=600)).ahead == 1
+
+
+def test_what_is_read_ahead_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of segments that end within a block, and of blocks within a segment."""
+    monkeypatch.setattr(laying_out, "choose_lanes", lambda *_: 2)
+    monkeypatch.setattr(laying_out, "LEAST_AHEAD", 2)
+    monkeypatch.setattr(laying_out, "MOST_AHEAD", 4)
+    settings: dict[str, Any] = {"solver": fp.Solver(0.02, 3, epochs=9)}
+    assert layout_of(**settings).ahead == 4
+    ahead = runs(fp.scaffold(), **settings)
+    monkeypatch.setattr(laying_out, "MOST_AHEAD", 1)
+    assert layout_of(**settings).ahead == 1
+    for a, b in zip(ahead, runs(fp.scaffold(), **settings), strict=True):
+        np.testing.assert_equal(a.params, b.params)
+        np.testing.assert_equal(a.history, b.history)

@@ -68,18 +68,32 @@ def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[...
     return every
 
 
+class Ahead(NamedTuple):
+    """The batches of several ticks, read at once; of few small rows a read costs most of a step.
+
+    Attributes:
+        ticks: Number of ticks.
+        read: (first tick) -> what the ticks from it read, leaves (ticks, ...).
+    """
+
+    ticks: int
+    read: Callable[[jax.Array], Any]
+
+
 def run_segments(
     ends: Segments,
-    tick: Callable[[jax.Array, T], T],
+    tick: Callable[..., T],
     end_jobs: Callable[[jax.Array, T], T],
     carry: T,
     *,
     begin_jobs: Callable[[jax.Array, T], T] | None = None,
     idle: Callable[[T], jax.Array] | None = None,
+    ahead: Ahead | None = None,
 ) -> T:
     """Run all segments: each begins jobs, ticks to its end or until `idle`, and ends jobs.
 
-    Jobs begin and end by their slots in each lane (lanes,), -1 for none.
+    Jobs begin and end by their slots in each lane (lanes,), -1 for none. A tick gets its number,
+    the carry and, without `idle`, what was read `ahead` for it.
     """
 
     def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
@@ -87,7 +101,9 @@ def run_segments(
         stop = ends.stop[s]
         if begin_jobs is not None:
             inner = begin_jobs(ends.begin[s], inner)
-        if idle is None:
+        if ahead is not None:
+            inner = _ticks_ahead(first, stop, tick, inner, ahead)
+        elif idle is None:
             inner = jax.lax.fori_loop(first, stop, tick, inner)
         else:
             inner = jax.lax.while_loop(
@@ -98,6 +114,23 @@ def run_segments(
         return stop, end_jobs(ends.end[s], inner)
 
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
+
+
+def _ticks_ahead(
+    first: jax.Array, stop: jax.Array, tick: Callable[..., T], carry: T, ahead: Ahead
+) -> T:
+    """Run the ticks from `first` to `stop`, reading for some of them at a time."""
+
+    def some(at: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        begin, inner = at
+        end, read = jnp.minimum(begin + ahead.ticks, stop), ahead.read(begin)
+
+        def one(i: jax.Array, inner: T) -> T:
+            return tick(i, inner, jax.tree.map(lambda a: a[i - begin], read))
+
+        return end, jax.lax.fori_loop(begin, end, one, inner)
+
+    return jax.lax.while_loop(lambda at: at[0] < stop, some, (first, carry))[1]
 
 
 def where_lanes(chosen: jax.Array, yes: T, no: T) -> T:

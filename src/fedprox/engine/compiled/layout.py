@@ -29,6 +29,7 @@ from fedprox.engine.planning.jobs import Jobs, choose_lanes, pack
 from fedprox.engine.planning.reads import slice_width, slices
 from fedprox.engine.planning.round_work import RoundWork, drawn_works, example_width
 from fedprox.engine.storage.training_data import TrainingRows
+from fedprox.features import row_shapes
 from fedprox.model import Params, trainable
 from fedprox.protocol.method import Method
 from fedprox.solver import Solver
@@ -48,6 +49,12 @@ clients with logistic regression on MNIST. Rounds with more state take much long
 
 LANE_BYTES = 2**31
 """Most bytes of the lanes' parameters on an accelerator."""
+
+AHEAD_BYTES = 2**17
+"""Most bytes of rows that are read at once: with longer rows more is lost than gained."""
+
+LEAST_AHEAD, MOST_AHEAD = 16, 128
+"""Fewest and most ticks whose rows are read at once."""
 
 SAMPLE_ROUNDS = 8, 256
 """Fewest and most rounds whose work determines the shapes."""
@@ -73,6 +80,7 @@ class Layout(NamedTuple):
         batched: Whether a tick steps all sweep points at once.
         idle: Share of lane ticks in which a lane has no client, over the first rounds.
         clients: Number of clients of the federation.
+        ahead: Ticks whose rows are read at once.
     """
 
     shape: Shape
@@ -82,6 +90,7 @@ class Layout(NamedTuple):
     batched: bool
     idle: float
     clients: int
+    ahead: int = 1
 
     @property
     def held(self) -> int:
@@ -167,7 +176,30 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) ->
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
     ticks = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
     room = layout.room._replace(rows=spare(gathered).rows)
-    return layout._replace(room=room, idle=1 - used / ticks if used else 0.0)
+    jobs = sum(len(work.jobs.client) for work in sample)
+    return layout._replace(
+        room=room,
+        idle=1 - used / ticks if used else 0.0,
+        ahead=_ticks_ahead(method, layout, parameters, ticks / max(1, jobs * shape.lanes)),
+    )
+
+
+def _ticks_ahead(method: Method, layout: Layout, parameters: int, ticks: float) -> int:
+    """Ticks whose rows are read at once, a power of two, if one job ends after so many `ticks`.
+
+    On a CPU a small model waits longer for its rows than it computes, unless they are read for many
+    steps at once. Those of steps that a job does not have are wasted.
+    """
+    if jax.default_backend() != "cpu" or parameters * len(method.points) > SMALL_STEP:
+        return 1
+    examples = method.protocol.federation.train
+    row = sum(
+        math.prod(each.shape) * each.dtype.itemsize
+        for each in jax.tree.leaves((row_shapes(examples.x), row_shapes(examples.y)))
+    )
+    fitting = AHEAD_BYTES // (layout.shape.lanes * layout.shape.width * row)
+    most = min(fitting, int(ticks / 4), MOST_AHEAD)
+    return 1 << most.bit_length() - 1 if most >= LEAST_AHEAD else 1
 
 
 def _largest_cohort(method: Method, capacity: Capacity) -> Capacity:

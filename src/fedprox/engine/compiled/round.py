@@ -45,6 +45,7 @@ from fedprox.engine.compiled.client_step import (
 )
 from fedprox.engine.compiled.gradients import Measured, exchange_gradients
 from fedprox.engine.compiled.lanes import (
+    Ahead,
     Clock,
     Until,
     Watch,
@@ -63,7 +64,7 @@ from fedprox.engine.compiled.lanes import (
     zeros_like,
 )
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.planning.batch_plan import BatchPlan
+from fedprox.engine.planning.batch_plan import BatchPlan, Ticks
 from fedprox.engine.planning.reads import Exchange
 from fedprox.engine.planning.round_work import steps_of_run
 from fedprox.features import Features, index_of, look_up
@@ -441,13 +442,15 @@ class Round:
             # the passes before have ended
             watch = begin_watch(self.program.clock, (self.own, self.late, self.before.client_state))
             self.began, carry = watch.seconds, carry._replace(watch=watch)
+        stops, ahead = self.program.client.stops, self.program.layout.ahead
         carry = run_segments(
             self.plan.ends,
             self.tick,
             self.end_jobs,
             carry,
             begin_jobs=self.begin_jobs,
-            idle=all_done if self.program.client.stops else None,
+            idle=all_done if stops else None,
+            ahead=Ahead(ahead, self.batches) if ahead > 1 and not stops else None,
         )
         key = random_key(self.plan.noise_key)
         end = self.program.collector.end
@@ -469,26 +472,39 @@ class Round:
         fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], stop)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
-    def tick(self, i: jax.Array, carry: _Carry) -> _Carry:
-        """Run one tick of each lane."""
+    def batches(self, first: jax.Array) -> Any:
+        """The batches of the ticks from `first` that are read at once, leaves (ticks, ...)."""
+        ticks = first + jnp.arange(self.program.layout.ahead)
+        return jax.vmap(self.batch)(
+            jax.tree.map(lambda a: a.at[ticks].get(mode="clip"), self.plan.ticks)
+        )
+
+    def batch(self, ticks: Ticks) -> tuple[Features, jax.Array, jax.Array]:
+        """Features, labels and weights of the rows of a tick of all lanes."""
+        real, rows = _rows_of(ticks)
+        if self.program.client.moves_state:  # it must not see other rows than the mini-batch's
+            rows = _repeated(rows, real)
+        weights = real / ticks.size[:, None].astype(real_type())
+        return *self.program.read(self.x, self.y, rows, ticks.noise), weights
+
+    def tick(self, i: jax.Array, carry: _Carry, batch: Any = None) -> _Carry:
+        """Run one tick of each lane, whose batch may have been read ahead."""
         client = self.program.client
-        rows, size, last, check, noise = jax.tree.map(lambda a: a[i], self.plan.ticks)
+        ticks: Ticks = jax.tree.map(lambda a: a[i], self.plan.ticks)
+        _, size, last, check, noise = ticks
         if self.program.timed:
             carry = self.look_at_clock(carry)
-        real = rows >= 0
-        rows = jnp.where(real, rows, ~rows)
-        if client.moves_state:  # a state must not see other rows than the mini-batch's
-            rows = _repeated(rows, real)
         if self.program.solver.searches_line:
+            real, rows = _rows_of(ticks)
             whole = (self.x, self.y)
             first, active = rows[:, 0], real[:, 0]
             lanes = client.search_all(carry.lanes, self.broadcast, whole, first, size, active)
             return carry._replace(lanes=lanes)
-        weights = real / size[:, None].astype(real_type())
-        batch = (*self.program.read(self.x, self.y, rows, noise), weights, noise)
-        gradient, states = client.gradients(carry.lanes, self.broadcast, *batch)
+        batch = self.batch(ticks) if batch is None else batch
+        gradient, states = client.gradients(carry.lanes, self.broadcast, *batch, noise)
         if client.local_gradient.completes:
-            gradient = client.completed(gradient, self.broadcast, size, last, noise)
+            words = cast("jax.Array", noise)
+            gradient = client.completed(gradient, self.broadcast, size, last, words)
         lanes = client.tick_all(carry.lanes, self.broadcast, gradient, states, last, check)
         return carry._replace(lanes=lanes)
 
@@ -561,6 +577,12 @@ def features_reader(
         return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read
+
+
+def _rows_of(ticks: Ticks) -> tuple[jax.Array, jax.Array]:
+    """Which rows of a tick of all lanes are no padding, and all rows, (lanes, width)."""
+    real = ticks.rows >= 0
+    return real, jnp.where(real, ticks.rows, ~ticks.rows)
 
 
 def _repeated(rows: jax.Array, real: jax.Array) -> jax.Array:
