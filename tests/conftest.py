@@ -28,6 +28,8 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     # most tests compile for longer than they compute; processes that tests start inherit it
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
+    # nothing reads the places in lowered programs, which take a tenth of the time to trace
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     # fused kernels, and programs split for many cores, double the time of a compilation
     flags = "--xla_cpu_parallel_codegen_split_count=1"
     if jax.__version_info__ < (0, 11):  # XLA ends a process whose flags it does not know
