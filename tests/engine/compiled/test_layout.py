@@ -141,7 +141,7 @@ def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
 
 def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
     room = Capacity(10, 5, 2, 7, 0, 9, 100)
-    layout = Layout(Shape(4, 2, 3, 8), Shape(4, 2, 2, 16), room, False, True, 0.1, 50)
+    layout = Layout(Shape(4, 2, 3, 8), Shape(4, 2, 2, 16), room, False, True, 0.1, 50, 1)
     assert layout.fitting(room) is layout
     larger = layout.fitting(Capacity(20, 5, 1, 0, 0, 10, 0))
     assert larger.room == Capacity(30, 5, 2, 7, 0, 15, 100)
@@ -150,7 +150,7 @@ def test_shapes_grow_by_half_of_what_is_needed_and_only_where_it_is() -> None:
 
 def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
     room = Capacity(10, 5, places=3)
-    layout = Layout(Shape(4, 2, 3, 8), Shape(4, 2, 2, 16), room, False, True, 0.1, 50)
+    layout = Layout(Shape(4, 2, 3, 8), Shape(4, 2, 2, 16), room, False, True, 0.1, 50, 1)
     assert layout.held == 10
     assert layout._replace(clients=15).held == 8
     assert layout.together(1).held == 3

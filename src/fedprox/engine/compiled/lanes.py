@@ -102,7 +102,7 @@ def run_segments(
         if begin_jobs is not None:
             inner = begin_jobs(ends.begin[s], inner)
         if ahead is not None:
-            inner = _ticks_ahead(first, stop, tick, inner, ahead)
+            inner = _run_ahead(first, stop, tick, inner, ahead)
         elif idle is None:
             inner = jax.lax.fori_loop(first, stop, tick, inner)
         else:
@@ -116,7 +116,7 @@ def run_segments(
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
 
 
-def _ticks_ahead(
+def _run_ahead(
     first: jax.Array, stop: jax.Array, tick: Callable[..., T], carry: T, ahead: Ahead
 ) -> T:
     """Run the ticks from `first` to `stop`, reading for some of them at a time."""

@@ -30,7 +30,7 @@ from fedprox.engine.planning.reads import slice_width, slices
 from fedprox.engine.planning.round_work import RoundWork, drawn_works, example_width
 from fedprox.engine.storage.training_data import TrainingRows
 from fedprox.features import row_shapes
-from fedprox.model import Params, trainable
+from fedprox.model import Params, bytes_of, trainable
 from fedprox.protocol.method import Method
 from fedprox.solver import Solver
 
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
     batched: bool
     idle: float
     clients: int
-    ahead: int = 1
+    ahead: int
 
     @property
     def held(self) -> int:
@@ -174,13 +174,13 @@ def lay_out(method: Method, rows: TrainingRows, devices: int, params: Params) ->
     gathered = [capacities[0]._replace(rows=rows.needed(call, width)) for call in calls]
     shape = layout.shape
     used = sum(int(job_ticks(method.solver, w.jobs, shape.width).sum()) for w in sample)
-    ticks = sum(need.ticks for need in capacities) * shape.devices * shape.lanes
+    ticks = sum(need.ticks for need in capacities) * shape.devices
     room = layout.room._replace(rows=spare(gathered).rows)
     jobs = sum(len(work.jobs.client) for work in sample)
     return layout._replace(
         room=room,
-        idle=1 - used / ticks if used else 0.0,
-        ahead=_ticks_ahead(method, layout, parameters, ticks / max(1, jobs * shape.lanes)),
+        idle=1 - used / (ticks * shape.lanes) if used else 0.0,
+        ahead=_ticks_ahead(method, layout, parameters, ticks / max(1, jobs)),
     )
 
 
@@ -193,10 +193,7 @@ def _ticks_ahead(method: Method, layout: Layout, parameters: int, ticks: float) 
     if jax.default_backend() != "cpu" or parameters * len(method.points) > SMALL_STEP:
         return 1
     examples = method.protocol.federation.train
-    row = sum(
-        math.prod(each.shape) * each.dtype.itemsize
-        for each in jax.tree.leaves((row_shapes(examples.x), row_shapes(examples.y)))
-    )
+    row = bytes_of((row_shapes(examples.x), row_shapes(examples.y)))
     fitting = AHEAD_BYTES // (layout.shape.lanes * layout.shape.width * row)
     most = min(fitting, int(ticks / 4), MOST_AHEAD)
     return 1 << most.bit_length() - 1 if most >= LEAST_AHEAD else 1
@@ -256,6 +253,7 @@ def _empty_layout(
         batched=points == 1 or batch_points(parameters),
         idle=0.0,
         clients=len(protocol.federation),
+        ahead=1,
     )
 
 

@@ -443,6 +443,8 @@ class Round:
             watch = begin_watch(self.program.clock, (self.own, self.late, self.before.client_state))
             self.began, carry = watch.seconds, carry._replace(watch=watch)
         stops, ahead = self.program.client.stops, self.program.layout.ahead
+        # how many ticks follow is unknown where clients stop; a line search reads rows by itself
+        known = not stops and not self.program.solver.searches_line
         carry = run_segments(
             self.plan.ends,
             self.tick,
@@ -450,7 +452,7 @@ class Round:
             carry,
             begin_jobs=self.begin_jobs,
             idle=all_done if stops else None,
-            ahead=Ahead(ahead, self.batches) if ahead > 1 and not stops else None,
+            ahead=Ahead(ahead, self.batches) if ahead > 1 and known else None,
         )
         key = random_key(self.plan.noise_key)
         end = self.program.collector.end
