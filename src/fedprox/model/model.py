@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -600,10 +600,10 @@ def read_slice(
     start = jnp.minimum(begin, max(row_count(x) - width, 0))
     rows = start + jnp.arange(width)
     inside = (rows >= begin) & (rows < end)
+    slice_of = partial(jax.lax.dynamic_slice_in_dim, allow_negative_indices=False)
 
     def read(a: jax.Array) -> jax.Array:
         chosen = inside.reshape((-1,) + (1,) * (a.ndim - 1))
-        own = jax.lax.dynamic_slice_in_dim(a, begin, 1)
-        return jnp.where(chosen, jax.lax.dynamic_slice_in_dim(a, start, width), own)
+        return jnp.where(chosen, slice_of(a, start, width), slice_of(a, begin, 1))
 
     return look_up(x, jax.tree.map(read, index_of(x))), read(y), inside.astype(real_type())

@@ -18,6 +18,7 @@ from fedprox.engine.compiled.lanes import (
     T,
     add_weighted,
     choose,
+    entries,
     put,
     total,
     where_lanes,
@@ -104,7 +105,7 @@ def _state_after(
     """The client state after some updates, of which those that are not finite change nothing."""
     after = new.client_state
     if is_finite is not None:
-        before = jax.tree.map(lambda a: a[new.place], client_state)
+        before = entries(client_state, new.place)
         after = choose(is_finite > 0, after, before)
     return put(client_state, jnp.where(ended, new.place, room.places), after)
 
@@ -211,7 +212,8 @@ def _storing(
             # they go by position, which must not depend on who computed what
             numbered, messages = _by_slot(slot, (slot + 1, messages), room)
             slot = numbered - 1
-        in_time = (slot >= 0) & (weight[slot] > 0)
+        weights = entries(weight, slot)
+        in_time = (slot >= 0) & (weights > 0)
         if change is not None:
             changed = jax.vmap(change.changed, in_axes=(1, None, None, None), out_axes=1)
             messages = changed(messages, in_time, jobs.numbers(slot), key)
@@ -224,15 +226,15 @@ def _storing(
         factor = jnp.ones_like(finite) if screened is None else screened.scale
 
         def scale_of(slot: jax.Array) -> jax.Array:
-            return jnp.where(slot[:, None] >= 0, factor[slot], 0)
+            return jnp.where(slot[:, None] >= 0, entries(factor, slot), 0)
 
         if rule is not None:
-            counts = in_time[:, None] & (scale_of(slot) > 0) & (finite[slot] > 0)
+            counts = in_time[:, None] & (scale_of(slot) > 0) & (entries(finite, slot) > 0)
             taken = scaled(scale_of(slot), messages)
-            sums = jax.vmap(rule.of, in_axes=(1, 1, None))(taken, counts, weight[slot])
+            sums = jax.vmap(rule.of, in_axes=(1, 1, None))(taken, counts, weights)
             sums = sums if screened is None else times(screened.counted, sums)
         else:
-            weighted = scaled(weight[slot][:, None] * scale_of(slot), messages)
+            weighted = scaled(weights[:, None] * scale_of(slot), messages)
             sums = jax.tree.map(lambda a: a.sum(axis=0), weighted)
             sums = sums if reduction.ordered else total(sums)
         client_state = _interpolate(scale_of(places), client_state, after)

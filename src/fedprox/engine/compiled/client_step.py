@@ -18,7 +18,7 @@ from fedprox.algorithms.base import (
     Solution,
     State,
 )
-from fedprox.engine.compiled.lanes import over
+from fedprox.engine.compiled.lanes import entries, over
 from fedprox.engine.compiled.layout import Layout
 from fedprox.engine.planning.jobs import Slots
 from fedprox.engine.storage.training_data import DeviceRows
@@ -139,7 +139,7 @@ def contexts_of(
     return ClientContext(
         own.gradient,
         state,
-        relative_size=at_points(jobs.relative_size[slot]),
+        relative_size=at_points(entries(jobs.relative_size, slot)),
         loss=own.value,
         labels=own.labels,
         probed=own.probed,

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from fedprox.devices.mesh import PER_DEVICE, REPLICATED, replicate, shard, spread
 from fedprox.devices.processes import Ownership
 from fedprox.devices.programs import ProgramSpec, compiled
-from fedprox.engine.compiled.gradients import my_part, per_lane, reader
+from fedprox.engine.compiled.gradients import per_lane, reader
 from fedprox.engine.compiled.lanes import (
     T,
     choose,
+    entries,
     over,
     put,
     run_segments,
+    squeezed,
     total,
     where_lanes,
     zeros_like,
@@ -305,7 +307,7 @@ def read_part(
     weight, leaves (points, ...). The last are the mean and scatter of the jobs' gradients, given
     their shares.
     """
-    reading, slices, (jobs, points) = my_part(part.reading), reader(width), weights.shape
+    reading, slices, (jobs, points) = squeezed(part.reading), reader(width), weights.shape
     sums_of_rows = partial(row_sums, model, counted=counted)
 
     def summed(params: Params, x: jax.Array, y: jax.Array, inside: jax.Array) -> Any:
@@ -331,15 +333,15 @@ def read_part(
 
     def end_jobs(slot: jax.Array, carry: Any) -> Any:
         (sums, (correct, terms)), (*by_job, added, scatter) = carry
-        ended, weight = slot >= 0, weights[slot]
-        loss, gradient = per_lane(sums, part.size[slot])
+        ended, weight = slot >= 0, entries(weights, slot)
+        loss, gradient = per_lane(sums, entries(part.size, slot))
         finite = jax.vmap(jax.vmap(sound))((loss, gradient)) if screened else None
         if finite is not None:
             loss, gradient = jnp.where(finite > 0, loss, jnp.nan), scaled(finite, gradient)
             weight = finite * weight
         by_job = put(by_job, jnp.where(ended, slot, jobs), [loss, correct])
         if shares is not None:
-            share = jnp.broadcast_to(shares[slot][:, None], loss.shape)
+            share = jnp.broadcast_to(entries(shares, slot)[:, None], loss.shape)
             share = share if finite is None else finite * share
             included = over(over(include, (0, 0, 0)), (0, 0, 0))(scatter, gradient, share)
             scatter = where_lanes(ended, included, scatter)

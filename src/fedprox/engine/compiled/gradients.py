@@ -29,9 +29,11 @@ from fedprox.engine.compiled.lanes import (
     before_tick,
     begin_watch,
     deadline,
+    entries,
     over,
     put,
     run_segments,
+    squeezed,
     total,
     where_lanes,
 )
@@ -54,11 +56,6 @@ from fedprox.protocol.method import Method
 from fedprox.subproblem import inexactness
 
 
-def my_part(reading: ReadSlices) -> ReadSlices:
-    """One device's part of a reading, inside `spread`."""
-    return jax.tree.map(lambda a: a[0], reading)
-
-
 def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """A function (x, y, reading, tick) -> each lane's slice, see `read_slice`."""
 
@@ -68,7 +65,7 @@ def reader(width: int) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
         return read_slice(x, y, begin, end, width)
 
     read_all = over(read, (None, None, 0, 0))
-    return lambda x, y, reading, i: read_all(x, y, reading.begin[i], reading.end[i])
+    return lambda x, y, reading, i: read_all(x, y, *entries((reading.begin, reading.end), i))
 
 
 def label_counts(y: jax.Array, inside: jax.Array, classes: int) -> jax.Array:
@@ -202,7 +199,7 @@ def exchange_gradients(
             if not shared:
                 start = where_lanes(slot >= 0, start_of(slot), start)
             if timed:
-                stop = deadline(began.seconds, ends.reading, ends.reading_due[slot])
+                stop = deadline(began.seconds, ends.reading, entries(ends.reading_due, slot))
                 stops, done = jnp.where(slot >= 0, stop, stops), done & (slot < 0)
             return *computed, start, (watch, stops, done, late)
 
@@ -218,10 +215,11 @@ def exchange_gradients(
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             losses, own, sums, start, (watch, stops, done, late) = carry
             ended = slot >= 0
-            computed = per_lane(losses, exchange.jobs.size[slot])._replace(labels=losses.labels)
+            size, weight = entries((exchange.jobs.size, exchange.jobs.weight), slot)
+            computed = per_lane(losses, size)._replace(labels=losses.labels)
             none = jax.tree.map(jnp.zeros_like, losses)
             if adds:
-                weight = jnp.where(ended, exchange.jobs.weight[slot], 0.0)
+                weight = jnp.where(ended, weight, 0.0)
                 counted = where_lanes(ended, send_all(computed.gradient), none.gradient)
                 sums = add_weighted(sums, weight, counted)
             # without screening, slots from `room` on are the first cohort's and are not stored
@@ -301,7 +299,7 @@ def inexactness_program(
         places: jax.Array,
         client_state: ClientState,
     ) -> jax.Array:
-        model, reading = with_base(method.protocol.model, base), my_part(reading)
+        model, reading = with_base(method.protocol.model, base), squeezed(reading)
         end_only, measured = Measured(), Measured(loss=algorithm.first.loss)
         at_end = end_only.summed(model, shared=False)
         at_start = measured.summed(model, shared=True)
@@ -312,16 +310,16 @@ def inexactness_program(
         def tick(i: jax.Array, carry: Any) -> Any:
             (end, begin), gammas = carry
             batch = read_train(*rows, reading, i)
-            params = jax.tree.map(lambda a: a[reading.job[i]], local)
+            params = entries(local, entries(reading.job, i))
             end = jax.tree.map(jnp.add, end, at_end(params, *batch))
             begin = jax.tree.map(jnp.add, begin, at_start(start, *batch))
             return (end, begin), gammas
 
         def end_jobs(slot: jax.Array, carry: Any) -> Any:
             sums, gammas = carry
-            losses = per_lane(sums, jobs.size[slot])
-            params = jax.tree.map(lambda a: a[slot], local)
-            state = jax.tree.map(lambda a: a[places[slot]], client_state)
+            losses = per_lane(sums, entries(jobs.size, slot))
+            params = entries(local, slot)
+            state = entries(client_state, entries(places, slot))
             own = LocalLoss(losses[1].gradient if algorithm.first.gradient else None)
             own = own._replace(value=losses[1].value)
             context = contexts_of(method.parts, jobs, slot, own, state, points)

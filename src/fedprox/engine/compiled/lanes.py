@@ -47,6 +47,25 @@ def total(tree: T) -> T:
     return restore(jax.lax.psum(vector, AXIS))
 
 
+def entries(tree: T, index: jax.Array) -> T:
+    """The entries at `index` along the first axis of each leaf, the nearest if it is out of range.
+
+    JAX would add a comparison, a sum and a choice for each axis, in case the index is negative:
+    two fifths of a round's operations.
+    """
+    return jax.tree.map(lambda a: a.at[index].get(wrap_negative_indices=False), tree)
+
+
+def squeezed(tree: T) -> T:
+    """Leaves without their first axis, of length 1, such as that of the devices inside `spread`."""
+    return jax.tree.map(lambda a: jax.lax.squeeze(a, (0,)), tree)
+
+
+def expanded(tree: T) -> T:
+    """Leaves with a first axis of length 1."""
+    return jax.tree.map(lambda a: jax.lax.expand_dims(a, (0,)), tree)
+
+
 def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
     """`f` for all lanes, or all sweep points, at once; 0 in `in_axes` for arguments with the axis.
 
@@ -60,10 +79,9 @@ def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[...
         if len(jax.tree.leaves(with_axis)[0]) > 1:
             return batched(*args)
         alone = [
-            arg if axis is None else jax.tree.map(lambda a: a[0], arg)
-            for arg, axis in zip(args, in_axes, strict=True)
+            arg if axis is None else squeezed(arg) for arg, axis in zip(args, in_axes, strict=True)
         ]
-        return jax.tree.map(lambda a: a[None], f(*alone))
+        return expanded(f(*alone))
 
     return every
 
@@ -98,9 +116,9 @@ def run_segments(
 
     def segment(s: jax.Array, carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
         first, inner = carry
-        stop = ends.stop[s]
+        begin, end, stop = entries((ends.begin, ends.end, ends.stop), s)
         if begin_jobs is not None:
-            inner = begin_jobs(ends.begin[s], inner)
+            inner = begin_jobs(begin, inner)
         if ahead is not None:
             inner = _run_ahead(first, stop, tick, inner, ahead)
         elif idle is None:
@@ -111,7 +129,7 @@ def run_segments(
                 lambda at: (at[0] + 1, tick(at[0], at[1])),
                 (first, inner),
             )[1]
-        return stop, end_jobs(ends.end[s], inner)
+        return stop, end_jobs(end, inner)
 
     return jax.lax.fori_loop(0, ends.count, segment, (jnp.int32(0), carry))[1]
 
@@ -126,7 +144,7 @@ def _run_ahead(
         end, read = jnp.minimum(begin + ahead.ticks, stop), ahead.read(begin)
 
         def one(i: jax.Array, inner: T) -> T:
-            return tick(i, inner, jax.tree.map(lambda a: a[i - begin], read))
+            return tick(i, inner, entries(read, i - begin))
 
         return end, jax.lax.fori_loop(begin, end, one, inner)
 
@@ -184,8 +202,7 @@ def part_of_device(tree: T) -> T:
 
 def take_cohort(held: ClientState, at: jax.Array) -> ClientState:
     """The state of a round's clients on this device, by where each place's client is in `held`."""
-    own = at[jax.lax.axis_index(AXIS)]
-    return jax.tree.map(lambda a: a.at[own].get(mode="clip"), held)
+    return entries(held, entries(at, jax.lax.axis_index(AXIS)))
 
 
 def put_cohort(held: ClientState, at: jax.Array, cohort: ClientState) -> ClientState:

@@ -53,12 +53,15 @@ from fedprox.engine.compiled.lanes import (
     begin_watch,
     choose,
     deadline,
+    entries,
+    expanded,
     from_all_devices,
     over,
     part_of_device,
     put,
     put_cohort,
     run_segments,
+    squeezed,
     take_cohort,
     where_lanes,
     zeros_like,
@@ -462,24 +465,22 @@ class Round:
         """Begin the jobs in `slot` (lanes,), -1 for none."""
         # read client state from before the round: if it were read from the carry, XLA would copy
         # all of it whenever a job ends
-        state = jax.tree.map(lambda a: a[self.places[slot]], self.before.client_state)
-        own = jax.tree.map(lambda a: a[slot], self.own)
+        state = entries(self.before.client_state, entries(self.places, slot))
+        own = entries(self.own, slot)
         points = len(self.hparams["learning_rate"])
         context = self.program.contexts(self.plan, slot, own, state, points)
         stop = None
         if self.until is not None:
-            stop = deadline(self.began, self.until.local, self.until.due[slot])
-            stop = jnp.where(self.late[slot], 0.0, stop)
+            stop = deadline(self.began, self.until.local, entries(self.until.due, slot))
+            stop = jnp.where(entries(self.late, slot), 0.0, stop)
         begin_all = self.program.client.begin_all
-        fresh = begin_all(self.broadcast, context, self.jobs.gamma[slot], stop)
+        fresh = begin_all(self.broadcast, context, entries(self.jobs.gamma, slot), stop)
         return carry._replace(lanes=where_lanes(slot >= 0, fresh, carry.lanes))
 
     def batches(self, first: jax.Array) -> Any:
         """The batches of the ticks from `first` that are read at once, leaves (ticks, ...)."""
         ticks = first + jnp.arange(self.program.layout.ahead)
-        return jax.vmap(self.batch)(
-            jax.tree.map(lambda a: a.at[ticks].get(mode="clip"), self.plan.ticks)
-        )
+        return jax.vmap(self.batch)(entries(self.plan.ticks, ticks))
 
     def batch(self, ticks: Ticks) -> tuple[Features, jax.Array, jax.Array]:
         """Features, labels and weights of the rows of a tick of all lanes."""
@@ -492,7 +493,7 @@ class Round:
     def tick(self, i: jax.Array, carry: _Carry, batch: Any = None) -> _Carry:
         """Run one tick of each lane, whose batch may have been read ahead."""
         client = self.program.client
-        ticks: Ticks = jax.tree.map(lambda a: a[i], self.plan.ticks)
+        ticks = entries(self.plan.ticks, i)
         _, size, last, check, noise = ticks
         if self.program.timed:
             carry = self.look_at_clock(carry)
@@ -521,14 +522,15 @@ class Round:
         """End the jobs in `slot` (lanes,), -1 for none, and aggregate their messages."""
         lanes, sums, local, client_state, watch = carry
         ended = slot >= 0
-        weight = jnp.where(ended, self.jobs.weight[slot], 0.0)
+        place, weight, steps = entries((self.places, self.jobs.weight, self.jobs.steps), slot)
+        weight = jnp.where(ended, weight, 0.0)
         if self.program.timed:
             # a round with a clock has one sweep point
             taken = cast("jax.Array", steps_taken(lanes))[:, 0]
-            late = self.program.is_late(taken, self.jobs.steps[slot])
+            late = self.program.is_late(taken, steps)
             weight = jnp.where(late, 0.0, weight)
-        update = self.program.client.message_all(lanes, self.broadcast, self.jobs.steps[slot])
-        arrived = Arrived(slot, self.places[slot], weight, *update)
+        update = self.program.client.message_all(lanes, self.broadcast, steps)
+        arrived = Arrived(slot, place, weight, *update)
         sums, client_state = self.program.collector.take(sums, client_state, arrived)
         finished = self.program.local_of(lanes)
         local = put(local, jnp.where(ended, slot, self.program.room.slots), finished)
@@ -573,9 +575,7 @@ def features_reader(
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
     ) -> tuple[Features, jax.Array]:
-        stored, labels = jax.tree.map(
-            lambda a: a.at[rows].get(mode="promise_in_bounds"), (index_of(x), y)
-        )
+        stored, labels = entries((index_of(x), y), rows)
         return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read
@@ -607,9 +607,9 @@ def point_by_point(run: Callable[[Server, Inputs], Any]) -> Callable[[Server, In
 
     def run_points(server: Server, inputs: Inputs) -> Any:
         def run_point(point: tuple[Server, HParams]) -> Any:
-            server, hparams = jax.tree.map(lambda a: a[None], point)
+            server, hparams = expanded(point)
             after = run(swap_state(server), inputs._replace(hparams=hparams))
-            return jax.tree.map(lambda a: a[0], swap_after(after))
+            return squeezed(swap_after(after))
 
         return swap_after(jax.lax.map(run_point, (swap_state(server), inputs.hparams)))
 
@@ -629,13 +629,12 @@ def point_by_point(run: Callable[[Server, Inputs], Any]) -> Callable[[Server, In
 
 def plan_of_round(inputs: Inputs, r: jax.Array) -> tuple[BatchPlan, Exchange | None]:
     """This device's part of the plans for round r."""
-    plan, exchange = inputs.plan, inputs.exchange
-    ticks, ends = jax.tree.map(lambda a: a[:, 0], (plan.ticks, plan.ends))
-    now = jax.tree.map(lambda a: a[r], plan._replace(ticks=ticks, ends=ends))
-    return now, exchange and exchange_of_round(exchange, r)
+    now, exchange = entries(inputs.plan, r), inputs.exchange
+    ticks, ends = squeezed((now.ticks, now.ends))
+    return now._replace(ticks=ticks, ends=ends), exchange and exchange_of_round(exchange, r)
 
 
 def exchange_of_round(exchange: Exchange, r: jax.Array) -> Exchange:
     """This device's part of the plan for reading gradients in round r."""
-    reading = jax.tree.map(lambda a: a[:, 0], exchange.reading)
-    return jax.tree.map(lambda a: a[r], exchange._replace(reading=reading))
+    now = entries(exchange, r)
+    return now._replace(reading=squeezed(now.reading))
