@@ -51,7 +51,7 @@ def entries(tree: T, index: jax.Array) -> T:
     """The entries at `index` along the first axis of each leaf, the nearest if it is out of range.
 
     JAX would add a comparison, a sum and a choice for each axis, in case the index is negative:
-    two fifths of a round's operations.
+    a third of a round's operations.
     """
     return jax.tree.map(lambda a: a.at[index].get(wrap_negative_indices=False), tree)
 
