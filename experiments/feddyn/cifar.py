@@ -22,9 +22,9 @@ LOW: Printed = (82.3, 240, 512, 994, 825)
 METHODS = all_methods({"alpha": 0.1}, {"solver": {"steps": 50}}, {"mu": 0.0001})
 
 
-def _run(percent: float, methods: list[Table]) -> Table:
+def _run(percent: float, rounds: int, methods: list[Table]) -> Table:
     return {
-        "rounds": 1000,
+        "rounds": rounds,
         "target_accuracy": share(percent),
         "stop_at_target": "any",
         MOST_SEEDS: 1,
@@ -50,13 +50,13 @@ def _run(percent: float, methods: list[Table]) -> Table:
     }
 
 
-ALL, FEDDYN = (f"feddyn-cifar-10-10-percent-iid-{name}" for name in ("all", "feddyn"))
+FEDDYN, OTHERS = (f"feddyn-cifar-10-10-percent-iid-{name}" for name in ("feddyn", "others"))
 
 TABLE_2_IID = Item(
     "Table 2, CIFAR-10: models sent at 10 % participation, IID",
     f"{PAPER}, Table 2, appendix A.2",
     {"short": 120, "paper": 34_000},
-    {ALL: _run(LOW[0], METHODS), FEDDYN: _run(HIGH[0], METHODS[:1])},
+    {OTHERS: _run(LOW[0], 300, METHODS[1:]), FEDDYN: _run(HIGH[0], 1000, METHODS[:1])},
     races=(
         Race(
             COLUMNS,
@@ -69,8 +69,9 @@ TABLE_2_IID = Item(
                 RaceRow(
                     "IID, 10 %, to 82.3 %",
                     accuracy(LOW[0]),
-                    entries(ALL, LOW),
-                    "accuracy on all test images, read every 3 rounds",
+                    (*entries(FEDDYN, LOW)[:1], *entries(OTHERS, LOW)[1:]),
+                    "accuracy on all test images, read every 3 rounds; FedAvg and FedProx, which "
+                    "take the paper 994 and 825 rounds, are stopped after 300",
                 ),
             ),
             "models",
