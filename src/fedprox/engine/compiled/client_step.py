@@ -199,16 +199,16 @@ class ClientStep:
             self.differentiated = f"{algorithm.name}: jax.grad of its objective"
         self.moves_state = model.state is not None and algorithm.moves_model_state
         self.accumulate, self.width = layout.accumulate, layout.reading.width
-        self.begin_all = over(over(self.begin, (0, 0, None, None)), (None, 0, 0, 0))
-        self.gradient_all = over(over(self.gradient, (0, 0, 0, *[None] * 4)), (0,) * 7)
-        self.given_all = over(over(self.given, (0, 0)), (0, None))
-        self.reference_all = over(over(self.reference, (0, 0)), (0, None))
+        self.begin_all = over(self.begin, (0, 0, None, None), (None, 0, 0, 0))
+        self.gradient_all = over(self.gradient, (0, 0, 0, *[None] * 4), (0,) * 7)
+        self.given_all = over(self.given, (0, 0), (0, None))
+        self.reference_all = over(self.reference, (0, 0), (0, None))
         # a single lane keeps its axis here, since without it XLA copies the model in each step
         self.tick_all = jax.vmap(
             jax.vmap(self.tick, in_axes=(0, 0, 0, 0, None, None)), (0, None, 0, 0, 0, 0)
         )
-        self.search_all = over(over(self.search, (0, 0, *[None] * 4)), (0, None, None, 0, 0, 0))
-        self.message_all = over(over(self.message, (0, 0, None)), (0, None, 0))
+        self.search_all = over(self.search, (0, 0, *[None] * 4), (0, None, None, 0, 0, 0))
+        self.message_all = over(self.message, (0, 0, None), (0, None, 0))
 
     def begin(
         self,

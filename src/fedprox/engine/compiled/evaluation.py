@@ -322,7 +322,7 @@ def read_part(
         (loss, others), gradient = jax.value_and_grad(of_trained, has_aux=True)(trained)
         return (loss, gradient), others
 
-    summed_all = over(over(summed, (0, None, None, None)), (None, 0, 0, 0))
+    summed_all = over(summed, (0, None, None, None), (None, 0, 0, 0))
 
     def slice_sums(i: jax.Array | int) -> Any:
         return summed_all(params, *slices(part.x, part.y, reading, i))
@@ -343,7 +343,7 @@ def read_part(
         if shares is not None:
             share = jnp.broadcast_to(entries(shares, slot)[:, None], loss.shape)
             share = share if finite is None else finite * share
-            included = over(over(include, (0, 0, 0)), (0, 0, 0))(scatter, gradient, share)
+            included = over(include, (0, 0, 0), (0, 0, 0))(scatter, gradient, share)
             scatter = where_lanes(ended, included, scatter)
         added = _add_ended(added, slot, weight, terms)
         return where_lanes(ended, zero, carry[0]), (*by_job, added, scatter)

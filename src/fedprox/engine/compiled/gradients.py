@@ -122,10 +122,9 @@ class Measured(NamedTuple):
             labels = label_counts(y, inside, self.classes) if self.classes else None
             return LocalLoss(slope, value, labels)
 
-        points = over(summed, (0, None, None, None))
-        of_lanes = over(points, (None if shared else 0, 0, 0, 0))
+        of_lanes = over(summed, (0, None, None, None), (None if shared else 0, 0, 0, 0))
         probe = jax.vmap(partial(weighted_loss, model), in_axes=(0, None, None, None))
-        probe_all = over(over(probe, (0, None, None, None)), (None, 0, 0, 0))
+        probe_all = over(probe, (0, None, None, None), (None, 0, 0, 0))
 
         def both(params: Params, *rows: jax.Array) -> LocalLoss:
             sums: LocalLoss = of_lanes(params, *rows)
@@ -285,7 +284,7 @@ def inexactness_program(
         first = problem.gradient(problem.start, begin.gradient)
         return inexactness(problem.gradient(trainable(params), end.gradient), first)
 
-    gamma_all = over(over(gamma, (0, 0, 0, 0)), (None, 0, 0, 0))
+    gamma_all = over(gamma, (0, 0, 0, 0), (None, 0, 0, 0))
 
     def program(
         base: Any,

@@ -53,35 +53,43 @@ def entries(tree: T, index: jax.Array) -> T:
     JAX would add a comparison, a sum and a choice for each axis, in case the index is negative:
     a third of a round's operations.
     """
+    index = jax.lax.convert_element_type(index, jnp.int32)  # else once for each leaf
     return jax.tree.map(lambda a: a.at[index].get(wrap_negative_indices=False), tree)
 
 
-def squeezed(tree: T) -> T:
-    """Leaves without their first axis, of length 1, such as that of the devices inside `spread`."""
-    return jax.tree.map(lambda a: jax.lax.squeeze(a, (0,)), tree)
+def squeezed(tree: T, axes: int = 1) -> T:
+    """Leaves without their first `axes`, of length 1, such as that of the devices in `spread`."""
+    return jax.tree.map(lambda a: jax.lax.squeeze(a, range(axes)), tree)
 
 
-def expanded(tree: T) -> T:
-    """Leaves with a first axis of length 1."""
-    return jax.tree.map(lambda a: jax.lax.expand_dims(a, (0,)), tree)
+def expanded(tree: T, axes: int = 1) -> T:
+    """Leaves with so many first axes of length 1."""
+    return jax.tree.map(lambda a: jax.lax.expand_dims(a, range(axes)), tree)
 
 
-def over(f: Callable[..., Any], in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
-    """`f` for all lanes, or all sweep points, at once; 0 in `in_axes` for arguments with the axis.
+def over(f: Callable[..., Any], *in_axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """`f` for all lanes and sweep points: for each axis, the last first, 0 for arguments with it.
 
-    A single lane or point is run without the axis. With it, XLA's CPU compiler would transpose the
+    A single lane or point is run without its axis. With it, XLA's CPU compiler would transpose the
     operands of every matrix multiplication.
     """
-    batched = jax.vmap(f, in_axes=in_axes)
+    *inner, outer = in_axes
+    within = over(f, *inner) if inner else f
+    batched = jax.vmap(within, in_axes=outer)
+    counts = [len(axes) - axes.count(None) for axes in zip(*in_axes, strict=True)]
 
     def every(*args: Any) -> Any:
-        with_axis = [arg for arg, axis in zip(args, in_axes, strict=True) if axis is not None]
+        counted = [(arg, n) for arg, n in zip(args, counts, strict=True)]
+        if all(a.shape[:n] == (1,) * n for arg, n in counted if n for a in jax.tree.leaves(arg)):
+            alone = [squeezed(arg, n) if n else arg for arg, n in counted]
+            return expanded(f(*alone), len(in_axes))
+        with_axis = [arg for arg, axis in zip(args, outer, strict=True) if axis is not None]
         if len(jax.tree.leaves(with_axis)[0]) > 1:
             return batched(*args)
         alone = [
-            arg if axis is None else squeezed(arg) for arg, axis in zip(args, in_axes, strict=True)
+            arg if axis is None else squeezed(arg) for arg, axis in zip(args, outer, strict=True)
         ]
-        return expanded(f(*alone))
+        return expanded(within(*alone))
 
     return every
 
