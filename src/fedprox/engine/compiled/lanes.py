@@ -54,7 +54,7 @@ def entries(tree: T, index: jax.Array) -> T:
     a third of a round's operations.
     """
     index = jax.lax.convert_element_type(index, jnp.int32)  # else once for each leaf
-    return jax.tree.map(lambda a: a.at[index].get(wrap_negative_indices=False), tree)
+    return jax.tree.map(lambda a: a.at[index].get(mode="clip", wrap_negative_indices=False), tree)
 
 
 def squeezed(tree: T, axes: int = 1) -> T:
@@ -79,7 +79,7 @@ def over(f: Callable[..., Any], *in_axes: tuple[int | None, ...]) -> Callable[..
     counts = [len(axes) - axes.count(None) for axes in zip(*in_axes, strict=True)]
 
     def every(*args: Any) -> Any:
-        counted = [(arg, n) for arg, n in zip(args, counts, strict=True)]
+        counted = list(zip(args, counts, strict=True))
         if all(a.shape[:n] == (1,) * n for arg, n in counted if n for a in jax.tree.leaves(arg)):
             alone = [squeezed(arg, n) if n else arg for arg, n in counted]
             return expanded(f(*alone), len(in_axes))
