@@ -79,7 +79,7 @@ def oracle(w: Any, unit: str) -> dict[str, float]:
     return dict(zip(NAMES, (loss, loss, accuracy), strict=True))  # test rows are the same
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
 def test_without_noise_measures_are_clipped_means(unit: str) -> None:
     (run,), (plain,) = runs(**noised(unit=unit)), runs(initial=W, rounds=2)
     for record, w in ((run.history[0], W), (run.final, run.params)):
@@ -92,7 +92,7 @@ def test_without_noise_measures_are_clipped_means(unit: str) -> None:
     assert all(getattr(run.final, name) is None for name in missing)
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
 def test_records_have_the_noise_of_their_key_in_units_of_what_one_moves(unit: str) -> None:
     """A mean of clients moves by root 3 over N, and a sum of rows by the root of its part's."""
     (run,), (silent,) = runs(**noised(2.0, unit)), runs(**noised(0.0, unit))
@@ -287,7 +287,7 @@ def test_a_row_moves_the_vector_by_at_most_one(rows: list[Any], loss: float, met
         assert max(map(np.linalg.norm, moved)) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
 def test_losses_that_are_not_finite_count_as_the_bound(unit: str) -> None:
     """A run whose model has diverged goes on, since its models have the same guarantee."""
 
@@ -335,7 +335,7 @@ def test_validation_rows_of_clients_have_noise_and_those_of_nobody_have_none() -
     assert added == pytest.approx(noise[1] * math.sqrt(2) / CLIENTS, rel=1e-4)
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
 def test_lanes_points_and_a_resumed_run_have_the_same_bits(unit: Any, tmp_path: Path) -> None:
     def history(**changes: Any) -> list[Any]:
         found = runs(**noised(1.0, unit) | {"rounds": 4} | changes)

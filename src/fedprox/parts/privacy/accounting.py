@@ -390,7 +390,7 @@ def calibrated_beside(
     else:
         low = high = calibrated_mechanism(mechanism, epsilon, rounds).noise_multiplier
     while above(high) > 0:
-        low, high = high, 1.25 * high
+        low, high = high, 2 * high
         require(
             high <= NOISES[1],
             f"privacy.epsilon = {epsilon:g}; the measures leave nothing of it for training: give "
