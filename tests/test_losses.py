@@ -320,6 +320,7 @@ def trained(model: fp.Model, y: Array) -> fp.Run:
     return one_run(labelled(y), model, fp.fedlc(0.5), fp.Solver(0.1, 2, epochs=1))
 
 
+@pytest.mark.slow
 def test_maps_of_one_pixel_train_like_classes() -> None:
     """FedLC counts labels, so it reads maps in every way that the engine does."""
     y, loss = np.array([0, 2, 1, 2, 0]), fp.losses.cross_entropy(weights=[1, 2, 0.5])

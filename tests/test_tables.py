@@ -18,6 +18,7 @@ from fedprox.columns import features_of
 from fedprox.federation import Federation
 from fedprox.table_layout import lay_out, training_moments
 from fedprox.tables import read_table
+from tests.variants import mostly_slow
 
 Row = dict[str, Any]
 
@@ -219,7 +220,9 @@ SOURCES: dict[str, Callable[[list[Row], Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    "source", mostly_slow(SOURCES, "arrays", "pandas", "polars with categories", "CSV", "Parquet")
+)
 @settings(max_examples=20, deadline=None)
 @given(rows=TABLES)
 def test_every_source_gives_the_same_federation(

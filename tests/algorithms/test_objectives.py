@@ -18,6 +18,7 @@ from tests import objectives
 from tests.changes import changed
 from tests.objectives import MODEL, ROWS
 from tests.settings import BASE, FEDERATION, runs
+from tests.variants import mostly_slow
 
 SETTING: dict[str, Any] = {name: BASE[name] for name in ("solver", "cohort", "rounds")}
 
@@ -80,7 +81,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "moon", "one of ones own"))
 def test_runs_are_the_oracles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seed and sweep point; some clients take part several times and lack classes."""
     method, oracle, widest = CASES[name]

@@ -1,6 +1,7 @@
 """Every method beside every feature: what must hold does, or the library's table refuses both."""
 
-from contextlib import AbstractContextManager, nullcontext
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,6 @@ NO_CLIENTS = ("centralised", "fault"), ("centralised", "empty round")
 RECORDED = "fedbn of a state", "privacy"
 """A server that records what is released has another update, to which layers of clients do not fit
 before the table is asked."""
-
-
-def of_model(name: str) -> AbstractContextManager[None]:
-    """With the model of a method's crossings."""
-    return with_state() if name in STATEFUL else nullcontext()
-
-
-def refusal(name: str, feature: str) -> str:
-    """The line by which the library's table refuses a feature beside a method; "" if it fits."""
-    if (name, feature) == RECORDED:
-        return ""
-    with of_model(name):
-        return TABLE_OF_FEATURES[feature].refusal(METHODS[name].method)
-
-
-def refused(name: str, feature: str, folder: Path) -> bool:
-    """Whether the library refuses a feature beside a method, which it does as its table says."""
-    line = refusal(name, feature)
-    if line:
-        with of_model(name), pytest.raises(InputError) as error:
-            TABLE_OF_FEATURES[feature].check(METHODS[name], folder)
-        assert str(error.value) == line
-    return bool(line)
 
 
 CROSSINGS = [
@@ -71,13 +49,8 @@ def _shapes_of_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("crossing", mostly_slow(CROSSINGS, *FAST), ids=" beside ".join)
 def test_a_method_beside_a_feature(crossing: tuple[str, str], tmp_path: Path) -> None:
-    name, feature = crossing
-    if not refused(name, feature, tmp_path):
-        with of_model(name):
-            TABLE_OF_FEATURES[feature].check(METHODS[name], tmp_path)
-
-
-@pytest.mark.parametrize("feature", TABLE_OF_FEATURES)
-def test_what_does_not_fit_is_refused(feature: str, tmp_path: Path) -> None:
-    for name in METHODS:
-        refused(name, feature, tmp_path)
+    variant, feature = METHODS[crossing[0]], TABLE_OF_FEATURES[crossing[1]]
+    with with_state() if crossing[0] in STATEFUL else nullcontext():
+        line = feature.refusal(variant.method)
+        with pytest.raises(InputError, match=f"^{re.escape(line)}$") if line else nullcontext():
+            feature.check(variant, tmp_path)

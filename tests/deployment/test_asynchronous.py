@@ -185,6 +185,7 @@ def slow_second(nodes: Sequence[Node], wait: int) -> Network:
     return Network(lambda: range(len(nodes)), send, receive)
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_late_and_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "REPEAT", 60.0)
     (run,) = deployed(REAL, slow_second(nodes_of(REAL, tmp_path), wait=3), patience=100.0)

@@ -130,6 +130,7 @@ def test_slow_clients_send_partial_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("counted")
+@pytest.mark.slow
 def test_fedavg_drops_clients_that_do_not_finish(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ def lives(network: Network, deaths: Sequence[int]) -> Iterator[Network]:
     ("every", "deaths", "keep"),
     [
         (1, (7, 5, 9), "last"),
-        (2, (16, 3), "best"),
+        pytest.param(2, (16, 3), "best", marks=pytest.mark.slow),
         pytest.param(2, (14, 6, 1, 8), "last", marks=pytest.mark.slow),
     ],
 )

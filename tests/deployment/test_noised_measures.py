@@ -60,7 +60,7 @@ def measured(run: Any) -> NDArray[np.float64]:
     return np.array([[record.value(name) for name in NAMES] for record in run.history])
 
 
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
 def test_without_noise_measures_are_those_of_the_simulation(unit: str, nodes: list[Site]) -> None:
     quiet = noised_table(unit, noise=0.0, noise_multiplier=0.0)
     (ours,), (theirs,) = deployed(quiet, [site.answer for site in nodes]), simulated(quiet)
@@ -104,7 +104,7 @@ def test_noise_is_never_the_same(nodes: list[Site], tmp_path: Path) -> None:
     assert not np.isin(measured(one), measured(two)).any()
 
 
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "example"))
 def test_a_node_counts_evaluations_and_answers_no_more_than_planned(
     unit: str, nodes: list[Site]
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_node_counts_evaluations_and_answers_no_more_than_planned(
     assert costs == sorted(costs)
 
 
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
 def test_evaluations_count_for_the_limit_of_a_node(unit: str, nodes: list[Site]) -> None:
     """A limit that rounds alone would meet is exceeded with evaluations."""
     table = noised_table(unit)

@@ -309,7 +309,7 @@ def test_a_damaged_count_is_named(make: Made) -> None:
     ("method", "privacy"),
     [
         pytest.param({"name": "feddane", "mu": 0.5}, None, marks=pytest.mark.slow),
-        ({"name": "scaffold"}, None),
+        pytest.param({"name": "scaffold"}, None, marks=pytest.mark.slow),
         (FEDAVG, {"clip": 0.05, "noise_multiplier": 1.0, "delta": 0.01}),
         pytest.param(
             FEDAVG,

@@ -89,6 +89,7 @@ def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
     assert tail(program.log, 1) == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
+@pytest.mark.slow
 def test_a_program_ends_when_its_parent_is_killed(sleeper: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     command = [sys.executable, "-c", PARENT, sleeper, str(file), str(tmp_path / "log")]

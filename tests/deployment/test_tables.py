@@ -414,6 +414,7 @@ def test_a_node_refuses_no_scale_that_an_operator_chooses() -> None:
     assert vector[-1] == 2  # both numbers are cut off and counted, in a word that is masked
 
 
+@pytest.mark.slow
 def test_nodes_that_read_their_own_tables_are_the_simulation_of_one(tmp_path: Path) -> None:
     rng, lines = np.random.default_rng(3), {"a": list[str](), "b": list[str]()}
     for name, mean in (("a", 40.0), ("b", 60.0)):

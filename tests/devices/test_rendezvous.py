@@ -52,12 +52,11 @@ def short_patience(seconds: int) -> None:
     processes.PATIENCE = seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("process", "line"),
     [
-        pytest.param(
-            0, "process 1 of 2 did not come to 127.0.0.1 within 1 s", marks=pytest.mark.slow
-        ),
+        (0, "process 1 of 2 did not come to 127.0.0.1 within 1 s"),
         (1, "process 1 does not reach process 0 within 1 s: Connection refused"),
     ],
 )

@@ -168,7 +168,7 @@ CASES += [("example", broken) for broken in OF_ROWS]
 
 @pytest.mark.parametrize(
     "case",
-    mostly_slow(CASES, ("client", little_noise), ("example", little_noise)),
+    mostly_slow(CASES, ("client", little_noise)),
     ids=lambda case: f"{case[0]}, {case[1].__name__}",
 )
 def test_a_broken_mechanism_is_caught(case: tuple[Unit, Broken], monkeypatch: Patch) -> None:

@@ -47,7 +47,7 @@ def in_double() -> fp.Model:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", mostly_slow(CASES, "fedprox", "scaffold"))
+@pytest.mark.parametrize("name", mostly_slow(CASES, "scaffold"))
 def test_runs_are_the_oracles_to_ten_digits(name: str) -> None:
     algorithm, make = CASES[name]
     federation = ragged_quadratics(0, ROWS)

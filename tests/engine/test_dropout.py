@@ -16,6 +16,7 @@ from fedprox.model.model import outputs_of
 from fedprox.report.records import metrics_line
 from fedprox.streams import Purpose, generator
 from tests.quadratics import one_run, quadratic_federation, quadratic_model
+from tests.variants import mostly_slow
 
 FEDERATION = fp.datasets.synthetic(clients=4)
 WIDTH = FEDERATION.train.x.shape[1]
@@ -72,7 +73,7 @@ def draw(seed: int, client: int, ticks: int = 1) -> list[float]:
     return [float(jax.random.normal(jax.random.fold_in(key, 0x6D6F6465))) for key in keys]
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", mostly_slow([1, 3], 3))
 def test_the_key_is_a_function_of_seed_round_and_client(
     lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

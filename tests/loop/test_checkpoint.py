@@ -161,7 +161,7 @@ CASES: dict[str, tuple[list[int], list[fp.Algorithm], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, "legs", "state on disk"))
+@pytest.mark.parametrize("case", mostly_slow(CASES, "legs"))
 def test_a_comparison_that_goes_on_is_the_same(case: str, tmp_path: Path) -> None:
     counts, methods, options = CASES[case]
     same(train(methods, **options), in_goes(tmp_path, counts, methods, **options))

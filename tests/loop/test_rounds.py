@@ -44,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
     return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedprox", "scaffold"))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "scaffold"))
 def test_the_loop_has_the_bits_of_simulate_also_where_it_is_left_and_goes_on(name: str) -> None:
     method, whole = METHODS[name], simulated(METHODS[name])
     stages = list(rounds(method))

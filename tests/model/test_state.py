@@ -15,6 +15,7 @@ from tests.model import batch_norm
 from tests.model.batch_norm import MODEL, START, federated
 from tests.objectives import CLASSES, FEATURES, HIDDEN
 from tests.settings import BASE, CLIENTS, FEDERATION
+from tests.variants import mostly_slow
 
 SOLVER = fp.Solver(0.1, 3, epochs=2, weight_decay=0.01)
 EVERYONE: dict[str, Any] = {
@@ -48,7 +49,7 @@ def require_like(run: fp.Run, server: batch_norm.Client) -> None:
 OWN = {"mean": (), "own": ("state",), "own layers": ("state", "scale", "shift")}
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", mostly_slow(OWN, "mean", "own layers"))
 def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
     test, kept = FEDERATION.test, OWN[kind]
     methods = [fp.fedprox(mu=mu).with_model_state(kind) for mu in (0.0, 0.5)]
@@ -65,7 +66,7 @@ def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
             assert run.history[-1].personal_loss == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["own", "own layers"])
+@pytest.mark.parametrize("kind", mostly_slow(["own", "own layers"], "own layers"))
 def test_what_clients_keep_waits_until_they_take_part_again(kind: Any) -> None:
     """In cohorts of two; others have the server's model."""
     test, kept, cohort = FEDERATION.test, OWN[kind], fp.Cohort(2)
@@ -185,7 +186,10 @@ def linen_loop(batches: list[Any], x: Any, y: Any) -> tuple[Any, Any]:
     return variables["params"], {"batch_stats": variables["batch_stats"]}
 
 
-@pytest.mark.parametrize(("model", "loop"), [(NNX, nnx_loop), (LINEN, linen_loop)])
+@pytest.mark.parametrize(
+    ("model", "loop"),
+    [(NNX, nnx_loop), pytest.param(LINEN, linen_loop, marks=pytest.mark.slow)],
+)
 def test_one_client_trains_as_flaxs_own_loop(model: fp.Model, loop: Any) -> None:
     """Alone in a federation, and as central training of the same rows."""
     k = int(np.argmax(FEDERATION.train.sizes))

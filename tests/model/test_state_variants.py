@@ -21,7 +21,11 @@ PART = fp.freeze(MODEL, GIVEN, ["body", "norm.shift"])
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"), [("mean", ()), ("own layers", ("state", "scale", "shift"))]
+    ("kind", "kept"),
+    [
+        ("mean", ()),
+        pytest.param("own layers", ("state", "scale", "shift"), marks=pytest.mark.slow),
+    ],
 )
 def test_frozen_parts_stay_and_the_given_state_moves(kind: Any, kept: tuple[str, ...]) -> None:
     (run,) = everyone(fp.fedavg().with_model_state(kind), model=PART, initial=None)

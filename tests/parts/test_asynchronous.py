@@ -221,7 +221,7 @@ ASYNCHRONOUS: dict[str, tuple[fp.Asynchronous, fp.Algorithm, dict[str, Any]]] = 
 }
 
 
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@pytest.mark.parametrize("name", mostly_slow(ASYNCHRONOUS, "fedbuff", "fedasync"))
 def test_models_are_those_of_the_oracle(name: str) -> None:
     asynchronous, method, numbers = ASYNCHRONOUS[name]
     (run,) = runs(method, asynchronous=asynchronous)

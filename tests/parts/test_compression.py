@@ -33,6 +33,7 @@ from fedprox.subproblem import Subproblem
 from tests.parts.test_population import BYTES, work_of
 from tests.parts.test_population import CLIENTS as POPULATION
 from tests.quadratics import quadratic_federation, quadratic_model
+from tests.variants import mostly_slow
 
 CLIENTS, D, ROUNDS = 7, 6, 8
 CENTRES = list(np.random.default_rng(3).normal(size=(CLIENTS, D)))
@@ -116,7 +117,10 @@ RUNS = [CODECS["random-k"], with_feedback(CODECS["quantize rotated"])]
 """Of the codecs with a random key: without and with a state of clients."""
 
 
-@pytest.mark.parametrize(("setting", "devices"), [(RUNS[0], 2), (RUNS[1], 1)])
+@pytest.mark.parametrize(
+    ("setting", "devices"),
+    [(RUNS[0], 2), pytest.param(RUNS[1], 1, marks=pytest.mark.slow)],
+)
 def test_a_run_is_that_of_a_loop(setting: fp.Compression, devices: int) -> None:
     for found in runs(setting, seed=[0, 4], devices=devices):
         np.testing.assert_allclose(found.params, by_loop(setting, found.seed), atol=2e-5)
@@ -399,7 +403,7 @@ CHANGED: dict[str, tuple[fp.Compression, float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", mostly_slow(CHANGED, "feedback"))
 def test_a_run_whose_models_are_rounded_is_that_of_a_loop(name: str) -> None:
     """The server's own model is never rounded."""
     setting, momentum, options = CHANGED[name]

@@ -119,7 +119,7 @@ def trained_by_hand(k: int, rank: int, mu: float) -> dict[str, Matrix]:
     return w
 
 
-@pytest.mark.parametrize("ranks", [None, (1, 2, 2, 1, 2, 1)])
+@pytest.mark.parametrize("ranks", [pytest.param(None, marks=pytest.mark.slow), (1, 2, 2, 1, 2, 1)])
 def test_a_round_takes_the_mean_of_the_clients_products(ranks: Any) -> None:
     """Clients of other ranks train the leading part, and a faulty client does not count."""
     broken, mu = 3, 0.5

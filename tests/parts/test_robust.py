@@ -184,7 +184,7 @@ def test_attackers_send_what_their_papers_say() -> None:
     ("kind", "rule", "devices"),
     [
         ("sign-flip", "mean", 2),
-        ("a-little-is-enough", "median", 1),
+        pytest.param("a-little-is-enough", "median", 1, marks=pytest.mark.slow),
         ("inner-product", "median", 2),
     ],
 )

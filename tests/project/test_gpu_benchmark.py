@@ -74,6 +74,7 @@ def test_the_summary_shows_each_parts_last_run() -> None:
     assert "| lanes | of | share |\n| --- | --- | --- |\n| 2 |  |  |\n| 2 |  | 0.25 |" in page
 
 
+@pytest.mark.slow
 def test_a_hung_part_and_its_own_processes_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_hung_part_and_its_own_processes_are_ended(
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_what_a_part_has_started_may_write_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

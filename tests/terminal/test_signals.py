@@ -116,6 +116,7 @@ def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once(tmp_path: Path, output: Path) -> None:
     out = tmp_path / "out"
     first, second = end(tmp_path, output, "a checkpoint", signal.SIGINT).splitlines()
@@ -166,6 +167,7 @@ def slow_between(marker: Path, seconds: float) -> None:
     pytest.MonkeyPatch().setattr(snapshot, "write_arrays", slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_during_a_checkpoint_between_methods_waits_for_it_and_the_second_does_not(
     signals: int, tmp_path: Path, output: Path
@@ -230,6 +232,7 @@ def hang_up() -> None:
     pytest.MonkeyPatch().setattr(RunDirectory, "record", hung_up)
 
 
+@pytest.mark.slow
 def test_an_ignored_hangup_and_a_broken_pipe_do_not_end_a_run(tmp_path: Path, output: Path) -> None:
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     command = ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out")]

@@ -20,6 +20,7 @@ from fedprox.protocol.method import noise_words
 from tests.parts.privacy.test_mechanism import CLIP, SOLVER, START, A, B, run
 from tests.quadratics import quadratic_federation, quadratic_model
 from tests.settings import privacy
+from tests.variants import mostly_slow
 
 Z, CLIENTS, DELTA = 2.0, len(B), 0.01
 
@@ -99,7 +100,7 @@ def gaussian(noise: float, times: int, delta: float = DELTA) -> float:
     return epsilon
 
 
-@pytest.mark.parametrize("sampling", ["bernoulli", "uniform"])
+@pytest.mark.parametrize("sampling", mostly_slow(["bernoulli", "uniform"], "bernoulli"))
 def test_epsilon_is_that_of_all_rounds_whatever_the_cohorts(sampling: str) -> None:
     mechanism = mechanism_of(own(), 100, 10, sampling, rounds=20)
     assert epsilon_of(mechanism, 20) == pytest.approx(gaussian(Z, 20), rel=5e-3)
