@@ -390,12 +390,12 @@ def calibrated_beside(
     else:
         low = high = calibrated_mechanism(mechanism, epsilon, rounds).noise_multiplier
     while above(high) > 0:
-        low, high = high, 2 * high
         require(
-            high <= NOISES[1],
+            high < NOISES[1],
             f"privacy.epsilon = {epsilon:g}; the measures leave nothing of it for training: give "
             "a smaller share, or fewer evaluations",
         )
+        low, high = high, min(2 * high, NOISES[1])
     step = TIGHTNESS * low
     found = high if low == high else float(optimize.brentq(above, low, high, xtol=step / 4))
     noise = next(each for k in range(10**6) if above(each := found + k * step / 2) <= 0)
