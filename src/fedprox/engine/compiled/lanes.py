@@ -47,14 +47,21 @@ def total(tree: T) -> T:
     return restore(jax.lax.psum(vector, AXIS))
 
 
-def entries(tree: T, index: jax.Array) -> T:
+def entries(tree: T, index: jax.Array | int) -> T:
     """The entries at `index` along the first axis of each leaf, the nearest if it is out of range.
 
-    JAX would add a comparison, a sum and a choice for each axis, in case the index is negative:
-    a third of a round's operations.
+    `leaf[index]` would add a comparison, a sum and a choice, in case the index is negative: a third
+    of a round's operations.
     """
-    index = jax.lax.convert_element_type(index, jnp.int32)  # else once for each leaf
-    return jax.tree.map(lambda a: a.at[index].get(mode="clip", wrap_negative_indices=False), tree)
+    first = jax.lax.convert_element_type(index, jnp.int32)
+    n, where = first.ndim, jax.lax.expand_dims(first, (first.ndim,))
+
+    def of(a: jax.Array) -> jax.Array:
+        own = range(n, n + a.ndim - 1)
+        dimensions = jax.lax.GatherDimensionNumbers(tuple(own), (0,), (0,))
+        return jax.lax.gather(a, where, dimensions, (1, *a.shape[1:]), mode="clip")
+
+    return jax.tree.map(of, tree)
 
 
 def squeezed(tree: T, axes: int = 1) -> T:
