@@ -374,6 +374,8 @@ BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     """Whether an optimizer needs the objective and its value besides the gradient."""
     require_backend()
+    if optimizer is optax.sgd:  # that of most solvers need not be traced for each of them
+        return False
     built: Any = None
     with suppress(TypeError):
         built = optimizer(learning_rate=jnp.ones(()))
