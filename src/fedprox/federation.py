@@ -5,7 +5,7 @@ Client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -98,10 +98,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
+    @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Rows of each client, shape (clients,)."""
-        return np.diff(self.offsets)
+        """Rows of each client, shape (clients,), read-only."""
+        sizes = np.diff(self.offsets)
+        sizes.flags.writeable = False
+        return sizes
 
     @property
     def labels(self) -> NDArray[np.int64]:

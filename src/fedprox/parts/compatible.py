@@ -112,7 +112,8 @@ class Row(NamedTuple):
     def holds(self, case: Case) -> bool:
         """Whether a case has both."""
         if isinstance(self.first, Chosen):
-            return self.first.holds(case) and self.second.holds(case)
+            # the first one may trace a method
+            return self.second.holds(case) and self.first.holds(case)
         return case.method is not None and self.first.of(case.method) and self.second.holds(case)
 
     def refusal(self, case: Case) -> str:

@@ -132,6 +132,8 @@ class Systems:
         steps = solver.steps_for(sizes)
         if self.deadline is not None:
             return Work(np.minimum(steps, in_time).astype(np.int64), in_time < steps)
+        if self.stragglers == 0:
+            return Work(steps, np.zeros(len(cohort), np.bool_))
         stragglers = self._stragglers(seed, round_, cohort, independent=independent)
         whole_epochs = (solver.epochs or 1) > 1
         unit = solver.steps_per_epoch(sizes) if whole_epochs else np.ones_like(steps)

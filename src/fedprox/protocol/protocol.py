@@ -231,7 +231,7 @@ class Protocol:
         given = (getattr(self, each.name) for each in fields(self))
         return tuple(part for part in given if isinstance(part, Part))
 
-    @property
+    @cached_property
     def setting(self) -> Setting:
         """The settings of the run that parts read beside their own."""
         cohort = self.cohort

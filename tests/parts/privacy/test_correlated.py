@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import fedprox as fp
 from fedprox.deployment.payload import sent_state_of
+from fedprox.deployment.wire import Securing
 from fedprox.engine.planning.batch_plan import round_key
 from fedprox.parts.compatible import Case, check_case
 from fedprox.parts.part import random_key
@@ -396,7 +397,8 @@ def test_what_does_not_fit_is_refused_in_one_line(name: str) -> None:
 def test_nodes_that_add_noise_cannot_correlate_it() -> None:
     line = r"privacy\.mechanism = .blt. does not go with deployment\.secure, since nodes that add"
     quiet = fp.Evaluation(gradients=False)
-    case = Case(shared(privacy=private("blt"), evaluation=quiet), secure=True)
+    secure = Securing(threshold=3, bound=None, bits=32, honest=1, nodes=["a", "b", "c"])
+    case = Case(shared(privacy=private("blt"), evaluation=quiet), secure=secure)
     with pytest.raises(fp.InputError, match=line):
         check_case(case)
 

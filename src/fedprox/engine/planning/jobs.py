@@ -9,6 +9,7 @@ ticks, so the inner loop consists of nothing but steps.
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,7 @@ class Jobs(NamedTuple):
         return np.asarray(t - self.columns.get("age", np.zeros_like(self.client)))
 
 
+@cache
 def no_jobs() -> Jobs:
     """The jobs of a round in which no client trains."""
     real = {"weight", "gamma", "participation", "relative_size"}
