@@ -54,6 +54,7 @@ from fedprox.engine.compiled.lanes import (
     choose,
     deadline,
     entries,
+    example_rows,
     expanded,
     from_all_devices,
     over,
@@ -575,7 +576,7 @@ def features_reader(
     def read(
         x: Features, y: jax.Array, rows: jax.Array, noise: jax.Array | None
     ) -> tuple[Features, jax.Array]:
-        stored, labels = entries((index_of(x), y), rows)
+        stored, labels = example_rows((index_of(x), y), rows)
         return augment_all(noise, stored) if augment else read_all(x, stored), labels
 
     return read
