@@ -55,6 +55,7 @@ ALL = {
     "precision": Script(10, (), "MNIST"),
     "checkpoints": Script(2, (), "MNIST"),
     "models": Script(5, ("torch",)),
+    "ablation": Script(3),
     "flax_layers": Script(5, ("flax",)),
     "diagnose": Script(12, (), "MNIST, EMNIST"),
     "bounds": Script(1),

@@ -273,21 +273,28 @@ def our_round(
     )[0]
 
 
-def our_step(
+def our_program(
     federation: fp.Federation, row: Row, convert: Convert = unchanged
-) -> Callable[[], object]:
-    """One step by itself, called from Python."""
+) -> tuple[Callable[[Any], Any], Any]:
+    """One step by itself as a function of the parameters, and the first of these."""
     model = convert(row.model(federation))
-    params = model.init(jax.random.key(0))
     x, y = (jax.numpy.asarray(a[: row.batch]) for a in federation.train.client(0))
     weights = jax.numpy.full(row.batch, 1 / row.batch)
 
-    @jax.jit
     def step(params: Any) -> Any:
         gradient = jax.grad(weighted_loss, argnums=1)(model, params, x, y, weights)
         return jax.tree.map(lambda w, g: w - 0.01 * g, params, gradient)
 
-    return lambda: jax.block_until_ready(step(params))
+    return step, model.init(jax.random.key(0))
+
+
+def our_step(
+    federation: fp.Federation, row: Row, convert: Convert = unchanged
+) -> Callable[[], object]:
+    """The same, compiled and called from Python."""
+    step, params = our_program(federation, row, convert)
+    compiled = jax.jit(step)
+    return lambda: jax.block_until_ready(compiled(params))
 
 
 def fastest(run: Callable[[], object], repeats: int) -> float:
