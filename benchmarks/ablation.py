@@ -10,7 +10,6 @@ step is faster while its products take so long.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,8 @@ import fedprox as fp
 from benchmarks.loops import Setting
 from benchmarks.models import Row, fastest, our_program, product_rate, row_named
 from benchmarks.page import add, show, table
-from benchmarks.rounds import SYN_SEED, library
+from benchmarks.rounds import SYN_SEED, few_and_many
+from fedprox.jax_internals import equations_of, is_program
 
 ROWS, FEATURES, CLASSES, BATCH = 600, 60, 10, 10
 TICKS = 20_000
@@ -101,23 +101,19 @@ WITHOUT = {
 def seconds_in_round() -> float:
     """Seconds of a step in the library's rounds, on one device."""
     synthetic = fp.datasets.synthetic(1.0, 1.0, seed=SYN_SEED)
-    few = Setting(synthetic, fp.Solver(0.01, BATCH, epochs=20), 10, 60, 60, 1.0)
-    many = replace(few, rounds=180, evaluate_every=180)
-    one, three = library(few, few.mu), library(many, many.mu)
-    return (three.run_seconds - one.run_seconds) / (three.client_steps - one.client_steps)
+    few, many = few_and_many(Setting(synthetic, fp.Solver(0.01, BATCH, epochs=20), 10, 60, 1, 1.0))
+    return (many.run_seconds - few.run_seconds) / (many.client_steps - few.client_steps)
 
 
 def products(program: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """The products of a traced program, and how often each is computed."""
-    for equation in program.eqns:
+    for equation in equations_of(program):
         if equation.primitive.name in PRODUCTS:
             yield equation, times
         inner = times * equation.params.get("length", 1)
-        for value in jax.tree.leaves(
-            equation.params, is_leaf=lambda each: hasattr(each, "eqns") or hasattr(each, "jaxpr")
-        ):
-            if hasattr(value, "jaxpr") or hasattr(value, "eqns"):
-                yield from products(getattr(value, "jaxpr", value), inner)
+        for value in jax.tree.leaves(equation.params, is_leaf=is_program):
+            if is_program(value):
+                yield from products(value, inner)
 
 
 def repeated(equation: Any, count: int) -> Callable[[], object]:
@@ -151,7 +147,7 @@ def measured(row: Row) -> tuple[float, float]:
     step, params = our_program(row.federation(1), row)
     compiled = jax.jit(step)
     found, counts = dict[str, Any](), Counter[str]()
-    for equation, times in products(jax.make_jaxpr(step)(params).jaxpr):
+    for equation, times in products(jax.make_jaxpr(step)(params)):
         key = f"{[each.aval for each in equation.invars]} {equation.params}"
         found[key] = equation
         counts[key] += times
@@ -168,6 +164,11 @@ def least(runs: Sequence[Callable[[], object]]) -> list[float]:
     return list(map(min, zip(*turns, strict=True)))
 
 
+def percent(share: float) -> str:
+    """A share in per cent."""
+    return f"{100 * share:.0f} %"
+
+
 def main() -> None:
     """Time both, and print their tables."""
     fp.use_cpu_devices(1)
@@ -178,17 +179,17 @@ def main() -> None:
     seconds = {name: each / TICKS for name, each in zip(WITHOUT, times, strict=True)}
     for name, each in seconds.items():
         saved = 1 - each / seconds["nothing"]
-        add(parts, name, f"{1e6 * each:.2f}", f"{saved:.0%}" if saved else "")
+        add(parts, name, f"{1e6 * each:.2f}", percent(saved) if saved else "")
     add(parts, "nothing, in the library's round", f"{1e6 * seconds_in_round():.2f}", "")
-    headers = "model", "B", "step ms", "its products ms", "share", "of ceiling", "its products"
+    headers = "model", "B", "step ms", "its products ms", "share", "of ceiling", "products of it"
     models = table(*headers)
     best = 0.0
     for name in MODELS:
         row, best = row_named(name), max(best, product_rate())
         step, alone = measured(row)
-        cells = f"{1e3 * step:.2f}", f"{1e3 * alone:.2f}", f"{alone / step:.0%}"
+        cells = f"{1e3 * step:.2f}", f"{1e3 * alone:.2f}", percent(alone / step)
         rates = (row.operations / each / best for each in (step, alone))
-        add(models, name, str(row.batch), *cells, *(f"{rate:.0%}" for rate in rates))
+        add(models, name, str(row.batch), *cells, *map(percent, rates))
     models.caption = f"large products {1e-9 * best:.0f} GFLOP/s"
     show(parts, models)
 

@@ -67,15 +67,20 @@ def fastest(loop: Callable[[Setting], Timing], setting: Setting, runs: int) -> T
     return min((loop(setting) for _ in range(runs)), key=lambda t: t.rounds + t.evaluations)
 
 
-def rounds_alone(setting: Setting) -> float:
-    """Seconds of the setting's rounds without evaluations.
+def few_and_many(setting: Setting) -> tuple[fp.Run, fp.Run]:
+    """Runs of the setting's rounds and of three times these.
 
-    This is half the difference between runs of three times the rounds and of the rounds, in which
-    only the initial and the final model are evaluated.
+    Only the initial and the final model are evaluated, so the difference is that of the rounds.
     """
     few = replace(setting, evaluate_every=setting.rounds)
     many = replace(few, rounds=3 * few.rounds, evaluate_every=3 * few.rounds)
-    return (library(many, setting.mu).run_seconds - library(few, setting.mu).run_seconds) / 2
+    return library(few, setting.mu), library(many, setting.mu)
+
+
+def rounds_alone(setting: Setting) -> float:
+    """Seconds of the setting's rounds without evaluations."""
+    few, many = few_and_many(setting)
+    return (many.run_seconds - few.run_seconds) / 2
 
 
 def compare_rounds(name: str, setting: Setting, shown: Table) -> None:
