@@ -607,6 +607,7 @@ def test_one_client_and_any_title_can_be_drawn(tmp_path: Path) -> None:
     assert [text.get_text() for text in drawn.axes[1].get_yticklabels()] == ["all", "largest"]
 
 
+@pytest.mark.slow
 def test_clients_without_labels_are_drawn(tmp_path: Path) -> None:
     x, labels, nothing = np.zeros((2, 3)), np.zeros((2, 3), int), np.full((2, 3), -1)
     for clients in ([labels, nothing], [nothing, nothing]):

@@ -30,7 +30,6 @@ from fedprox.engine.planning.jobs import Jobs
 from fedprox.engine.storage.training_data import copy_to_devices
 from fedprox.features import Features, Prepared, Vectors, Windows
 from fedprox.models import logistic
-from tests.variants import mostly_slow
 
 SIZES = [7, 1, 12, 5]
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
@@ -83,7 +82,8 @@ def train(federation: Federation, model: Model, **options: Any) -> Run:
     return simulate(federation, model, fedprox(mu=0.1), **settings | options)[0]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, "windows"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_kept_features_train_like_the_array_they_stand_for(kind: str) -> None:
     kept = KINDS[kind]
     array = np.asarray(kept)

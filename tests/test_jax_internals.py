@@ -277,6 +277,7 @@ def test_where_programs_are_unknown_gradients_are_clipped_one_by_one(
     assert_allclose(total(), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_users_model_is_not_blamed_for_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: Any) -> Any:
         raise RecursionError("maximum recursion depth exceeded")

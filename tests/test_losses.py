@@ -331,6 +331,7 @@ def test_maps_of_one_pixel_train_like_classes() -> None:
     assert mapped.final.test_accuracy == plain.final.test_accuracy
 
 
+@pytest.mark.slow
 def test_a_regression_by_default_has_no_accuracy_and_tags_have() -> None:
     y = np.array([0.5, -1.0, 2.0])
     run = one_run(labelled(y), linear((1,)), fp.fedavg(), fp.Solver(0.1, 2, epochs=1))

@@ -210,7 +210,8 @@ def test_without_test_rows_they_are_unknown() -> None:
     assert all(math.isfinite(run.final.metrics[f"train_{name}"]) for name in METRICS)
 
 
-@pytest.mark.parametrize("rows", [6, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [6, None])
 def test_clients_that_cannot_be_measured_are_left_out(rows: int | None) -> None:
     spoilt = 3
     x, y = RAGGED.train.x.copy(), RAGGED.test.x.copy()
@@ -307,6 +308,7 @@ def weighted_auc(outputs: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Ar
 scored = st.tuples(st.floats(-20, 20, width=32), st.booleans(), st.integers(0, 3))
 
 
+@pytest.mark.slow
 @given(st.lists(scored, min_size=30, max_size=30))
 def test_auc_is_within_its_bound_of_the_exact_one(rows: list[tuple[float, bool, int]]) -> None:
     outputs, y, weights = (np.array(column) for column in zip(*rows, strict=True))

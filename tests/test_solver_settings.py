@@ -154,6 +154,7 @@ def test_momentum_sees_clip_and_weight_decay_and_the_rate_decays_from_round_0() 
     np.testing.assert_allclose(run.params, [w], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_methods_own_settings_are_the_solvers_for_it_alone() -> None:
     federation, model = ragged_quadratics(2, [3, 8, 5]), quadratic_model(START)
     common: dict[str, Any] = {"cohort": Cohort(3), "rounds": 2}

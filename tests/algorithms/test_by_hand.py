@@ -153,6 +153,7 @@ def test_control_variates_are_gradients_and_c_moves_by_the_share_that_took_part(
         np.testing.assert_allclose(ours.params, np.mean(list(found.values()), axis=0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_option_2_of_scaffold_divides_by_the_steps_that_a_stop_rule_left() -> None:
     federation, eta, gamma = ragged_quadratics(1, [3, 1, 2]), 0.2, 0.5
     rows = [methods.rows_of(federation, k) for k in range(3)]

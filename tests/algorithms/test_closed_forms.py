@@ -332,6 +332,7 @@ def test_the_refusal_names_what_leaves_a_client() -> None:
                 assert ("at least" in line) == (stragglers < 1)
 
 
+@pytest.mark.slow
 def test_stragglers_are_paired_between_methods() -> None:
     """FedAvg leaves out those whose work FedProx keeps."""
     setting = {"systems": Systems(stragglers=0.5)}

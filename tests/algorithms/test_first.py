@@ -50,6 +50,7 @@ def test_the_mean_gradient_of_feddane_is_of_a_cohort_of_its_own() -> None:
     assert differ > 0
 
 
+@pytest.mark.slow
 def test_gamma_is_of_the_corrected_problem() -> None:
     """Of FedDANE, where h_k begins with the gradient of f."""
     solver = fp.Solver(0.1, "all", steps=4)

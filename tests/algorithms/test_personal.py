@@ -42,6 +42,7 @@ def after_steps(k: int, w: Vector) -> Vector:
     return B[k] + np.linalg.matrix_power(np.eye(D) - RATE * A[k], STEPS) @ (w - B[k])
 
 
+@pytest.mark.slow
 def test_dittos_models_of_clients_and_of_the_server_are_descents_on_their_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -268,6 +268,7 @@ def test_a_node_that_cannot_join_is_left_out_and_the_others_go_on(
     assert len(logged) < 1_200
 
 
+@pytest.mark.slow
 def test_a_node_has_at_most_a_million_clients() -> None:
     line = "here: names: List should have at most 1000000 items"
     with pytest.raises(InputError, match=line), in_one_line("here"):

@@ -175,6 +175,7 @@ def test_a_private_run_goes_on_without_measures(
     assert run.final.epsilon is not None
 
 
+@pytest.mark.slow
 def test_no_gradient_gives_a_row_by_default(plain: Recorded) -> None:
     node, requests = plain
     one = alone(node.federation)

@@ -69,7 +69,8 @@ def test_without_noise_measures_are_those_of_the_simulation(unit: str, nodes: li
     assert ours.final.epsilon == math.inf
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_noise_is_in_units_of_what_one_moves(
     unit: str, nodes: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +136,8 @@ def test_a_node_counts_evaluations_and_answers_no_more_than_planned(
     assert costs == sorted(costs)
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_evaluations_count_for_the_limit_of_a_node(unit: str, nodes: list[Site]) -> None:
     """A limit that rounds alone would meet is exceeded with evaluations."""
     table = noised_table(unit)

@@ -192,6 +192,7 @@ def test_one_client_moves_a_sum_by_at_most_the_norm(numbers: list[float]) -> Non
         np.testing.assert_allclose(moved, scaled, rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_cannot_be_told_from_others(make: Made) -> None:
     sites = make()
     table = ONCE | {"solver": TABLE["solver"] | {"learning_rate": 1e38}}
@@ -212,6 +213,7 @@ def composed(*noises: float) -> float:
     return epsilon
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_all_sums_of_a_client(tmp_path: Path) -> None:
     given = OwnPrivacy(epsilon=EPSILON, delta=DELTA, clip=CLIP)
     guarantee = SiteGuarantee(given, tmp_path, 4)

@@ -50,6 +50,7 @@ def test_client_state_continues_from_the_last_round_that_counted_at_its_point(
     assert both[1] != neither[1]
 
 
+@pytest.mark.slow
 def test_a_point_without_a_mean_gradient_keeps_its_state(fresh: Fresh, tmp_path: Path) -> None:
     """In a simulation too, a round without a valid g^t changes nothing."""
     method = {"name": "feddane", "mu": [0.5, 1.0]}
@@ -77,6 +78,7 @@ def scaled(share: float | None = None) -> fp.Algorithm:
     return fp.feddane(mu=1.0)._replace(name="scaled", first=first)
 
 
+@pytest.mark.slow
 def test_an_exchange_reads_the_participation_of_the_cohort_that_trains(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

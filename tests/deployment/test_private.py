@@ -88,6 +88,7 @@ def test_methods_that_privacy_does_not_fit_are_refused(name: str, nodes: list[Si
         deployed(table, answers(nodes))
 
 
+@pytest.mark.slow
 def test_the_norm_adapts_as_in_the_private_simulation(nodes: list[Site]) -> None:
     adaptive = {"quantile": 0.8, "rate": 0.5}
     table = private_table(privacy={"noise_multiplier": 0.0, "adaptive_clip": adaptive})
@@ -145,6 +146,7 @@ def test_noise_is_added_in_rounds_without_answers(nodes: list[Site]) -> None:
     require_noise(models(one) - models(two), 2 * Z * CLIP / 4)
 
 
+@pytest.mark.slow
 def test_neither_the_seed_nor_requests_tell_who_takes_part(nodes: list[Site]) -> None:
     """With two nodes, one that is told how many came would learn of the other's clients."""
     told, cohort = set(), {"clients_per_round": 2, "sampling": "bernoulli"}

@@ -117,6 +117,7 @@ def whole(**privacy: Any) -> dict[str, Any]:
     return steps_table(rounds=1, cohort=ALL, solver=solver, privacy=privacy, evaluation=evaluation)
 
 
+@pytest.mark.slow
 def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> None:
     first, second = (deployed(whole(), answers(nodes), ledger=Ledger())[0] for _ in range(2))
     # each of four clients has noise of z C / n_k in its gradient, and a weight of n_k / n
@@ -124,6 +125,7 @@ def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> N
     require_noise(models(first) - models(second), math.sqrt(2) * deviation)
 
 
+@pytest.mark.slow
 def test_the_rows_are_never_the_same(nodes: list[Site]) -> None:
     table = steps_table(rounds=1, cohort=ALL, privacy={"noise_multiplier": 0.0})
     first, second = (deployed(table, answers(nodes), ledger=Ledger())[0] for _ in range(2))

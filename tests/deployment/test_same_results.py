@@ -106,11 +106,12 @@ def test_a_sweep_beside_stragglers(name: str, gradients: bool, tmp_path: Path) -
     compared(table_of(METHODS[name], systems=systems, evaluation=evaluation, cohort=ALL), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "name", "stragglers"),
     [
         ("bernoulli", "scaffold", 0.0),
-        pytest.param("proportional", "fedavg", 0.5, marks=pytest.mark.slow),
+        ("proportional", "fedavg", 0.5),
     ],
 )
 def test_sampling(sampling: str, name: str, stragglers: float, tmp_path: Path) -> None:
@@ -223,7 +224,8 @@ def test_evaluations_of_some_rows(tmp_path: Path) -> None:
         assert getattr(a.final, measure) == pytest.approx(getattr(b.final, measure), rel=0.5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["fedavg", "fedprox"], "fedavg"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 def test_clients_with_devices_have_the_same_rounds_and_times(name: str, tmp_path: Path) -> None:
     table = table_of(
         METHODS[name],

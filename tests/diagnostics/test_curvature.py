@@ -44,6 +44,7 @@ def zeros(size: int) -> Any:
     return np.zeros(size, np.float32)
 
 
+@pytest.mark.slow
 def test_logistic_regression_with_clients_of_all_sizes() -> None:
     sizes = [1, 2, 10, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, 3 * SLICE_ROWS + 5]
     federation = random_federation(sizes, 10, 4)
@@ -60,6 +61,7 @@ def test_logistic_regression_with_clients_of_all_sizes() -> None:
     assert np.abs(found.smallest).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_negative_curvature_of_a_network() -> None:
     federation = random_federation([5, 40, 90], 4, 3)
 

@@ -115,6 +115,7 @@ def test_few_clients_and_equal_ones_cannot_be_told_apart() -> None:
     assert (same.clusters, same.p) == (1, 1.0)
 
 
+@pytest.mark.slow
 def test_the_seed_is_of_the_references() -> None:
     federation = rules(18, 3)
     first, again, other = (of(federation, seed=seed) for seed in (0, 0, 1))

@@ -157,6 +157,7 @@ def test_fedavg_measures_the_middle() -> None:
         np.testing.assert_allclose(one, (window - window.mean()) / window.std(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_measurements_never_see_augmentation() -> None:
     """That training does shows test_augmentation_changes_training_alone_and_repeats."""
     images = photographs(40, side=8)

@@ -150,6 +150,7 @@ def test_a_layer_that_drops_half_keeps_its_mean_and_evaluation_is_deterministic(
     assert (np.asarray(both) > 0).mean() == pytest.approx(0.25, abs=0.03)
 
 
+@pytest.mark.slow
 def test_runs_repeat_and_do_not_depend_on_calls() -> None:
     federation = quadratic_federation([np.eye(1)] * 6, [np.zeros(1)] * 6)
 

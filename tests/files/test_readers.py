@@ -143,6 +143,7 @@ def test_no_more_is_held_than_a_line(
     assert message in refused(lambda: read(bombs[name]), 64 * MIB)
 
 
+@pytest.mark.slow
 def test_numbers_are_not_held_as_pythons(tmp_path: Path) -> None:
     """A file of LEAF's takes twice its size and the result, however many numbers it has."""
     rows = [[0.125] * 100] * 50
@@ -160,6 +161,7 @@ def test_numbers_are_not_held_as_pythons(tmp_path: Path) -> None:
     assert peak < 2 * size + 2 * result + 2 * MIB
 
 
+@pytest.mark.slow
 def test_one_long_word_among_numbers_is_not_made_an_array(tmp_path: Path) -> None:
     user = {"x": [[1] * 20_000 + ["a" * 100_000]], "y": [0]}
     content = {"users": ["a"], "num_samples": [1], "user_data": {"a": user}}

@@ -130,7 +130,7 @@ WORK: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(WORK, "planned", "a stop rule"))
+@pytest.mark.parametrize("case", mostly_slow(WORK, "planned"))
 def test_steps_and_rounds_are_those_since_the_record_before(case: str) -> None:
     options = WORK[case]
     every = fp.Evaluation(gradients="solver" in options, **BOTH)
@@ -186,6 +186,7 @@ def test_few_rows_of_each_client_are_those_that_are_read() -> None:
     np.testing.assert_array_equal(last.training_rows, TESTED.train.sizes)
 
 
+@pytest.mark.slow
 def test_a_model_without_accuracy_has_none_of_clients() -> None:
     model = replace(MODEL, correct=None)
     (run,) = runs(model=model, rounds=1, evaluation=fp.Evaluation(by_client=True, gradients=False))

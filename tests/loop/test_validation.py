@@ -204,7 +204,7 @@ READ: dict[str, tuple[fp.Federation, int | None, int | None]] = {
 """A federation, and how many rows of how many clients are read."""
 
 
-@pytest.mark.parametrize("case", mostly_slow(READ, "all rows of clients", "rows of nobody"))
+@pytest.mark.parametrize("case", mostly_slow(READ, "all rows of clients"))
 def test_measures_are_those_of_the_rows(case: str) -> None:
     federation, rows, some = READ[case]
     evaluation = fp.Evaluation(rows=rows, clients=some, gradients=False)
@@ -247,6 +247,7 @@ def test_clients_that_the_training_loss_leaves_out_are_left_out() -> None:
     check(run(central, faults=fp.Faults()).history[0], expected(CENTRAL, CENTRAL, WEIGHTS))
 
 
+@pytest.mark.slow
 def test_training_is_that_of_the_rows_that_remain() -> None:
     alone = run(REST, rounds=3)
     split = run(BY_CLIENT, rounds=3)

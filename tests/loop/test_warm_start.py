@@ -40,6 +40,7 @@ def test_a_warm_start_is_a_model_that_begins_there_bit_for_bit(tmp_path: Path) -
         assert found.history[0].train_loss == first.final.train_loss
 
 
+@pytest.mark.slow
 def test_containers_that_name_their_parts_alike_and_whole_numbers_are_taken() -> None:
     model = fp.Model(lambda _: [jnp.zeros((5, 3))], lambda params, x: x @ params[0])
     (run,) = train(fp.fedavg(), model=model, initial=(np.ones((5, 3), int),), rounds=1)

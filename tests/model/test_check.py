@@ -164,6 +164,7 @@ def built(mode: str) -> fp.Model:
     return fp.Model.from_nnx(build)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_mode_in_which_a_module_is_built() -> None:
     found = {}
     for mode in ("eval", "as built"):

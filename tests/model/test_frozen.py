@@ -286,14 +286,14 @@ def test_wrong_adapters_are_refused(options: dict[str, Any], line: str) -> None:
         fp.lora(NESTED, NESTED_START, **{"rank": 2, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("evaluation", "names"),
     [
         (fp.Evaluation(gradients=False), {"rounds", "evaluation"}),
-        pytest.param(
+        (
             fp.Evaluation(fine_tune=1),
             {"rounds", "evaluation", "inexactness", "part", "own models"},
-            marks=pytest.mark.slow,
         ),
     ],
 )

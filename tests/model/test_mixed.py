@@ -61,6 +61,7 @@ def test_all_products_are_of_bfloat16() -> None:
     assert made.out_avals[0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_steps_too_small_for_bfloat16_add_up() -> None:
     """1 and 1 + 2^-9 are the same in bfloat16."""
     model = fp.Model(

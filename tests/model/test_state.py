@@ -49,7 +49,7 @@ def require_like(run: fp.Run, server: batch_norm.Client) -> None:
 OWN = {"mean": (), "own": ("state",), "own layers": ("state", "scale", "shift")}
 
 
-@pytest.mark.parametrize("kind", mostly_slow(OWN, "mean", "own layers"))
+@pytest.mark.parametrize("kind", mostly_slow(OWN, "mean"))
 def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
     test, kept = FEDERATION.test, OWN[kind]
     methods = [fp.fedprox(mu=mu).with_model_state(kind) for mu in (0.0, 0.5)]
@@ -205,6 +205,7 @@ def test_one_client_trains_as_flaxs_own_loop(model: fp.Model, loop: Any) -> None
         require_close(tuple(run.params), expected, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_mini_batch_wider_than_a_tick_is_read_in_one_piece() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(CLASSES, size=200)
@@ -248,6 +249,7 @@ def states(**changes: Any) -> Any:
     return run.params.state
 
 
+@pytest.mark.slow
 def test_a_rule_reads_states_as_it_reads_messages() -> None:
     assert states(aggregation=fp.Aggregation("median"))["row"] == np.median(np.arange(CLIENTS))
 

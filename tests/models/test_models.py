@@ -316,6 +316,7 @@ def test_a_model_of_convolutions_learns_at_each_point_of_a_sweep() -> None:
         assert run.final.train_loss < 0.95 * run.history[0].train_loss
 
 
+@pytest.mark.slow
 def test_a_round_of_a_large_model_holds_few_copies_of_it() -> None:
     """Data, (lanes + 3) models and one mini-batch: state, mean, each lane's model and gradient."""
     rng = np.random.default_rng(0)

@@ -22,6 +22,7 @@ def images() -> fp.Federation:
     return fp.Federation.from_arrays([(x, np.arange(3))], classes=10)
 
 
+@pytest.mark.slow
 def test_each_convolution_is_normalized_before_relu_and_pooling() -> None:
     model = fp.models.mnist_cnn(images(), norm="batch")
     whole = jax.tree.map(lambda a: a + 0.1, jax.jit(model.init)(jax.random.key(0)))
@@ -65,7 +66,10 @@ def test_methods_by_name_find_the_layers_of_a_model_by_name(method: str) -> None
     assert (kept is not None) == (method == "fedbn")
 
 
-@pytest.mark.parametrize("build", [fp.models.mnist_cnn, fp.models.resnet18])
+@pytest.mark.parametrize(
+    "build",
+    [fp.models.mnist_cnn, pytest.param(fp.models.resnet18, marks=pytest.mark.slow)],
+)
 def test_batch_normalization_computes_in_bfloat16(build: Any) -> None:
     model = fp.mixed_precision(build(images(), norm="batch"))
     x, train, shapes = np.zeros((2, 28, 28), np.float32), model.train, model.shapes

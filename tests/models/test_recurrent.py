@@ -16,7 +16,6 @@ from fedprox.features import Vectors, Windows
 from fedprox.federation import Rows
 from fedprox.models.recurrent import LSTM, lstm
 from fedprox.streams import Purpose, generator
-from tests.variants import mostly_slow
 
 Arrays = tuple[Any, ...]
 
@@ -87,7 +86,8 @@ def test_the_same_for_many_clients_at_once() -> None:
     both(lambda layer, many: jax.vmap(partial(first, layer))(many), many)
 
 
-@pytest.mark.parametrize("peepholes", mostly_slow([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("peepholes", [False, True])
 def test_products_with_the_hessian_in_reverse_over_reverse(peepholes: bool) -> None:
     given = arguments(peepholes, length=2)
     rng = np.random.default_rng(2)
@@ -171,10 +171,8 @@ def test_where_the_authors_begin() -> None:
     assert float(torch["embedding"]["table"].std()) == pytest.approx(1, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(["peephole-char-lstm", "peephole-word-lstm"], "peephole-char-lstm"),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["peephole-char-lstm", "peephole-word-lstm"])
 def test_a_prediction_at_every_position_sees_the_past_only(name: str) -> None:
     federation = sequences(20, labels="all")
     x = np.asarray(federation.train.x)

@@ -287,6 +287,7 @@ def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(name: str) -> N
             assert (a.time, a.train_loss) == (b.time, b.train_loss)
 
 
+@pytest.mark.slow
 def test_a_faulty_update_leaves_the_others_their_weights() -> None:
     asynchronous, bad = fp.Asynchronous(2, a=2.0), 3
     train = FEDERATION.train

@@ -161,6 +161,7 @@ def test_a_share_that_is_a_whole_number_but_for_rounding_is_one() -> None:
     assert fp.Compression("random-k", share=0.07).message_bits(100) == 7 * 32
 
 
+@pytest.mark.slow
 def test_points_of_a_sweep_and_methods_share_what_is_drawn() -> None:
     solver, mu = fp.Solver(0.5, batch_size="all", epochs=3), [0.0, 0.5]
     for found in runs(RUNS[1], fp.fedprox(mu=mu), solver=solver):
@@ -180,7 +181,7 @@ def test_a_resumed_run_has_the_same_bits(store: Any, tmp_path: Path) -> None:
     assert [r.bits_up for r in whole.history] == [r.bits_up for r in extended.history]
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", mostly_slow([1, 3], 1))
 def test_bits_are_counted_whenever_records_are_made(every: int, tmp_path: Path) -> None:
     setting, evaluation = CODECS["random-k"], fp.Evaluation(every=every, gradients=False)
     run(setting, evaluation=evaluation, rounds=4, checkpoints=fp.Checkpoints(tmp_path))
@@ -258,6 +259,7 @@ def test_one_number_of_six_reaches_the_optimum_with_feedback_or_feddyn_alone() -
     assert max(apart[1:]) < 0.05
 
 
+@pytest.mark.slow
 def test_the_clients_models_are_themselves_if_all_numbers_arrive() -> None:
     """Those of methods stand in the table of crossings."""
     evaluation = fp.Evaluation(model="clients", gradients=False)

@@ -228,6 +228,7 @@ def test_faults_are_screened_before_a_rule() -> None:
     np.testing.assert_allclose(found.params, np.median(CENTRES[~ATTACKERS], axis=0), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_bytes_of_stored_messages_are_said_before_the_run(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

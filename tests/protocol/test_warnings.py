@@ -207,6 +207,7 @@ def test_probabilities_given_to_cross_entropy_warn_once() -> None:
         assert warned(SCALED, model) == []  # it has been looked at
 
 
+@pytest.mark.slow
 def test_what_takes_probabilities_does_not_warn() -> None:
     def likelihood(outputs: jax.Array, y: jax.Array) -> jax.Array:
         return -jnp.log(jnp.take_along_axis(outputs, y[:, None], axis=1)[:, 0])

@@ -55,6 +55,7 @@ def test_variables_come_back_with_their_structure_and_types(tmp_path: Path) -> N
         fp.save_model(path, fp.Variables(np.ones(1), np.bool_(1)))
 
 
+@pytest.mark.slow
 def test_a_run_directory_holds_the_state(tmp_path: Path) -> None:
     (run,) = everyone(fp.fedavg())
     fp.save([run], tmp_path / "run")

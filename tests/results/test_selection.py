@@ -82,6 +82,7 @@ def test_the_best_model_is_that_of_a_run_that_ended_there(evaluated: Any) -> Non
         assert set(rounds) == {11}
 
 
+@pytest.mark.slow
 def test_higher_is_better_of_a_metric_that_says_so() -> None:
     model = quadratic_model(START)
 
@@ -114,6 +115,7 @@ def test_the_first_of_the_best_counts(values: Sequence[float], lower: bool) -> N
     assert (best.round, best.since) == (3 * first, len(values) - first - 1)
 
 
+@pytest.mark.slow
 def test_points_of_a_sweep_end_together_when_patience_does() -> None:
     options: dict[str, Any] = {
         "solver": Solver([0.02, 0.3], 3, epochs=2),

@@ -40,6 +40,7 @@ def compiled() -> Iterator[Counter[str]]:
     jax.monitoring.unregister_event_duration_listener(heard)
 
 
+@pytest.mark.slow
 def test_a_comparison_compiles_each_program_once_and_a_second_one_none(
     compiled: Counter[str],
 ) -> None:

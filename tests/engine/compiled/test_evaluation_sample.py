@@ -163,6 +163,7 @@ def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -
     assert found.final.test_accuracy_se == (error and pytest.approx(error))
 
 
+@pytest.mark.slow
 def test_a_client_that_cannot_be_measured_is_no_part_of_the_sample() -> None:
     drawn = int(TESTED.drawn(5)[2])
     parts = dict[str, Any]()

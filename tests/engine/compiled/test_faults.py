@@ -227,9 +227,8 @@ def test_rows_that_are_no_numbers_spoil_their_clients_alone(
     assert math.isnan(wild.final.gamma_max)
 
 
-@pytest.mark.parametrize(
-    ("norm", "gradients"), [(math.inf, False), pytest.param(10.0, True, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "gradients"), [(math.inf, False), (10.0, True)])
 def test_faulty_gradients_of_a_first_exchange_are_left_out(norm: float, gradients: bool) -> None:
     """FedDANE with everybody in both cohorts is FedDANE of the sound clients."""
     federation, sound = ragged_quadratics(0, SOME_ROWS), [0, 2, 4, 5, 6, 8, 9]
@@ -248,6 +247,7 @@ def test_faulty_gradients_of_a_first_exchange_are_left_out(norm: float, gradient
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_without_a_sound_gradient_of_a_first_exchange_nothing_changes() -> None:
     federation = spoiled(ragged_quadratics(0, [2, 3]), {0: math.nan})
     solver, cohort, rounds = Solver(0.1, "all", steps=2), Cohort(1), 24
@@ -344,6 +344,7 @@ def test_the_measure_of_few() -> None:
     assert scales([math.inf, 1.0]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_late_is_not_faulty_where_last_models_are_evaluated() -> None:
     # one step brings client k from the model, which is soon near 0, to b_k; only the last model of
     # one that has not taken part yet is still at the start, 10,000 times as far away
@@ -385,6 +386,7 @@ def counting(algorithm: Algorithm) -> Algorithm:
     )
 
 
+@pytest.mark.slow
 def test_what_a_client_keeps_is_clipped_with_its_message() -> None:
     """FedDyn's g_k: as if the client had gone the way that counts, and no further."""
     whole = ragged_quadratics(2, [2, 3, 4, 5])
@@ -445,6 +447,7 @@ def test_up_to_half_of_the_finite_updates_may_be_far(
     np.testing.assert_allclose(share, [sound.sum() / count], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_without_faulty_updates_is_the_same() -> None:
     federation, model = ragged_quadratics(0, SOME_ROWS), quadratic_model(START)
     without, other = (

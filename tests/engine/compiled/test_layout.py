@@ -115,6 +115,7 @@ def test_a_run_that_grew_goes_on_bit_for_bit(
         np.testing.assert_array_equal(a.params, b.params)
 
 
+@pytest.mark.slow
 def test_what_is_done_before_the_first_rounds_does_not_depend_on_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,6 +193,7 @@ def test_rows_are_read_ahead_for_long_jobs_of_small_rows(monkeypatch: pytest.Mon
     assert layout_of(solver=fp.Solver(0.02, 3, steps=600)).ahead == 1
 
 
+@pytest.mark.slow
 def test_what_is_read_ahead_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of segments that end within a block, and of blocks within a segment."""
     monkeypatch.setattr(laying_out, "choose_lanes", lambda *_: 2)

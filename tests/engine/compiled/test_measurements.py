@@ -80,6 +80,7 @@ def test_the_sums_of_a_lane_are_divided_by_its_own_rows() -> None:
             np.testing.assert_array_equal(lane, np.full(lane.shape, share))
 
 
+@pytest.mark.slow
 def test_gamma_is_that_of_the_evaluated_round() -> None:
     """Of five rounds in one call it is that of the last, relative to the model before it."""
     cohort, eta = Cohort(2), 0.05

@@ -51,6 +51,7 @@ def test_fedprox_equals_the_numpy_loop(name: str) -> None:
     engine_and_oracle(fp.fedprox(mu=[0.0, 0.5]), name)
 
 
+@pytest.mark.slow
 def test_fedavg_equals_the_numpy_loop_without_stragglers() -> None:
     engine_and_oracle(fp.fedavg(), "mini-batches")
 
@@ -195,7 +196,8 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(STEPS, "a stop rule"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
 def test_a_model_that_is_not_defined_at_a_row_of_zeros(name: str) -> None:
     (run,) = runs(model=UNIT, evaluation=fp.Evaluation(), rounds=2, **STEPS[name])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))

@@ -69,6 +69,7 @@ def test_other_places_are_refused() -> None:
         ragged_runs(fp.feddyn(alpha=1.0), client_store="ram")
 
 
+@pytest.mark.slow
 def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round() -> None:
     federation = ragged_quadratics(3, [2, 5, 1, 4])
     solver, cohort = fp.Solver(0.1, "all", steps=3), fp.Cohort(2)
@@ -97,6 +98,7 @@ def test_gamma_is_of_the_problem_that_was_posed_with_the_state_before_the_round(
         assert run.history[t + 1].gamma_mean == pytest.approx(np.mean(gammas), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_gamma_is_of_the_problem_of_its_round() -> None:
     """The round's own numbers pose it: here mu follows the decaying rate and who took part."""
 

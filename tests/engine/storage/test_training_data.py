@@ -18,7 +18,6 @@ from fedprox.devices.processes import find_ownership
 from fedprox.engine.storage import training_data
 from fedprox.federation import offsets_of
 from fedprox.files.mapping import copy_stretches
-from tests.variants import mostly_slow
 
 SIZES = [40, 3, 150, 1, 9, 70, 26, 2, 5, 12]
 """Several slices, and last clients that lie within a slice of the end."""
@@ -120,7 +119,8 @@ READ: dict[str, tuple[str, fp.Algorithm, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(READ, "windows"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", READ)
 def test_rows_in_mapped_files_change_no_bit(map_: Map, case: str) -> None:
     kind, method, options = READ[case]
     here, there = federation(kind), federation(kind, put=map_)

@@ -27,7 +27,6 @@ from fedprox.parts.privacy.accounting import (
     statement,
 )
 from fedprox.parts.privacy.setting import mechanism_of
-from tests.variants import mostly_slow
 
 EMNIST = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
 """The run of TensorFlow Federated's tutorial on differential privacy, of 100 rounds."""
@@ -100,6 +99,7 @@ def test_rdp_of_several_runs_is_that_of_the_library() -> None:
     assert epsilon_together(runs, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_several_runs() -> None:
     everybody = SMALL._replace(clients_per_round=100, noise_multiplier=8.0)
     other = everybody._replace(noise_multiplier=12.0, delta=0.1)
@@ -217,7 +217,8 @@ def test_what_may_be_declared(changes: dict[str, Any]) -> None:
 COSTS = {150: 3.07, 160: 1.85, 180: 1.71}
 
 
-@pytest.mark.parametrize("capacity", mostly_slow(COSTS, 160))
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", COSTS)
 def test_cutting_a_cohort_costs(capacity: int) -> None:
     found = epsilon(EMNIST, 100, accountant="pld", capacity=capacity)
     assert found == pytest.approx(COSTS[capacity], abs=5e-3)
@@ -346,6 +347,7 @@ def test_calibration_inverts_epsilons(target: float, sampling: str, accountant: 
     assert mechanism_of(given_noise, 400, 40, sampling, 20) == mechanism
 
 
+@pytest.mark.slow
 def test_calibration_accounts_for_each_noise_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
@@ -436,7 +438,11 @@ def test_what_cannot_be_accounted_is_refused(
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "count"),
-    [(1e-3, 1e-17, 100), (1.0, 1e-15, 10), pytest.param(1.0, 5e-324, 10, marks=pytest.mark.slow)],
+    [
+        (1e-3, 1e-17, 100),
+        pytest.param(1.0, 1e-15, 10, marks=pytest.mark.slow),
+        pytest.param(1.0, 5e-324, 10, marks=pytest.mark.slow),
+    ],
 )
 def test_a_delta_that_no_accountant_resolves_is_refused(
     epsilon: float, delta: float, count: int
@@ -489,6 +495,7 @@ def test_a_shown_epsilon_is_never_too_small() -> None:
         assert number <= float(rounded_up(number)) < number + 1.001e-3
 
 
+@pytest.mark.slow
 def test_calibration_leaves_no_warning(capsys: Any) -> None:
     found = calibrated_mechanism(EMNIST, 30.0, 100)
     assert 29.9 < epsilon(found, 100) <= 30

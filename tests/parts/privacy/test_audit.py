@@ -74,7 +74,8 @@ def audited(unit: Unit) -> tuple[float, float]:
     return dp_accounting.get_epsilon_gaussian(noise / effect, DELTA), claimed
 
 
-@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_audit_stays_below_the_claim_and_comes_near(unit: Unit) -> None:
     bound, claimed = audited(unit)
     assert bound < claimed < TIGHT * bound

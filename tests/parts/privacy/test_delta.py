@@ -16,7 +16,6 @@ from fedprox.parts.privacy.accounting import Hidden, Mechanism
 from fedprox.parts.privacy.setting import Unit
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.test_cli import status
-from tests.variants import mostly_slow
 
 ROWS = [23, 9, 40, 4]
 FILE = """
@@ -70,7 +69,8 @@ def test_a_run_is_refused(unit: Unit, delta: float) -> None:
         fp.simulate(methods=fp.fedavg(), **settings(of(unit, delta)))
 
 
-@pytest.mark.parametrize("unit", mostly_slow(WORDS, "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", WORDS)
 def test_a_run_warns(unit: Unit) -> None:
     line = f"privacy.delta = 0.026 is above a tenth of 1 / 4, with {WORDS[unit]}: "
     with pytest.warns(UserWarning, match=re.escape(line)):

@@ -135,7 +135,7 @@ def norms_of(leaves: list[Vector]) -> Vector:
     return np.sqrt(sum(np.sum(np.reshape(a, (len(a), -1)) ** 2, axis=1) for a in leaves))
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "mlp", "sequences"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "mlp"))
 def test_a_sum_of_clipped_gradients_is_that_of_a_loop(name: str) -> None:
     of = clipping(name)
     leaves = [np.asarray(a, float) for a in jax.tree.leaves(of.gradients(of.x, of.y))]
@@ -311,6 +311,7 @@ def test_it_is_the_loop_of_the_formulas(name: str) -> None:
         np.testing.assert_allclose(each.params, wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_without_noise_and_bound_and_on_all_rows_it_is_the_method_itself() -> None:
     solver = fp.Solver(0.05, "all", epochs=3)
     (plain,) = run(fp.scaffold(), None, solver=solver)
@@ -455,6 +456,7 @@ def test_the_noise_is_calibrated_to_the_worst_client_of_all_seeds() -> None:
     assert 2.995 < max(spent) <= 3.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(10, 3000), st.integers(1, 300)), min_size=1, max_size=8))
 @settings(max_examples=5)
 def test_the_worst_client_is_found_among_many(clients: list[tuple[int, int]]) -> None:
@@ -477,6 +479,7 @@ def test_the_same_seed_has_the_same_mini_batches_and_noise_whatever_the_lanes() 
     assert [r.epsilon for r in one.history] == [r.epsilon for r in two.history]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run(tmp_path: Path) -> None:
     def some(rounds: int, checkpoints: fp.Checkpoints | None = None) -> fp.Run:
         every = fp.Evaluation(every=1, gradients=False)

@@ -195,6 +195,7 @@ def test_calibration_meets_epsilon_from_below(accountant: Any) -> None:
     assert fewer[0].noise_multiplier < 0.6 * beside[0].noise_multiplier
 
 
+@pytest.mark.slow
 def test_measures_that_leave_nothing_to_training_are_refused() -> None:
     silent = Mechanism(100, 10, "bernoulli", None, 0.0, 1, 1e-3, "rdp")
     beside = Mechanism(1, 1, "bernoulli", None, 0.5, 1, 1e-3, "rdp"), 11
@@ -287,7 +288,8 @@ def test_a_row_moves_the_vector_by_at_most_one(rows: list[Any], loss: float, met
         assert max(map(np.linalg.norm, moved)) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
 def test_losses_that_are_not_finite_count_as_the_bound(unit: str) -> None:
     """A run whose model has diverged goes on, since its models have the same guarantee."""
 

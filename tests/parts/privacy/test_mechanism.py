@@ -121,6 +121,7 @@ def test_what_a_client_sends_is_bounded_or_screened(numbers: list[float], bound:
         assert not np.isfinite(numbers).all() or not math.isfinite(float(norm))
 
 
+@pytest.mark.slow
 def test_a_method_that_evaluates_another_model_still_does() -> None:
     halved = fp.fedavg()._replace(
         name="half", server=fp.fedavg().server._replace(evaluated=lambda state: state / 2)
@@ -281,6 +282,7 @@ def test_sweep_points_have_the_same_noise_whatever_they_are_computed_with(
             np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_round_without_clients_releases_noise_too() -> None:
     cohort, offsets = fp.Cohort(COHORT, "bernoulli"), np.arange(9)
     drawn = (cohort.draw(seed, 0, offsets, poisson=True).clients for seed in itertools.count())

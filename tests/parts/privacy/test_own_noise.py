@@ -20,7 +20,6 @@ from fedprox.protocol.method import noise_words
 from tests.parts.privacy.test_mechanism import CLIP, SOLVER, START, A, B, run
 from tests.quadratics import quadratic_federation, quadratic_model
 from tests.settings import privacy
-from tests.variants import mostly_slow
 
 Z, CLIENTS, DELTA = 2.0, len(B), 0.01
 
@@ -65,6 +64,7 @@ def test_the_mean_is_of_clipped_messages_with_noise_of_each_client() -> None:
     np.testing.assert_allclose(moved(own(), seed=3), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_all_clients_of_the_cohort() -> None:
     """Its variance over 120 seeds is within 4.5 deviations of z^2 C^2 / K for each number."""
     found = fp.simulate(methods=fp.fedavg(), seed=list(range(120)), **ON_QUADRATICS)
@@ -100,7 +100,8 @@ def gaussian(noise: float, times: int, delta: float = DELTA) -> float:
     return epsilon
 
 
-@pytest.mark.parametrize("sampling", mostly_slow(["bernoulli", "uniform"], "bernoulli"))
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["bernoulli", "uniform"])
 def test_epsilon_is_that_of_all_rounds_whatever_the_cohorts(sampling: str) -> None:
     mechanism = mechanism_of(own(), 100, 10, sampling, rounds=20)
     assert epsilon_of(mechanism, 20) == pytest.approx(gaussian(Z, 20), rel=5e-3)
