@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509 import verification
 
 from fedprox import cli
@@ -380,6 +382,22 @@ def test_what_cannot_be_renewed_is_refused_and_nothing_written(federation: Path)
     said = refused("--renew", "superlink", "--days", "3700")
     assert said.startswith("the SuperLink's certificate would end on ")
     assert ", after its authority, which ends on " in said
+
+
+def test_an_authority_with_another_kind_of_key_signs_nothing(federation: Path) -> None:
+    key, nobody = ed25519.Ed25519PrivateKey.generate(), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    whose = nobody, nobody, key.public_key(), x509.random_serial_number()
+    certificate = x509.CertificateBuilder(*whose, now, now + DAY).sign(key, None)
+    pem = serialization.Encoding.PEM
+    pkcs8, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (federation / "superlink" / "ca.pem").write_bytes(certificate.public_bytes(pem))
+    ca_key = federation / "ca" / "ca.key"
+    ca_key.write_bytes(key.private_bytes(pem, pkcs8, open_))
+    before = contents(federation)
+    said = refusal("certificates", "--renew", "superlink", "--out", str(federation))
+    assert said == f"{ca_key}: of another kind than `fedprox certificates` makes"
+    assert contents(federation) == before
 
 
 def test_a_node_whose_folder_was_given_away_is_renewed(federation: Path) -> None:

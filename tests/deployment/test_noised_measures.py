@@ -188,7 +188,7 @@ def test_evaluations_of_a_resumed_run_are_those_that_nodes_have_counted(
     assert ledger.repeated == [(2, 3)]
     one = gaussian(Z, DELTA)
     counted = [dict(site.node.spent.private)[one] for site in nodes]
-    assert counted == [len(run.history)] * 2
+    assert counted == [len(run.history)] * 2 == [ledger.measured] * 2
     mechanism = Mechanism(4, 4, "bernoulli", None, 2.0, 1, DELTA, "pld")
     assert run.final.epsilon == epsilon_beside(mechanism, 5, (one, counted[0]))
     assert np.isfinite(measured(run)).all()

@@ -63,17 +63,36 @@ class Session:
             items[:] = [item for name in self.chosen for item in of.get(name, ())]
 
 
+Lines = dict[str, set[int]]
+"""The numbers of the lines that are reached, by file."""
+
+
 class Reach:
-    """Records the library's lines that each test reaches, and the test's processor seconds."""
+    """Records the library's lines that each test reaches, and the test's processor seconds.
+
+    What a fixture of several tests reaches counts for each of them.
+    """
 
     def __init__(self, package: str, file: Path) -> None:
         self.package, self.file = f"/{package}/", file
         self.tests: dict[str, Any] = {}
         self.failed: set[str] = set()
+        self.lines: Lines = {}
+        self.fixtures: dict[tuple[str, str], Lines] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        before, self.lines = self.lines, {}
+        result = yield
+        if fixturedef.scope != "function":
+            self.fixtures[fixturedef.baseid, fixturedef.argname] = self.lines
+        add_lines(before, self.lines)
+        self.lines = before
+        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        lines: dict[str, set[int]] = {}
+        self.lines = {}
         from tests.costs import let_go  # after the fork
 
         let_go()  # a program that is kept is not traced, so that its lines would not be reached
@@ -83,11 +102,10 @@ class Reach:
             file = frame.f_code.co_filename.partition(self.package)[2]
             if not file:
                 return None
-            reached = lines.setdefault(file, set())
 
             def line(frame: FrameType, event: str, arg: Any) -> Any:
                 del event, arg
-                reached.add(frame.f_lineno)
+                self.lines.setdefault(file, set()).add(frame.f_lineno)
                 return line
 
             return line
@@ -98,7 +116,10 @@ class Reach:
         result = yield
         sys.settrace(None)
         threading.settrace(None)
-        reached = {file: sorted(numbers) for file, numbers in lines.items()}
+        for (node, name), lines in self.fixtures.items():
+            if item.nodeid.startswith(node) and name in getattr(item, "fixturenames", ()):
+                add_lines(self.lines, lines)
+        reached = {file: sorted(numbers) for file, numbers in self.lines.items()}
         self.tests[item.nodeid] = {"seconds": time.process_time() - start, "lines": reached}
         return result
 
@@ -109,6 +130,12 @@ class Reach:
     def pytest_sessionfinish(self) -> None:
         passed = {name: test for name, test in self.tests.items() if name not in self.failed}
         self.file.write_text(json.dumps(passed))
+
+
+def add_lines(lines: Lines, others: Lines) -> None:
+    """Add other lines to some."""
+    for file, numbers in others.items():
+        lines.setdefault(file, set()).update(numbers)
 
 
 class Exchange:
