@@ -427,7 +427,11 @@ def test_the_command_describes_without_nodes(tmp_path: Path) -> None:
             ["that of one client"],
         ),
         ("gamma", ["that of one client", "standardize than"], ["masks"]),
-        ("a noise of clients", ["that of one client"], ["standardize than", "masks"]),
+        (
+            "a noise of clients",
+            ["that of one client", "measures have no noise"],
+            ["standardize than", "masks"],
+        ),
         ("a noise of examples", ["that of one client"], ["standardize than", "masks"]),
     ],
 )

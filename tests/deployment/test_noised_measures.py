@@ -170,11 +170,11 @@ def test_a_digest_says_how_measures_get_noise(unit: str, nodes: list[Site], tmp_
         (asked,) = runs_asked(parse("test", table))
         assert digest_of_run(asked_of(setup)) == asked.digest
         digests.add(asked.digest)
-        other = {**table, "privacy": table["privacy"] | {"measures": share | {"loss_bound": 1.0}}}
-        if changes:
-            (another,) = runs_asked(parse("test", other))
-            digests.add(another.digest)
-    assert len(digests) == 3
+        measures = share | {"loss_bound": 1.0} if changes else {"noise_multiplier": 2 * Z}
+        other = table["privacy"] | {"measures": {"loss_bound": BOUND} | measures}
+        (another,) = runs_asked(parse("test", table | {"privacy": other}))
+        digests.add(another.digest)
+    assert len(digests) == 4
 
 
 def test_evaluations_of_a_resumed_run_are_those_that_nodes_have_counted(
