@@ -189,10 +189,15 @@ def test_a_learning_rate_that_cannot_be_set_is_refused() -> None:
     next(loop)
     with pytest.raises(fp.InputError, match="learning_rate: the loop has left round 0"):
         first.learning_rate = 0.1
-    loop = rounds(**CASES["a decay"])
-    stage = next(loop)
-    with pytest.raises(fp.InputError, match="learning_rate is a function, or decays"):
-        stage.learning_rate = 0.1
+    of_cases = {
+        "a decay": "solver.learning_rate is a function, or decays",
+        "no barrier": "without a barrier, clients of several rounds train at once",
+    }
+    for case, line in of_cases.items():
+        loop = rounds(**CASES[case])
+        stage = next(loop)
+        with pytest.raises(fp.InputError, match=f"learning_rate: {line}"):
+            stage.learning_rate = 0.1
 
 
 def test_a_loop_that_stands_still_at_the_end_of_a_program_is_silent() -> None:

@@ -304,6 +304,14 @@ def test_a_faulty_update_leaves_the_others_their_weights() -> None:
     np.testing.assert_allclose(run.params, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_gamma_is_of_no_step_whose_clients_started_from_several_models() -> None:
+    """Gradients are measured at the server's model, and who started from another met no gamma."""
+    measured: dict[str, Any] = {"rounds": 4, "evaluation": fp.Evaluation(every=4)}
+    (run,) = runs(fp.fedavg(), asynchronous=fp.Asynchronous(2), **measured)
+    assert run.final.gradient_variance is not None
+    assert np.isnan(run.final.gamma_mean)
+
+
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "asynchronous": fp.Asynchronous(2),

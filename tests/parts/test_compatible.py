@@ -235,6 +235,17 @@ def test_all_that_is_named_is_in_a_row_and_has_an_example() -> None:
     assert len(set(map(name_of, ROWS))) == len(ROWS)
 
 
+ORDERS = "choose", "cohort.sampling must", "give", "it must", "leave", "run", "use"
+
+
+def test_what_to_do_instead_is_an_order_and_a_setting_is_none() -> None:
+    settings = {each for row in ROWS for each in (row.first, row.second)}
+    for each in settings:
+        if isinstance(each, Chosen):
+            assert each.instead.startswith(ORDERS), each
+            assert not each.name.startswith(ORDERS), each
+
+
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_a_row_refuses_both_together_and_neither_alone(
     row: Row, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.engine.planning.round_work import RoundWork, works
 from fedprox.errors import InputError
-from fedprox.parts.clock import Pace
+from fedprox.parts.clock import Pace, Timeline
 from fedprox.protocol.method import Method
 from fedprox.protocol.protocol import Protocol
 from fedprox.streams import Purpose, generator
@@ -175,6 +175,15 @@ def test_records_tell_the_time_and_targets_are_read_by_it() -> None:
 
 
 # -------------------------------------------------------- over-selection, losses, availability
+
+
+def test_where_nothing_takes_time_a_round_waits_for_its_deadline_alone() -> None:
+    clients, takes_part = np.arange(3), np.array([True, False, True])
+    timeline = Timeline(Pace.instant(3), 0.0, 3, seed=0)
+    for left, all_there, end in ((math.inf, False, 0.0), (5.0, False, 5.0), (5.0, True, 0.0)):
+        there = takes_part | all_there
+        counts, seconds = timeline.end(0, clients, np.ones(3, int), there, 3, 0.0, left)
+        assert (counts.tolist(), seconds) == (there.tolist(), end)
 
 
 @given(

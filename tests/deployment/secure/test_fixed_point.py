@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from fedprox.algorithms.base import ROUNDING
-from fedprox.deployment.fixed_point import ROUNDED_PIECE, FixedPoint, fixed_point_of
+from fedprox.deployment.fixed_point import (
+    MEASURES_BOUND,
+    ROUNDED_PIECE,
+    FixedPoint,
+    fixed_point_of,
+)
 from fedprox.errors import InputError
 
 ONE = np.ones(1, np.float32)
@@ -53,6 +58,10 @@ def test_a_number_is_off_by_less_than_a_step(fixed: FixedPoint, shares: list[flo
     # 64 bits are more than those of a double
     rounding = 2.0**-52 * np.abs(limited) / fixed.step
     assert (np.abs(whole - limited / fixed.step) <= 1 + rounding).all()
+
+
+def test_measures_of_a_hundred_nodes_have_the_steps_of_floats() -> None:
+    assert FixedPoint(MEASURES_BOUND, 64, nodes=127).step == 2.0**-24
 
 
 def test_rounding_is_right_on_average() -> None:
