@@ -26,7 +26,7 @@ from fedprox.devices import programs
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event after each program, whether it was compiled or found in the cache."""
 
-MOST_MEMORY, MOST_WITHIN = 1.35e9, 1.45e9
+MOST_MEMORY, MOST_WITHIN = 1.3e9, 1.4e9
 """Memory above which a process lets all programs go, of which each takes two to three megabytes:
 between two files, and within one."""
 
