@@ -2,6 +2,7 @@
 
 import ast
 import os
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -166,3 +167,26 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_tests_do_not_see_the_users_data_folder() -> None:
     assert "FEDPROX_DATA" not in os.environ
+
+
+FOLDERS = {
+    ".ci",
+    ".github",
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "experiments",
+    "src",
+    "tests",
+}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository")
+def test_the_repository_holds_nothing_that_programs_left() -> None:
+    """Such as the temporary files of tests, which hold keys."""
+    # a checkout may be of another user
+    command = ["git", "-c", "safe.directory=*", "ls-files"]
+    held = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    folders = {path.partition("/")[0] for path in held.stdout.splitlines() if "/" in path}
+    assert folders == FOLDERS
