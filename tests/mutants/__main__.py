@@ -37,7 +37,7 @@ from tests.mutants.changes import Mutant, mutants
 from tests.mutants.running import NO_TESTS, Exchange, Reach, Session, run_tests
 
 ROOT, PACKAGE = Path(__file__).parents[2], "src/fedprox"
-COPIED = "src", "tests", "examples", "docs/_ext"
+NOT_COPIED = ".*", "__pycache__", "_build", "runs", "tmp"
 NO_TESTS_OF = "docs", "experiments", "mutants", "project", "terminal"
 """Folders of tests that read pages, sources and terminals, and not what the library computes."""
 
@@ -96,7 +96,10 @@ def reach_of(results: Path) -> dict[str, Any]:
         print(f"measuring what {len(missing) - start} files of tests reach", flush=True)
         found = results / f"reach-{os.getpid()}.json"
         plugins = [Session(results / "programs"), Reach(PACKAGE, found)]
-        run_tests(few, plugins, 3600, found.with_suffix(".log"))
+        log = found.with_suffix(".log")
+        code = run_tests(few, plugins, 3600, log)
+        if code not in (0, 1, NO_TESTS):
+            sys.exit(log.read_text(errors="replace")[-3000:])
         tests = json.loads(found.read_text())
         found.unlink()
         for name in few:
@@ -261,9 +264,8 @@ def main() -> None:
         summary(results, files)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            for name in COPIED:
-                shutil.copytree(ROOT / name, Path(folder, name))
-            shutil.copy(ROOT / "pyproject.toml", folder)
+            leave = shutil.ignore_patterns(*NOT_COPIED)
+            shutil.copytree(ROOT, folder, ignore=leave, dirs_exist_ok=True)
             own = {"FEDPROX_MUTANTS": "1", "PYTHONPATH": f"{folder}/src", "JAX_PLATFORMS": "cpu"}
             command = [sys.executable, "-m", "tests.mutants", str(results), *files]
             command += [f"--sample={given.sample}", f"--seconds={given.seconds}"]

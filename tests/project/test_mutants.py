@@ -1,5 +1,9 @@
 """The changes that `python -m tests.mutants` makes."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.mutants.__main__ import equivalents, mutants_of
@@ -42,3 +46,23 @@ def test_the_mutants_that_change_nothing_exist() -> None:
     files = {file for file, _ in known}
     made = {(file, mutant.change) for file in files for mutant in mutants_of(file, texts=False)}
     assert known.keys() <= made
+
+
+@pytest.mark.slow
+def test_tests_that_cannot_be_collected_end_the_measurement(tmp_path: Path) -> None:
+    tmp_path.joinpath("tests").mkdir()
+    tmp_path.joinpath("tests/test_a.py").write_text("open('no such file')")
+    code = f"""
+from pathlib import Path
+import tests.mutants.__main__ as campaign
+
+campaign.ROOT = Path({str(tmp_path)!r})
+campaign.reach_of(campaign.ROOT / "results")
+"""
+    tmp_path.joinpath("results").mkdir()
+    root = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=tmp_path, env=root, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'no such file'" in ended.stderr
+    assert not list(tmp_path.glob("results/reach/*"))
