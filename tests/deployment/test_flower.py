@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import io
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -373,34 +371,6 @@ def test_a_run_lasts_as_long_as_the_context(tmp_path: Path) -> None:
             ("stopped", ""),
         ]
         link.close()
-
-
-def test_processes_of_flower_keep_to_their_folder_and_send_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setenv("NO_PROXY", "example.org")
-    assert flower.environment(Path("folder")) == {
-        "FLWR_HOME": "folder",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "no_proxy": "example.org,localhost,127.0.0.1",
-    }
-
-
-def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "ca.pem"
-    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: no such file$"):
-        flower.require_certificates(file)
-    file.write_text("nothing")
-    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: no certificates in PEM$"):
-        flower.require_certificates(file)
-
-
-def test_the_app_holds_no_code() -> None:
-    with zipfile.ZipFile(io.BytesIO(flower.packed_app())) as app:
-        names = [name for name in app.namelist() if not name.startswith(".info/")]
-    assert names == ["pyproject.toml"]
 
 
 def test_no_node_asks_for_the_app(federation: Federation) -> None:

@@ -249,7 +249,7 @@ class Link:
     ) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
         self.token, self.most, self.retry = "", math.inf, retry
-        self.version = dict(RuntimeVersionMetadata.from_local_component("fedprox").as_metadata())
+        self.version = RuntimeVersionMetadata.from_local_component("fedprox").as_metadata()
         self.http = httpx.Client(verify=verify, trust_env=not is_loopback(address))
         self.client = kind(
             f"https://{address}",

@@ -12,8 +12,8 @@ import fedprox as fp
 from fedprox.engine.compiled import layout as laying_out
 from fedprox.engine.compiled.compile import Compiler
 from fedprox.engine.compiled.layout import Layout
-from fedprox.engine.planning.batch_plan import Capacity, Shape
-from fedprox.engine.planning.round_work import round_work
+from fedprox.engine.planning.batch_plan import Capacity, Shape, plan_bytes
+from fedprox.engine.planning.round_work import RoundWork, round_work
 from fedprox.engine.storage import training_data
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.variants import mostly_slow
@@ -157,6 +157,13 @@ def test_a_call_has_places_for_the_clients_of_all_its_rounds() -> None:
     assert layout.together(1).held == 3
 
 
+def test_a_round_without_clients_needs_one_place_and_one_tick() -> None:
+    room = Capacity(10, 5, places=3)
+    layout = Layout(Shape(4, 2, 3, 8), Shape(4, 2, 2, 16), room, False, True, 0.1, 50, 1)
+    asked = laying_out.needed(layout, fp.Solver(0.1, 3, epochs=1), RoundWork())
+    assert asked == Capacity(ticks=1, slots=1, places=1)
+
+
 def test_a_client_keeps_its_row_whenever_it_first_takes_part() -> None:
     """Of rounds in one call or several, and of a store with as many rows as can be needed."""
     few, many = (runs(fp.scaffold(), rounds=rounds) for rounds in (4, 12))
@@ -178,6 +185,22 @@ def layout_of(**options: Any) -> Layout:
         with pytest.raises(Enough):
             runs(fp.fedavg(), systems=fp.Systems(), **options)
     return found[0]
+
+
+def test_a_call_takes_the_rounds_up_to_an_evaluation_if_its_plan_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def together(every: int = 12) -> int:
+        evaluation = fp.Evaluation(every=every, gradients=False)
+        return layout_of(rounds=every, evaluation=evaluation).shape.rounds
+
+    monkeypatch.setattr(laying_out, "SAMPLE_ROUNDS", (8, 20))
+    assert [together(4), together(12), together(1000)] == [4, 12, 20]
+    one = layout_of().together(1)
+    monkeypatch.setattr(laying_out, "PLAN_BYTES", 5 * plan_bytes(one.shape, one.room))
+    assert together() == 5
+    monkeypatch.setattr(laying_out, "SMALL_MODEL", 2)
+    assert together() == 1
 
 
 def test_rows_are_read_ahead_for_long_jobs_of_small_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,92 @@
+"""What either end of Flower does by itself, without a SuperLink."""
+
+import io
+import re
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
+
+from fedprox import InputError
+from fedprox.deployment import flower
+from fedprox.deployment.certificates import make_node_key
+from fedprox.deployment.flower_node import NodeConnection, serve
+from fedprox.deployment.network import Parcel
+from tests.deployment.machines import written_authority
+
+
+def test_processes_of_flower_keep_to_their_folder_and_send_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    assert flower.environment(Path("folder")) == {
+        "FLWR_HOME": "folder",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "no_proxy": "example.org,localhost,127.0.0.1",
+    }
+
+
+def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: no such file$"):
+        flower.require_certificates(file)
+    file.write_text("nothing")
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: no certificates in PEM$"):
+        flower.require_certificates(file)
+
+
+def test_the_app_holds_no_code() -> None:
+    with zipfile.ZipFile(io.BytesIO(flower.packed_app())) as app:
+        names = [name for name in app.namelist() if not name.startswith(".info/")]
+    assert names == ["pyproject.toml"]
+
+
+def test_heartbeats_end_with_the_task() -> None:
+    before = set(threading.enumerate())
+    link: Any = None  # the first is sent after a while
+    with flower.heartbeats(link):
+        [thread] = set(threading.enumerate()) - before
+    assert not thread.is_alive()
+
+
+class Waits(threading.Event):
+    """An event that is set after some waits, which take no time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.seconds = most, list[float | None]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        if len(self.seconds) == self.most:
+            self.set()
+        return self.is_set()
+
+
+def test_a_node_that_is_refused_tries_again_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> int:
+        raise httpx.ConnectError("no way")
+
+    monkeypatch.setattr(flower, "sign_on", refused)
+    key, _ = make_node_key(tmp_path / "node")
+    authority = written_authority(tmp_path / "authority")
+    connection = NodeConnection("fl.example.org:9092", authority, key, tmp_path / "folder")
+    stop = Waits(6)
+
+    def answer(parcel: Parcel) -> Parcel:
+        return parcel
+
+    serve(answer, connection, stop)
+    assert stop.seconds == [2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+    assert [r.getMessage() for r in caplog.records] == [
+        "SuperLink fl.example.org:9092: it does not answer: no way; trying again"
+    ]
