@@ -110,7 +110,7 @@ def reach_of(results: Path) -> dict[str, Any]:
 
 
 def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[list[str]], float]:
-    """The tests that reach a mutant's lines, and their seconds, at most so.
+    """The tests that reach a mutant's lines, of at most so many seconds, and those of all.
 
     They are in two parts, the fastest first: these kill most mutants, so that the files of the
     others are not even imported.
@@ -125,7 +125,8 @@ def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[lis
     # methods that a test has as its parameters are made when it is collected, which is not traced
     quick = [n for n in reach if reach[n]["seconds"] < QUICK and n not in names[:count]]
     parts = [names[:first], names[first:count] + quick]
-    return [part for part in parts if part], total[count - 1] if count else 0.0
+    seconds = sum(reach[name]["seconds"] for part in parts for name in part)
+    return [part for part in parts if part], seconds
 
 
 def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path) -> dict[str, Any]:
