@@ -13,11 +13,15 @@ import pytest
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from fedprox import InputError
-from fedprox.deployment import flower
+from fedprox.deployment import flower, flower_node
 from fedprox.deployment.certificates import make_node_key
-from fedprox.deployment.flower_node import NodeConnection, serve
+from fedprox.deployment.flower import Incoming, Lost
+from fedprox.deployment.flower_node import NodeConnection, _received, _Stopped, serve
 from fedprox.deployment.network import Parcel
 from tests.deployment.machines import written_authority
+
+FLEET: Any = None
+"""A connection that no test uses."""
 
 
 def test_processes_of_flower_keep_to_their_folder_and_send_nothing(
@@ -50,8 +54,7 @@ def test_the_app_holds_no_code() -> None:
 
 def test_heartbeats_end_with_the_task() -> None:
     before = set(threading.enumerate())
-    link: Any = None  # the first is sent after a while
-    with flower.heartbeats(link):
+    with flower.heartbeats(FLEET):  # the first is sent after a while
         [thread] = set(threading.enumerate()) - before
     assert not thread.is_alive()
 
@@ -90,3 +93,42 @@ def test_a_node_that_is_refused_tries_again_ever_more_seldom(
     assert [r.getMessage() for r in caplog.records] == [
         "SuperLink fl.example.org:9092: it does not answer: no way; trying again"
     ]
+
+
+class Asked(Incoming):
+    """A request whose fetches end as given; the last way again and again."""
+
+    def __init__(self, *ends: Parcel | str | Exception | None) -> None:
+        self.ends, self.missing = list(ends), []
+
+    def fetch(self, fleet: Any) -> Parcel | str | None:
+        del fleet
+        end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def test_a_request_is_fetched_until_it_is_here() -> None:
+    stop = Waits(9)
+    assert _received(FLEET, Asked(None, None, Parcel(b"all")), stop) == Parcel(b"all")
+    assert len(stop.seconds) == 2
+    with pytest.raises(_Stopped):
+        _received(FLEET, Asked(None), stop)
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        ("it is too long", Lost, "^it is too long$"),
+        (ValueError("not so"), Lost, "^it is not a request: not so$"),
+        (httpx.ConnectError("no way"), httpx.ConnectError, "^no way$"),
+        (None, Lost, "^it did not arrive$"),
+    ],
+)
+def test_a_request_that_does_not_arrive_is_lost(
+    end: Any, kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_node, "ARRIVES", 0.0)
+    with pytest.raises(kind, match=words):
+        _received(FLEET, Asked(end), Waits(9))

@@ -57,7 +57,7 @@ FIRST = 1.0
 """Processor seconds of the tests that are run first."""
 
 QUICK = 0.05
-"""Processor seconds of a test that is always run."""
+"""Processor seconds of a test that is run on each mutant that survived before."""
 
 Key = tuple[str, str]
 """A mutant's file and change."""
@@ -109,11 +109,13 @@ def reach_of(results: Path) -> dict[str, Any]:
     return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
-def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[list[str]], float]:
+def chosen(
+    mutant: Mutant, reach: dict[str, Any], most: float, *, again: bool
+) -> tuple[list[list[str]], float]:
     """The tests that reach a mutant's lines, of at most so many seconds, and those of all.
 
     They are in two parts, the fastest first: these kill most mutants, so that the files of the
-    others are not even imported.
+    others are not even imported. One that is tried again must also pass all quick tests.
     """
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
@@ -123,7 +125,7 @@ def chosen(mutant: Mutant, reach: dict[str, Any], most: float) -> tuple[list[lis
     total = list(accumulate(reach[name]["seconds"] for name in names))
     first, count = bisect_right(total, min(FIRST, most)), bisect_right(total, most)
     # methods that a test has as its parameters are made when it is collected, which is not traced
-    quick = [n for n in reach if reach[n]["seconds"] < QUICK and n not in names[:count]]
+    quick = [n for n in reach if again and reach[n]["seconds"] < QUICK and n not in names[:count]]
     parts = [names[:first], names[first:count] + quick]
     seconds = sum(reach[name]["seconds"] for part in parts for name in part)
     return [part for part in parts if part], seconds
@@ -225,7 +227,8 @@ def campaign(results: Path, files: list[str], given: argparse.Namespace) -> None
         if not given.direct:
             reach = reach or reach_of(results)
             for mutant in due:
-                store(results, judged(mutant, *chosen(mutant, reach, given.seconds), results))
+                tests = chosen(mutant, reach, given.seconds, again=given.survivors)
+                store(results, judged(mutant, *tests, results))
 
 
 def summary(results: Path, files: list[str]) -> None:

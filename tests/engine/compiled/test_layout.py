@@ -203,6 +203,16 @@ def test_a_call_takes_the_rounds_up_to_an_evaluation_if_its_plan_has_room(
     assert together() == 1
 
 
+def test_lanes_follow_the_cost_of_a_step_and_slices_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solver, cohort = fp.Solver(0.02, 3, steps=2), fp.Cohort(len(SIZES))
+    found = layout_of(solver=solver, cohort=cohort)
+    assert [found.shape.lanes, found.reading.lanes, found.reading.width] == [3, 1, 16]
+    monkeypatch.setattr(laying_out, "SMALL_STEP", 2)
+    assert layout_of(solver=solver, cohort=cohort).shape.lanes == 1
+
+
 def test_rows_are_read_ahead_for_long_jobs_of_small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laying_out, "choose_lanes", lambda *_: 2)
     steps = (1, 130, 600)
