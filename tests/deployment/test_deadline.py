@@ -115,6 +115,11 @@ def test_slow_clients_send_partial_work(tmp_path: Path) -> None:
     taken, planned = run.history[1].network or {}, planned_steps(node)
     steps = [taken[name]["steps"] for name in node.federation.names]
     assert len(taken) == 4
+    for each in taken.values():
+        assert list(each) == ["node", "rounds", "steps", "seconds", "bytes_down", "bytes_up"]
+        assert (each["node"], each["rounds"]) == ("node-0", 1)
+        assert 0 < each["seconds"] < DEADLINE
+        assert each["bytes_up"] > 0 < each["bytes_down"]
     # a node that is too slow shortens the work of its clients alike
     shares = np.divide(steps, planned)
     assert all(shares > 0.2)

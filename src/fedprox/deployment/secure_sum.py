@@ -368,7 +368,7 @@ def check_weights(secret: Secret, jobs: Jobs) -> None:
     require(len(has_work) and has_work.all(), "a client without work, whose part of a sum is known")
     rates = jobs.weight / (jobs.size if secret.by == "rows" else 1)
     require(
-        secret.rate > 0 and equal([*rates, secret.rate]),
+        equal([*rates, secret.rate]),
         f"weights {jobs.weight.tolist()}; they must be {secret.rate:g} for each of the {secret.by}",
     )
 

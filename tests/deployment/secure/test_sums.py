@@ -431,7 +431,14 @@ def test_the_clients_of_a_node_weigh_as_those_of_all() -> None:
     )
     secret = Secret(keys="0" * 32, of="train", rate=0.01)
     check_weights(secret, jobs)
-    for change in ({"by": "clients"}, {"by": "clients", "rate": 0.1}, {"rate": 0.011}, {"rate": 0}):
+    by_clients = secret.model_copy(update={"by": "clients", "rate": 0.1})
+    check_weights(by_clients, jobs._replace(weight=np.array([0.1, 0.1])))
+    for change in (
+        {"by": "clients"},
+        {"by": "clients", "rate": 0.1},
+        {"rate": 0.011},
+        *({"rate": r} for r in (0, -0.01, np.nan)),
+    ):
         with pytest.raises(InputError, match=re.escape("weights [0.1, 0.3]; they must be ")):
             check_weights(secret.model_copy(update=change), jobs)
     for worked in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
