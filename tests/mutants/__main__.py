@@ -148,6 +148,8 @@ def judged(mutant: Mutant, parts: list[list[str]], seconds: float, results: Path
         path.write_text(before)
     text = log.read_text(errors="replace")
     first = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    if "ImportError while loading conftest" in text:
+        code = 1  # the library cannot even be imported
     if code > 2:
         print(text[-3000:], file=sys.stderr)
     return {

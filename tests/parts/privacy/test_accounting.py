@@ -26,6 +26,7 @@ from fedprox.parts.privacy.accounting import (
     rounded_up,
     statement,
 )
+from fedprox.parts.privacy.correlated import Strategy
 from fedprox.parts.privacy.setting import mechanism_of
 
 EMNIST = Mechanism(3383, 120, "bernoulli", None, 1.2, 1, 1e-5, "rdp")
@@ -488,6 +489,11 @@ def test_the_statement_says_everything() -> None:
     assert "no limit" in "\n".join(statement(EMNIST, 100))
     assert "none; the client takes part" in "\n".join(statement(GAUSSIAN, 1))
     assert "no privacy guarantee" in statement(EMNIST._replace(noise_multiplier=0.0), 100)[0]
+    seldom = Strategy("independent", separation=10, rounds=100)
+    cyclic = GAUSSIAN._replace(clients=100, clients_per_round=10, sampling="cyclic")
+    for strategy, count in ((None, 25), (seldom, 3)):
+        own = statement(cyclic._replace(strategy=strategy), 25, trusted=False)
+        assert f"a client sends at most {count} messages" in own[4]
 
 
 def test_a_shown_epsilon_is_never_too_small() -> None:
