@@ -429,6 +429,11 @@ def arrays_of(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (lambda head: head["work"].update(state=[[3], [3]]), "state of client '1' after round 4: "),
         (lambda head: head["work"].update(state=[[0], [0, 0]]), "work: each client's state has on"),
         (timed(None, 1.0), "seconds = 1.0; the method has no deadline"),
+        (timed(0.0, 0.0), "request: setup.deadline: Input should be greater than 0"),
+        (
+            lambda head: head["setup"].update(privacy=HIDING | {"epsilon": 0.0}),
+            "request: setup.privacy.epsilon: Input should be greater than 0",
+        ),
         (timed(1.0, None), "seconds = None; they must be from 0 to the deadline, 1.0"),
         (timed(1.0, 2.0), "seconds = 2.0; they must be from 0 to the deadline, 1.0"),
     ],

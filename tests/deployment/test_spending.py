@@ -314,6 +314,7 @@ def test_a_run_that_goes_on_after_many_others_is_counted_in_full(
         exact = composed_with(None, paid.items())
         assert whole.divergences == pytest.approx(exact.divergences)
         # the run counts as a whole, and all others as they are
+        assert all(count >= 0 for _, count in spent.others(own))
         others = composed_with(spent.before, [*spent.others(own), (mechanism, hiding.rounds)])
         rest = [(each, n) for each, n in paid.items() if each != mechanism]
         least = composed_with(None, [*rest, (mechanism, hiding.rounds)])
