@@ -109,19 +109,26 @@ def reach_of(results: Path) -> dict[str, Any]:
     return {t: r for file in stored.values() for t, r in json.loads(file.read_text()).items()}
 
 
+def lines_of(test: dict[str, Any]) -> int:
+    """How many lines a test reaches."""
+    return sum(map(len, test["lines"].values()))
+
+
 def chosen(
     mutant: Mutant, reach: dict[str, Any], most: float, *, again: bool
 ) -> tuple[list[list[str]], float]:
     """The tests that reach a mutant's lines, of at most so many seconds, and those of all.
 
     They are in two parts, the fastest first: these kill most mutants, so that the files of the
-    others are not even imported. One that is tried again must also pass all quick tests.
+    others are not even imported. One that is tried again meets those first that reach least, and
+    all quick tests at the end.
     """
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]
     # lines that run when the module is imported were not traced
     names = names or [n for n, lines in reached.items() if lines] or list(reach)
-    names.sort(key=lambda name: reach[name]["seconds"])
+    # tests that reach little else are made for these lines
+    names.sort(key=lambda name: lines_of(reach[name]) if again else reach[name]["seconds"])
     total = list(accumulate(reach[name]["seconds"] for name in names))
     first, count = bisect_right(total, min(FIRST, most)), bisect_right(total, most)
     # methods that a test has as its parameters are made when it is collected, which is not traced

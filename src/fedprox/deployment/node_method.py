@@ -459,7 +459,11 @@ def on_nodes(algorithm: Algorithm) -> Algorithm:
 
 
 def parameters_in_words(shapes: Params) -> str:
-    """The types and shapes of a model's parameters, to be compared."""
+    """The types and shapes of a model's parameters, to be compared.
+
+    >>> parameters_in_words({"dense": {"bias": np.zeros(3), "weight": np.zeros((2, 3), "f4")}})
+    "['dense']['bias'] float64[3], ['dense']['weight'] float32[2, 3]"
+    """
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     return ", ".join(
         f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
