@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedprox.algorithms import ALGORITHMS, First
-from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy, SecurePolicy
+from fedprox.deployment.policy import REPORTS, Policy, PrivacyPolicy, SecurePolicy, check_jobs
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
 from fedprox.models import MODELS
@@ -82,6 +82,7 @@ BY_ROWS = jobs([0.2, 0.3, 0.5], [20, 30, 50])
 LARGE = jobs([40.0, 40.0, 40.0])
 TEN = Solver(0.1, batch_size=10, epochs=1)
 ROWS = np.array([5, 20, 35])
+EPOCHS = {epochs: Solver(0.1, batch_size=10, epochs=epochs) for epochs in (2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,8 @@ ROWS = np.array([5, 20, 35])
             *(Policy(most_epochs=2.0), "check_work", [TEN, ROWS, np.array([1, 5, 8])]),
             "2.5 epochs; at most 2 are allowed",
         ),
+        (Policy(most_epochs=2.0), "check_planned", [sends(), EPOCHS[2], ROWS], ""),
+        (Policy(most_epochs=2.0), "check_planned", [sends(), EPOCHS[3], ROWS], "3 epochs; at most"),
     ],
 )
 def test_a_check_of_a_policy(policy: Policy, check: str, given: list[Any], line: str) -> None:
@@ -222,6 +225,27 @@ def test_a_check_of_a_policy(policy: Policy, check: str, given: list[Any], line:
     with pytest.raises(InputError) as raised:
         checked(*given)
     assert str(raised.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "capacity", "most"),
+    [("bernoulli", None, 6), ("bernoulli", 4, 4), ("uniform", 6, 3), ("cyclic", None, 3)],
+)
+def test_a_private_round_has_no_more_clients_than_declared(
+    sampling: str, capacity: int | None, most: int
+) -> None:
+    mechanism = Mechanism(6, 3, sampling, capacity, 1.0, 1, 1e-5, "rdp")
+    run, hides = Given(seed=0, clients_per_round=3, clients=6), Given(mechanism=mechanism)
+
+    def check(count: int) -> None:
+        work = jobs([1 / 3] * count)._replace(relative_size=np.ones(count))
+        check_jobs(run, hides, work, 0, 0.5)  # type: ignore[arg-type]
+
+    check(most)
+    with pytest.raises(
+        InputError, match=f"^{most + 1} clients; a private round has at most {most}$"
+    ):
+        check(most + 1)
 
 
 def test_a_policy_allows_what_the_library_has() -> None:

@@ -367,6 +367,15 @@ def test_an_operator_that_swaps_keys_is_refused(known: Any) -> None:
         nodes.keys["a"].share([signed if each.node == "b" else each for each in nodes.roster])
 
 
+def test_shares_of_fewer_nodes_than_the_threshold_are_not_accepted(known: Any) -> None:
+    nodes = begun(known, 3)
+    shares, commitments = given_to("a", dealt_by(nodes))
+    with pytest.raises(InputError, match="a sum over 2 nodes; at least 3 are needed"):
+        nodes.keys["a"].accept({"b": shares["b"]}, commitments)
+    few = {name: shares[name] for name in "bc"}
+    assert nodes.keys["a"].accept(few, commitments) == {"unusable": []}
+
+
 def test_a_roster_is_checked(known: Any) -> None:
     nodes, others = begun(known, 3), begun(known, 3)
     node = nodes.keys["a"]
@@ -433,12 +442,9 @@ def test_the_clients_of_a_node_weigh_as_those_of_all() -> None:
     check_weights(secret, jobs)
     by_clients = secret.model_copy(update={"by": "clients", "rate": 0.1})
     check_weights(by_clients, jobs._replace(weight=np.array([0.1, 0.1])))
-    for change in (
-        {"by": "clients"},
-        {"by": "clients", "rate": 0.1},
-        {"rate": 0.011},
-        *({"rate": r} for r in (0, -0.01, np.nan)),
-    ):
+    changes: list[dict[str, Any]] = [{"by": "clients"}, {"by": "clients", "rate": 0.1}]
+    changes += [{"rate": rate} for rate in (0.011, 0, -0.01, np.nan)]
+    for change in changes:
         with pytest.raises(InputError, match=re.escape("weights [0.1, 0.3]; they must be ")):
             check_weights(secret.model_copy(update=change), jobs)
     for worked in ({"weight": np.array([0.1, 0.0])}, {"steps": np.array([0, 1])}):
