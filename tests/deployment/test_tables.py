@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -290,12 +291,14 @@ def test_a_node_with_another_order_of_columns_is_told_what_to_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = sites(tmp_path)
-    with_columns(nodes[1], replace(COLUMNS, features=(SEX, AGE, DOSE)))
+    size = replace(DOSE, name="größe")
+    for node, others in zip(nodes, [(AGE, SEX), (SEX, AGE), (AGE, SEX)], strict=True):
+        with_columns(node, replace(COLUMNS, features=(*others, size)))
     with caplog.at_level(logging.WARNING):
         join(Conversation(in_memory([node.answer for node in nodes]), patience=0.1), 2)
     assert caplog.messages[0] == (
         "node 1: order of columns: not that of node 'node-0'; [data] of its file needs features = "
-        '["age", "sex", "dose"]; left out'
+        '["age", "sex", "größe"]; left out'
     )
 
 
@@ -412,6 +415,20 @@ def test_a_node_refuses_no_scale_that_an_operator_chooses() -> None:
     fixed = FixedPoint(MEASURES_BOUND, 64, 3)
     vector = fixed.quantized(summed_part(own, about, 9.0), np.ones(1, np.float32))
     assert vector[-1] == 2  # both numbers are cut off and counted, in a word that is masked
+
+
+@pytest.mark.parametrize(
+    ("mean", "unit", "line"),
+    [
+        (np.full((1, 1), np.nan), np.ones((1, 1)), "moments: m finite, u above 0"),
+        (np.zeros((1, 1)), np.zeros((1, 1)), "moments: m finite, u above 0"),
+        (np.zeros((1, 1)), np.ones((1, 2)), "moments: arrays must be float64(1, 1)"),
+    ],
+)
+def test_the_numbers_of_a_second_sum_are_checked(mean: Array, unit: Array, line: str) -> None:
+    own = Moments(*(np.full((1, 1), x) for x in (9.0, 2.0, 3.0)))
+    with pytest.raises(InputError, match=f"^{re.escape(line)}$"):
+        summed_part(own, [mean, unit], 9.0)
 
 
 @pytest.mark.slow

@@ -470,6 +470,20 @@ def test_a_run_without_faulty_updates_is_the_same() -> None:
         assert (expected.faulty, expected.faulty_clients) == (None, None)
 
 
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " and 1 more")])
+def test_at_most_five_clients_are_named(count: int, more: str) -> None:
+    """Of the first round with faulty updates, and of its first run."""
+    names = [f"c{k}" for k in range(9)]
+    first = [(3, 1, k) for k in range(count)]
+    flagged = np.array([(4, 0, 8), *first[::-1], (3, 2, 7)])
+    line = f"b: round 4: faulty update of client c0, c1, c2, c3, c4{more}, and faults.policy"
+    with pytest.raises(InputError, match=f"^{line}"):
+        Faults("fail").measures_of(flagged, ["a", "b", "c"], names)
+    found = Faults().measures_of(flagged, ["a", "b", "c"], names)
+    assert found["faulty"] == [1, count, 1]
+    assert found["faulty_clients"] == [["c8"], names[:count], ["c7"]]
+
+
 def test_a_run_that_is_to_fail_names_the_round_and_the_clients() -> None:
     records: list[Record] = []
     federation = spoiled(ragged_quadratics(0, SOME_ROWS), {2: math.nan, 6: math.inf})
