@@ -291,6 +291,6 @@ def choose_lanes(
     return best[1]
 
 
-def _lane_counts(most: int) -> list[int]:
+def _lane_counts(most: int) -> set[int]:
     """The numbers of lanes to consider: 2^e and 3/2 2^e."""
-    return sorted({w for e in range(12) for w in (2**e, 3 * 2**e // 2) if w <= most})
+    return {w for e in range(12) for w in (2**e, 3 * 2**e // 2) if w <= most}
