@@ -119,9 +119,9 @@ def chosen(
 ) -> tuple[list[list[str]], float]:
     """The tests that reach a mutant's lines, of at most so many seconds, and those of all.
 
-    They are in two parts, the fastest first: these kill most mutants, so that the files of the
-    others are not even imported. One that is tried again meets those first that reach least, and
-    all quick tests at the end.
+    They are in two parts, so that the files of the second are not even imported if the first kills
+    the mutant. The fastest tests come first. One that is tried again meets those first that reach
+    least, and all quick tests at the end.
     """
     reached = {name: set(test["lines"].get(mutant.file, ())) for name, test in reach.items()}
     names = [n for n, lines in reached.items() if lines.intersection(mutant.lines)]

@@ -257,9 +257,6 @@ def _child(
         with log.open("wb") as out:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
-        # a mutant that cannot be imported is no wrong use of pytest
-        import fedprox  # noqa: F401
-
         base = f"--basetemp={Path.cwd()}/tmp"
         code = int(pytest.main([*OPTIONS, *options, base, *paths], plugins=plugins))
     except BaseException:
