@@ -10,9 +10,9 @@ from dataclasses import replace
 import fedprox as fp
 from benchmarks.gpu_parts.cifar import follow, images, speed
 from benchmarks.gpu_parts.part import Part
-from experiments.feddyn.cifar import FEDDYN, TABLE_2_IID
+from experiments.feddyn.cifar import FAST, TABLE_2_IID
 
-RUN = TABLE_2_IID.runs[FEDDYN]
+RUN = TABLE_2_IID.runs[FAST]
 
 ALPHA = 0.1
 

@@ -131,16 +131,36 @@ def test_free_memory_is_that_of_the_container_and_unknown_elsewhere(
         assert mesh_module.free_on_host() == free
 
 
-def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: int) -> None:
-        raise OSError(28, "No space left on device")
+def disk_is_full(*_: int) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(
-        fp.InputError,
-        match=rf"client_store: no room on disk in {tempfile.gettempdir()} .*No space left",
-    ):
+
+def test_a_disk_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.posix_fallocate", disk_is_full)
+    full = rf"client_store: no room on disk in {tempfile.gettempdir()} .*No space left"
+    with pytest.raises(fp.InputError, match=full):
         ragged_runs(fp.feddyn(alpha=1.0), client_store="disk")
+    # also for what is read again
+    store = open_store("disk", np.zeros(3, np.float32), range(4), lane_mesh(1), most=4)
+    known = np.array([False, True, False, False])
+    with pytest.raises(fp.InputError, match=full):
+        store.restore([("known", known), ("0-0-1", np.ones((1, 3), np.float32))])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("devices", "host", "kind"),
+    [(48, 0, "_OnDevices"), (47, 96, "_Rows"), (47, 95, "_MappedRows")],
+)
+def test_state_is_kept_in_the_first_place_where_half_of_the_memory_holds_it(
+    devices: int, host: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "fedprox.engine.storage.client_store"
+    monkeypatch.setattr(f"{module}.free_on_devices", lambda mesh: devices)  # each of two
+    monkeypatch.setattr(f"{module}.free_on_host", lambda: host)
+    store = open_store("auto", np.zeros(3, np.float32), range(9), lane_mesh(), most=4)
+    assert kind == type(store.rows[0] if kind.endswith("Rows") else store).__name__  # type: ignore[attr-defined]
+    store.close()
 
 
 def test_a_store_on_disk_leaves_nothing_behind(

@@ -184,11 +184,11 @@ class TrainingRows:
         self.distributed, self.row_bytes = ownership.processes > 1, row_bytes(rows)
 
     def together(self, work: Sequence[RoundWork]) -> int:
-        """The most such rounds of one call, so that the rows gathered for it take little memory."""
+        """The most such rounds of one call whose gathered rows take little memory; 0 if none do."""
         if self.on_devices:
             return len(work)
         largest = max(int(w.jobs.size.sum() + w.exchange.size.sum()) for w in work)
-        return max(1, min(len(work), GATHERED_BYTES // max(1, largest * self.row_bytes)))
+        return min(len(work), GATHERED_BYTES // max(1, largest * self.row_bytes))
 
     def needed(self, work: Sequence[RoundWork], width: int) -> int:
         """The number of rows to gather for a call; 0 if all rows are on the devices."""
