@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedprox as fp
-from fedprox.algorithms.base import ROUNDING, Algorithm
+from fedprox.algorithms.base import ROUNDING, Algorithm, Memory
 from fedprox.deployment.combine import (
     Declared,
     NodeMeasures,
@@ -23,7 +23,13 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import MOST_HEAD, Answered, Conversation, Failed
 from fedprox.deployment.network import Parcel
-from fedprox.deployment.payload import RoundPart, checked_part, part_shapes, require_clipped
+from fedprox.deployment.payload import (
+    RoundPart,
+    checked_part,
+    part_shapes,
+    require_clipped,
+    sent_state_of,
+)
 from fedprox.deployment.wire import VERSION, Array, Clients, Description, Request, pack_arrays
 from fedprox.engine.planning.jobs import Jobs, no_jobs
 from fedprox.errors import InputError
@@ -496,3 +502,14 @@ def test_a_clipped_sum_is_as_small_as_its_clients_make_it(scale: float) -> None:
     for factors in ([1 / OVER, 1.0], [1.0, 1 / OVER], [0.5, 0.5]):
         with pytest.raises(InputError, match=r"^its sum has the norms "):
             require_clipped(TWO, sums, np.array(factors, np.float32) * clip)
+
+
+def test_nodes_receive_what_a_clients_memory_alone_reads() -> None:
+    method, params = fp.feddyn(alpha=0.1), jax.ShapeDtypeStruct((2,), np.float32)
+    assert sent_state_of(method, params).read == (True, False)  # not h
+    for memory in (
+        Memory(lambda state, _: state.h, lambda *given: given[2].memory),
+        Memory(lambda *_: jnp.zeros(2), lambda state, *_: state.h),
+    ):
+        client = method.client._replace(memory=memory)
+        assert sent_state_of(method._replace(client=client), params).read == (True, True)

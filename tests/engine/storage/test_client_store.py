@@ -156,7 +156,7 @@ def test_state_is_kept_in_the_first_place_where_half_of_the_memory_holds_it(
     devices: int, host: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "fedprox.engine.storage.client_store"
-    monkeypatch.setattr(f"{module}.free_on_devices", lambda mesh: devices)  # each of two
+    monkeypatch.setattr(f"{module}.free_on_devices", lambda _: devices)  # each of two
     monkeypatch.setattr(f"{module}.free_on_host", lambda: host)
     store = open_store("auto", np.zeros(3, np.float32), range(9), lane_mesh(), most=4)
     assert kind == type(store.rows[0] if kind.endswith("Rows") else store).__name__  # type: ignore[attr-defined]

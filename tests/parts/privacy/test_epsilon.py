@@ -47,9 +47,12 @@ for t, work in zip(range(ROUNDS), drawn_works(*GIVEN, 1), strict=False):
 @given(
     repeated=st.lists(st.tuples(st.integers(0, ROUNDS), st.integers(0, ROUNDS)), max_size=3),
     asked=st.lists(st.integers(0, ROUNDS), min_size=1, max_size=4),
+    given_up=st.sets(st.integers(0, ROUNDS - 1), max_size=2),
 )
 @settings(max_examples=40)
-def test_steps_are_those_of_the_rounds(repeated: list[tuple[int, int]], asked: list[int]) -> None:
+def test_steps_are_those_of_the_rounds(
+    repeated: list[tuple[int, int]], asked: list[int], given_up: set[int]
+) -> None:
     again = [range(*sorted(pair)) for pair in repeated]
     steps = LocalSteps(METHOD, 1, again)
     for rounds in asked:
@@ -57,6 +60,10 @@ def test_steps_are_those_of_the_rounds(repeated: list[tuple[int, int]], asked: l
         expected += sum((BY_ROUND[list(each)].sum(axis=0) for each in again), np.zeros(5, np.int64))
         np.testing.assert_array_equal(steps.counted(rounds), expected)
         assert [count for *_, count in steps.after(rounds)] == expected[expected > 0].tolist()
+        without = sorted(given_up & set(range(rounds)))
+        np.testing.assert_array_equal(
+            steps.counted(rounds, without), expected - BY_ROUND[without].sum(axis=0)
+        )
 
 
 def test_repeated_rounds_cost_once_more() -> None:
