@@ -1,6 +1,7 @@
 """What goes with what: each row of the table refuses its example, of which no half is refused."""
 
 import dataclasses
+import inspect
 import itertools
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -235,6 +236,7 @@ def test_all_that_is_named_is_in_a_row_and_has_an_example() -> None:
     assert len(set(map(name_of, ROWS))) == len(ROWS)
 
 
+SETTINGS = inspect.signature(fp.simulate).parameters.keys()
 ORDERS = "choose", "cohort.sampling must", "give", "it must", "leave", "run", "use"
 
 
@@ -244,6 +246,8 @@ def test_what_to_do_instead_is_an_order_and_a_setting_is_none() -> None:
         if isinstance(each, Chosen):
             assert each.instead.startswith(ORDERS), each
             assert not each.name.startswith(ORDERS), each
+            # what nobody can set by its key is named in words
+            assert each.words or each.key.partition(".")[0] in SETTINGS, each
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
