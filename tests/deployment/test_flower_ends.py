@@ -1,5 +1,6 @@
 """What either end of Flower does by itself, without a SuperLink."""
 
+import contextlib
 import io
 import re
 import threading
@@ -13,11 +14,11 @@ import pytest
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from fedprox import InputError
-from fedprox.deployment import flower, flower_node
+from fedprox.deployment import flower, flower_node, flower_operator
 from fedprox.deployment.certificates import make_node_key
 from fedprox.deployment.flower import Incoming, Lost
 from fedprox.deployment.flower_node import NodeConnection, _received, _Stopped, serve
-from fedprox.deployment.network import Parcel
+from fedprox.deployment.network import Parcel, Received
 from tests.deployment.machines import written_authority
 
 FLEET: Any = None
@@ -132,3 +133,45 @@ def test_a_request_that_does_not_arrive_is_lost(
     monkeypatch.setattr(flower_node, "ARRIVES", 0.0)
     with pytest.raises(kind, match=words):
         _received(FLEET, Asked(end), Waits(9))
+
+
+def test_the_operator_receives_what_arrives_and_is_told_what_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {
+        "under way": Asked(None, Parcel(b"all")),
+        "here": Asked(Parcel(b"here")),
+        "gone": Asked("the node\nhas left"),
+        "lost": Asked(Lost("a part is missing")),
+        "refused": Asked(ValueError("not so")),
+        "no way": Asked(httpx.ConnectError("no way"), Parcel(b"then")),
+    }
+    dropped = []
+
+    def begun(link: Any, run: int, waiting: Any) -> Any:
+        assert (link, run) == (FLEET, 7)
+        return {request: answers[request] for request in waiting}
+
+    def send(link: Any, run: int, parcels: Any) -> Any:
+        assert (link, run) == (FLEET, 7)
+        return {node: (request, True) for node, request in zip(parcels, names, strict=True)}
+
+    monkeypatch.setattr(flower, "answers_begun", begun)
+    monkeypatch.setattr(flower, "send_requests", send)
+    monkeypatch.setattr(flower, "drop", lambda *given: dropped.append(given))
+    requests = flower_operator._Requests(FLEET, 7, contextlib.nullcontext)
+    names = list(answers)
+    assert requests.send(dict.fromkeys(range(6), Parcel(b"ask"))) == dict(enumerate(names))
+    with pytest.raises(httpx.ConnectError):
+        requests.receive(0.0)
+    assert requests.receive(0.0) == [
+        Received("here", Parcel(b"here")),
+        Received("gone", None, "the node has left"),
+        Received("lost", None, "a part is missing"),
+        Received("refused", None, "its answer is refused: not so", final=True),
+        Received("under way", Parcel(b"all")),
+        Received("no way", Parcel(b"then")),
+    ]
+    assert dropped == [(FLEET, 7, request) for request in ("gone", "lost", "refused")]
+    assert not requests.waiting
+    assert not requests.incoming

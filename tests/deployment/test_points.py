@@ -50,6 +50,27 @@ def test_client_state_continues_from_the_last_round_that_counted_at_its_point(
     assert both[1] != neither[1]
 
 
+def test_a_point_at_which_no_message_counts_keeps_its_state(fresh: Fresh, tmp_path: Path) -> None:
+    method = {"name": "feddyn", "alpha": [0.1, 1.0]}
+
+    def models(rounds: int, *points: int) -> list[Any]:
+        answers = []
+        for site in fresh(tmp_path / f"{rounds}-{points}"):
+            in_round = iter([[], [*points]])
+
+            def change(head: Any, arrays: dict[str, Any], in_round: Any = in_round) -> None:
+                del head
+                nan_at(next(in_round), arrays)
+
+            answers.append(changed(site.answer, "train", change))
+        table = table_of(method, rounds=rounds, cohort={"clients_per_round": 4})
+        return [vector(run.params) for run in deployed(table, answers)]
+
+    first, found, whole = models(1), models(2, 1), models(2)
+    np.testing.assert_array_equal(found, [whole[0], first[1]])
+    assert np.abs(whole[1] - first[1]).max() > 1e-3
+
+
 @pytest.mark.slow
 def test_a_point_without_a_mean_gradient_keeps_its_state(fresh: Fresh, tmp_path: Path) -> None:
     """In a simulation too, a round without a valid g^t changes nothing."""

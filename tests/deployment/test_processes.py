@@ -60,7 +60,10 @@ def ends(pid: int, seconds: float) -> bool:
     return False
 
 
-def test_programs_run_and_end_with_the_context(sleeper: str, tmp_path: Path) -> None:
+def test_programs_run_and_end_with_the_context(
+    sleeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what they say is in the log at once
     log = tmp_path / "log"
     pids = [tmp_path / "a", tmp_path / "b"]
     programs = [Child(sleeper, [str(pid)], log, {"COLOR": "blue"}) for pid in pids]

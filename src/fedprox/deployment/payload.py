@@ -133,6 +133,11 @@ class RoundPart(NamedTuple):
         trees = self._asdict().items()
         return {name: leaf for key, tree in trees for name, leaf in prefixed(key, tree).items()}
 
+    @property
+    def counts_at_each_point(self) -> bool:
+        """Whether an update counts at each sweep point, as in a sum under masks."""
+        return bool(self.counts.any(axis=0).all())
+
 
 def require_clipped(part: RoundPart, sum_: Any, clip: NDArray[np.float32]) -> None:
     """Raise `InputError` if a sum of clipped messages is larger than it can be."""

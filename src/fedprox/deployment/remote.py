@@ -361,8 +361,9 @@ class RemoteSeed:
             one = possible if secret is None and not noised else None
             part = checked_part(answered.arrays, own, sent[index], points, one)
             if secret is not None:
-                every = part.counts.any(axis=0).all()
-                require(every, "no update counts, and its message is in the sum")
+                require(
+                    part.counts_at_each_point, "no update counts, and its message is in the sum"
+                )
             elif coded is not None:
                 part = coded.summed(part, own, self.setup.seed, t)
             if self.private and secret is None and not noised:

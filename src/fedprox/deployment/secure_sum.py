@@ -291,7 +291,7 @@ class Sums:
 
     def masked(self, request: Request, setup: Setup, part: RoundPart) -> dict[str, Array]:
         """A node's part of a round with its message under masks."""
-        require(part.counts.any(axis=0).all(), "no update counts, and a sum without any hides less")
+        require(part.counts_at_each_point, "no update counts, and a sum without any hides less")
         secret = self.check_next(request, setup)
         vector = fixed_point_of(setup, secret.of).quantized(part.message, part.counted)
         keys = self._keys_of(secret)
