@@ -6,6 +6,7 @@ import re
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("flwr", reason="an optional extra: pip install '.[flower]'")
 
 from fedprox import InputError
-from fedprox.deployment import flower, flower_node, flower_operator
+from fedprox.deployment import flower, flower_node, flower_operator, heartbeat
 from fedprox.deployment.certificates import make_node_key
 from fedprox.deployment.flower import Incoming, Lost
 from fedprox.deployment.flower_node import NodeConnection, _received, _Stopped, serve
@@ -60,6 +61,13 @@ def test_heartbeats_end_with_the_task() -> None:
     assert not thread.is_alive()
 
 
+@pytest.fixture
+def node_key(tmp_path: Path) -> Path:
+    """A node's private key."""
+    key, _ = make_node_key(tmp_path / "node")
+    return key
+
+
 class Waits(threading.Event):
     """An event that is set after some waits, which take no time."""
 
@@ -75,15 +83,17 @@ class Waits(threading.Event):
 
 
 def test_a_node_that_is_refused_tries_again_ever_more_seldom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    node_key: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refused(*_: Any) -> int:
         raise httpx.ConnectError("no way")
 
     monkeypatch.setattr(flower, "sign_on", refused)
-    key, _ = make_node_key(tmp_path / "node")
     authority = written_authority(tmp_path / "authority")
-    connection = NodeConnection("fl.example.org:9092", authority, key, tmp_path / "folder")
+    connection = NodeConnection("fl.example.org:9092", authority, node_key, tmp_path / "folder")
     stop = Waits(6)
 
     def answer(parcel: Parcel) -> Parcel:
@@ -94,6 +104,56 @@ def test_a_node_that_is_refused_tries_again_ever_more_seldom(
     assert [r.getMessage() for r in caplog.records] == [
         "SuperLink fl.example.org:9092: it does not answer: no way; trying again"
     ]
+
+
+def status(code: int) -> httpx.HTTPStatusError:
+    response = httpx.Response(code)
+    return httpx.HTTPStatusError("", request=httpx.Request("POST", "x"), response=response)
+
+
+@pytest.mark.parametrize(
+    ("replies", "pauses", "end"),
+    [
+        ([True, True, False], [24.0] * 3, "the SuperLink no longer knows the node"),
+        ([True, status(401)], [24.0] * 2, "the SuperLink refuses the node's key"),
+        (
+            [status(503), httpx.ConnectError(""), ValueError(), True],
+            [24.0, *[5.0] * 3, 24.0],
+            "the node did not sign off: no way",
+        ),
+    ],
+)
+def test_heartbeats_are_sent_until_the_node_ends_or_is_refused(
+    replies: list[Any],
+    pauses: list[float],
+    end: str,
+    node_key: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, answers = Waits(5), iter(replies)
+
+    def link(address: str, ca_certificate: Path, key: Any, _: Any) -> Any:
+        assert (address, ca_certificate, key.key_size) == ("fl.example.org", Path("ca.pem"), 384)
+        return FLEET
+
+    def stay(link: Any, node: int) -> bool:
+        assert (link, node) == (FLEET, 7)
+        if isinstance(reply := next(answers), Exception):
+            raise reply
+        return bool(reply)
+
+    def sign_off(link: Any, node: int) -> None:
+        assert (link, node) == (FLEET, 7)
+        raise httpx.ConnectError("no way")
+
+    monkeypatch.setattr("sys.argv", ["main", "fl.example.org", "ca.pem", str(node_key), "7"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(heartbeat, "threading", SimpleNamespace(Event=lambda: ended))
+    for name, function in {"fleet_link": link, "stay": stay, "sign_off": sign_off}.items():
+        monkeypatch.setattr(flower, name, function)
+    assert heartbeat.keep_connected() == end
+    assert ended.seconds == pauses
+    assert next(answers, None) is None
 
 
 class Asked(Incoming):
