@@ -21,16 +21,22 @@ TIMES = 200
 
 
 def lines_of(panel: Panel, measured: Measured) -> list[tuple[str, str, list[Series]]]:
-    """The lines of a panel: the run, the name in the legend, and the series of each seed."""
+    """The lines of a panel: the run, the name in the legend, and the series of each seed.
+
+    The name has the run's, if several runs have a line of the same label.
+    """
+    labels = [
+        (run, label)
+        for run in panel.runs
+        for label in panel.labels or dict.fromkeys(series.label for series in measured[run])
+    ]
+    alike = len({label for _, label in labels}) < len(labels)
     found = []
-    for run in panel.runs:
-        labels = panel.labels or dict.fromkeys(series.label for series in measured[run])
-        for label in labels:
-            group = pick(measured[run], label)
-            shown = without_choice(label)
-            if len(panel.runs) > 1:
-                shown = f"{shown}, {run.removesuffix(f', {panel.title}')}"
-            found.append((run, shown, group))
+    for run, label in labels:
+        shown = without_choice(label)
+        if alike:
+            shown = f"{shown}, {run.removesuffix(f', {panel.title}')}"
+        found.append((run, shown, pick(measured[run], label)))
     return found
 
 

@@ -16,7 +16,7 @@ from experiments import ITEMS
 from experiments.__main__ import app
 from experiments.engine import run as engine
 from experiments.engine.blocks import blocks
-from experiments.engine.figure import arrange, figure, from_results
+from experiments.engine.figure import arrange, figure, from_results, lines_of
 from experiments.engine.item import (
     MORE_RATES,
     MOST_SEEDS,
@@ -223,6 +223,15 @@ def test_panels_fit_a_page(rows: list[str], columns: int, titles: str) -> None:
     found, side_by_side = arrange([[Panel(title, "", ()) for title in row] for row in rows])
     assert side_by_side == columns
     assert "".join(panel.title if panel else " " for panel in found) == titles
+
+
+def test_a_legend_names_runs_only_where_their_lines_are_named_alike() -> None:
+    panel = Panel("MNIST", "train_loss", ("a", "b, MNIST"))
+    measured = {"a": [series("fedavg", [2, 1])], "b, MNIST": [series("fedprox mu=1", [2, 1])]}
+    assert [shown for _, shown, _ in lines_of(panel, measured)] == ["fedavg", "fedprox mu=1"]
+    measured["a"].append(series("fedprox mu=1", [2, 1]))
+    shown = ["fedavg, a", "fedprox mu=1, a", "fedprox mu=1, b"]
+    assert [name for _, name, _ in lines_of(panel, measured)] == shown
 
 
 def test_a_diverged_line_does_not_flatten_the_others() -> None:
