@@ -55,7 +55,7 @@ TABLE_2_IID = Item(
     "Table 2, CIFAR-10: models sent at 10 % participation, IID",
     f"{PAPER}, Table 2, appendix A.2",
     {"short": 120, "paper": 8_600},
-    {FAST: _run(300, METHODS[:2]), SLOW: _run(60, METHODS[2:])},
+    {FAST: _run(1000, METHODS[:2]), SLOW: _run(60, METHODS[2:])},
     panels=((Panel("CIFAR-10, 10 % of 100 IID clients", "test_accuracy", (FAST, SLOW)),),),
     races=(
         Race(

@@ -125,7 +125,7 @@ def test_every_row_has_what_appendix_a2_says_of_all(run: str) -> None:
         ("emnist-l-1-percent-iid", 1000, 0.998, 0.003, (50, 10), 500),
         ("emnist-l-1-percent-dirichlet-0.6", 1000, 0.998, 0.001, (50, 10), 500),
         ("emnist-l-1-percent-dirichlet-0.3", 1000, 0.998, 0.005, (50, 10), 500),
-        ("cifar-10-10-percent-iid", 300, 0.998, 0.1, (5, 5), 50),
+        ("cifar-10-10-percent-iid", 1000, 0.998, 0.1, (5, 5), 50),
     ],
 )
 def test_rows_have_the_settings_of_appendix_a2(
