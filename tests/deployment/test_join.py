@@ -400,6 +400,8 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
             lambda names, waiting=waiting: waiting.append(list(names)),  # type: ignore[misc]
         )
         assert waiting[0] == []
+        # it is told when a node joined, and not at each look
+        assert list(map(len, waiting)) == sorted(set(map(len, waiting)))
         assert sorted(waiting[-1]) == ["p", "q", "r"]
         resolved = server_of(TABLE, result).resolved
         orders.append(([each.name for each in result.descriptions], resolved.federation.names))
