@@ -1,5 +1,6 @@
 """Runs over a base: each node has the frozen values, and nothing of them travels."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def test_a_deployment_over_a_base_equals_the_simulation(name: str, tmp_path: Pat
         assert row.tobytes() not in traffic
     for leaf in run.params.values():  # what was trained travels as it is
         assert np.asarray(leaf).tobytes() in traffic
+    # nor does a node that has served this run take part in one over another base
+    (tmp_path / "another").mkdir()
+    another = shutil.copy(file, tmp_path / "another")
+    over_another = table | {"initial": with_another_bias(Path(another), 0)}
+    with pytest.raises(fp.InputError, match=r"policy.base: its frozen values have the digest"):
+        deployed(over_another, [node.answer for node in nodes])
 
 
 @pytest.mark.slow

@@ -484,6 +484,8 @@ def test_errors_in_the_node_are_reported_in_one_line(
     head = unpack_answer(node.answer(requests["evaluate"]))
     assert head.refused == "error in the node: RuntimeError: out of memory"
     assert "Traceback" in caplog.text
+    asked = "evaluate, run run1, scaffold, seed 1"
+    assert caplog.messages[-2:] == [asked, f"{asked}: refused: {head.refused}"]
 
 
 def test_a_node_asks_for_arrays_that_it_lacks(

@@ -151,6 +151,15 @@ def sites(
     return nodes
 
 
+def replace_moments(node: Node, column: int, **moments: float) -> None:
+    """Give a node other moments of one column, the same for each of its clients."""
+    assert node.table is not None
+    changed = {name: getattr(node.table.moments, name).copy() for name in moments}
+    for name, value in moments.items():
+        changed[name][:, column] = value
+    node.table = node.table._replace(moments=node.table.moments._replace(**changed))
+
+
 def simulated(federation: Federation) -> fp.Run:
     """The run of the same experiment on data that are standardized before."""
     solver = fp.Solver(**ALL["solver"])
@@ -206,11 +215,8 @@ def test_a_node_that_keeps_its_moments_ends_the_run(
 
 
 def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
-    (node, *_) = nodes = sites(tmp_path, policy=Policy(fewest_rows=10))
-    assert node.table is not None
-    counts = node.table.moments.counts.copy()
-    counts[:, 1] = 4
-    node.table = node.table._replace(moments=node.table.moments._replace(counts=counts))
+    nodes = sites(tmp_path, policy=Policy(fewest_rows=10))
+    replace_moments(nodes[0], 1, counts=4.0)
     with pytest.raises(InputError) as raised:
         deployed(ALL, [each.answer for each in nodes])
     assert str(raised.value) == (
@@ -218,6 +224,17 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
         "policy.fewest_rows = 10; the run needs mean and deviation of each node's columns: give "
         "the same numbers as standardize in [data] of all nodes' files"
     )
+
+
+@pytest.mark.parametrize(("name", "value"), [("means", np.nan), ("squares", -1e6)])
+def test_moments_that_cannot_be_end_the_run(tmp_path: Path, name: str, value: float) -> None:
+    """Those of one column, whatever the others' are."""
+    nodes = sites(tmp_path)
+    replace_moments(nodes[1], 0, **{name: value})
+    with pytest.raises(
+        InputError, match="^node 'node-1': .*: its moments cannot be; the run needs"
+    ):
+        deployed(ALL, [each.answer for each in nodes])
 
 
 def test_private_runs_need_given_numbers(tmp_path: Path) -> None:
@@ -320,17 +337,23 @@ def test_a_unit_that_some_nodes_do_not_declare_is_warned_about(
     assert not caplog.messages
 
 
-def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
+def secure_sites(folder: Path) -> list[Node]:
+    """Nodes whose moments are summed under masks."""
     pytest.importorskip("cryptography")
     from tests.deployment.secure.sums import identities
 
-    names = [f"node-{i}" for i in range(3)]
-    policy, heard = Policy(secure=SecurePolicy(threshold=3, peers={})), list[bytes]()
-    nodes = sites(tmp_path, policy=policy, identities=identities(names))
+    policy = Policy(secure=SecurePolicy(threshold=3, peers={}))
+    return sites(folder, policy=policy, identities=identities([f"node-{i}" for i in range(3)]))
+
+
+SECURE = ALL | {"deployment": {"secure": {"threshold": 3, "bound": 10.0}}}
+
+
+def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
+    nodes, heard = secure_sites(tmp_path), list[bytes]()
     answers = [overheard(node.answer, lambda _, a: heard.append(a.body)) for node in nodes]
     ledger = Ledger(run="run1")
-    table = ALL | {"deployment": {"secure": {"threshold": 3, "bound": 10.0}}}
-    (run,) = deployed(table, answers, ledger=ledger)
+    (run,) = deployed(SECURE, answers, ledger=ledger)
     np.testing.assert_allclose((ledger.mean, ledger.scale), numbers_of(expected()), rtol=1e-6)
     want = simulated(standardized(raw(), expected()))
     assert run.final.train_loss == pytest.approx(want.final.train_loss, rel=1e-3)
@@ -338,18 +361,26 @@ def test_numbers_by_secure_sums_are_those_in_the_clear(tmp_path: Path) -> None:
     assert not any(np.float64(own.means[0, 0]).tobytes() in body for body in heard)
 
 
-def test_a_node_that_refuses_a_secure_sum_of_moments_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    from tests.deployment.secure.sums import identities
+def test_a_constant_column_is_named_and_not_divided(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger, nodes = Ledger(run="run1"), secure_sites(tmp_path)
+    for node in nodes:
+        replace_moments(node, 1, means=2.5, squares=0.0)
+    deployed(SECURE, [node.answer for node in nodes], ledger=ledger)
+    assert ledger.scale[1] == 1.0
+    assert caplog.messages[0] == (
+        "columns 'dose': constant, or with a deviation too small for a secure sum; they are not "
+        "divided"
+    )
 
-    names = [f"node-{i}" for i in range(3)]
-    policy = Policy(secure=SecurePolicy(threshold=3, peers={}))
-    nodes = sites(tmp_path, policy=policy, identities=identities(names))
-    nodes[1].policy = policy.model_copy(update={"runs": []})
-    table = ALL | {"deployment": {"secure": {"threshold": 3, "bound": 10.0}}}
+
+def test_a_node_that_refuses_a_secure_sum_of_moments_is_named(tmp_path: Path) -> None:
+    nodes = secure_sites(tmp_path)
+    nodes[1].policy = nodes[1].policy.model_copy(update={"runs": []})
     line = r"^node 'node-1': it refuses: run [0-9a-f]{64}; it is not in policy.runs$"
     with pytest.raises(InputError, match=line):
-        deployed(table, [node.answer for node in nodes])
+        deployed(SECURE, [node.answer for node in nodes])
 
 
 def numbers_of(columns: Columns) -> tuple[Array, Array]:
