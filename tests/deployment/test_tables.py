@@ -226,13 +226,15 @@ def test_a_column_with_few_values_is_not_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "value"), [("means", np.nan), ("squares", -1e6)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("means", np.nan), ("squares", np.inf), ("squares", -1e6)]
+)
 def test_moments_that_cannot_be_end_the_run(tmp_path: Path, name: str, value: float) -> None:
     """Those of one column, whatever the others' are."""
     nodes = sites(tmp_path)
     replace_moments(nodes[1], 0, **{name: value})
     with pytest.raises(
-        InputError, match="^node 'node-1': .*: its moments cannot be; the run needs"
+        InputError, match=r"^node 'node-1': .*: its moments cannot be; the run needs"
     ):
         deployed(ALL, [each.answer for each in nodes])
 
