@@ -20,8 +20,11 @@ RANK = 2
 MODEL = fp.models.logistic(FEDERATION)
 START = MODEL.init(jax.random.key(0))
 ADAPTED = fp.lora(MODEL, START, rank=RANK, alpha=3.0, trained=["dense.bias"])
-FIRST = ADAPTED.init(jax.random.key(7)) | {"dense.weight.B": np.full((RANK, FEATURES), 0.1, "f4")}
-"""Adapters whose products are not zero; alpha / rank is 1.5."""
+FIRST = ADAPTED.init(jax.random.key(7)) | {
+    "dense.weight.B": np.full((RANK, FEATURES), 0.1, "f4"),
+    "dense.bias": np.linspace(-0.3, 0.3, FEDERATION.classes, dtype=np.float32),
+}
+"""Adapters whose products are not zero, and a bias; alpha / rank is 1.5."""
 
 PRODUCT = fp.Aggregation("product")
 product_of = jax.jit(mean_product)
@@ -101,11 +104,10 @@ def product(params: Any) -> Matrix:
 def trained_by_hand(k: int, rank: int, mu: float) -> dict[str, Matrix]:
     """What client k makes of the leading part of `FIRST` in two steps of FedProx."""
     x, y = map(np.asarray, FEDERATION.train.client(k))
-    base, bias = (np.asarray(START["dense"][name], float) for name in ("weight", "bias"))
+    base = np.asarray(START["dense"]["weight"], float)
     first = {name: np.asarray(leaf, float) for name, leaf in FIRST.items()}
     first["dense.weight.A"][:, rank:], first["dense.weight.B"][rank:] = 0, 0
     w = first
-    assert not bias.any()
     for _ in range(2):
         z = x @ (base + 1.5 * product(w)).T + w["dense.bias"]
         of_z = (probabilities(z) - one_hot(y)) / len(y)
