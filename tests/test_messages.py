@@ -260,6 +260,16 @@ def solver(**wrong: Any) -> None:
         (QUANTIZED, {"rotate": 1}, "compression.rotate = 1; it must be True or False"),
         (partial(fp.Attack, "noise"), {"share": 0.0}, "attack.share = 0.0; it must be above 0 and"),
         (fp.Systems, {"deadline": "soon"}, "systems.deadline = 'soon'; it must be a number above "),
+        (
+            fp.Systems,
+            {"stragglers": 0.5, "deadline": 1.0},
+            "systems: stragglers = 0.5 and deadline",
+        ),
+        (
+            fp.Systems,
+            {"straggler_epochs": max, "deadline": 1.0},
+            "systems.straggler_epochs: leave ",
+        ),
         (PRIVATE, {"adaptive_clip": True}, "privacy.adaptive_clip = True; it must be a fedprox.Ad"),
     ],
 )

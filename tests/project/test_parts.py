@@ -101,6 +101,15 @@ def test_the_fields_of_a_protocol_are_parameters_of_simulate() -> None:
         assert described[name]
 
 
+def test_what_users_set_cannot_change() -> None:
+    """Runs share settings, and programs are kept by them."""
+    mutable = {"Run", "Checkpoints"}  # a result, and where one is stored
+    exported = {name: getattr(fp, name) for name in fp.__all__}
+    classes = {name: each for name, each in exported.items() if inspect.isclass(each)}
+    for name in filter(lambda name: dataclasses.is_dataclass(classes[name]), classes):
+        assert classes[name].__dataclass_params__.frozen == (name not in mutable), name
+
+
 class Numbered(Part):
     """Clients know their number, and send it."""
 

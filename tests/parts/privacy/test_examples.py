@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -20,8 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedprox as fp
-from fedprox.engine.planning.batch_plan import PoissonTicks, poisson_places, poisson_width
+from fedprox.engine.planning.batch_plan import (
+    EXAMPLE_BYTES,
+    PoissonTicks,
+    poisson_places,
+    poisson_width,
+)
 from fedprox.engine.planning.jobs import Jobs, no_jobs
+from fedprox.engine.planning.round_work import example_width
 from fedprox.parts.privacy.accounting import Releases, epsilon_of, worst_steps
 from fedprox.parts.privacy.examples import EXAMPLES_KEY, clipped_sum
 from fedprox.parts.privacy.numerics import EXAMPLES, standard_normals
@@ -204,6 +211,16 @@ def test_ticks_are_no_wider_than_rows_or_memory(batch: Any, largest: int) -> Non
     assert 1 <= poisson_width(solver, largest, 4000) <= min(512, largest)
     assert poisson_width(solver, largest, 2**27) <= 2
     assert poisson_width(solver, largest, 2**30) == 1
+
+
+def test_a_tick_is_as_wide_as_the_largest_client_needs() -> None:
+    """80 of 600 rows, for a model of 31,400 bytes; of fewer rows if the model is large."""
+    train = SimpleNamespace(sizes=np.array([70, 600, 5]))
+    for size, width in ((31_400, 80), (EXAMPLE_BYTES // 10, 10)):
+        protocol: Any = SimpleNamespace(
+            federation=SimpleNamespace(train=train), model=SimpleNamespace(size_bytes=size)
+        )
+        assert example_width(protocol, fp.Solver(0.1, 64, epochs=1)) == width
 
 
 @given(
