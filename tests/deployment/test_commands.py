@@ -2,9 +2,10 @@
 
 import importlib.metadata
 import json
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedprox import InputError, cli
 from fedprox.commands import deployment
+from fedprox.deployment import trial
 from fedprox.deployment.coordinator import Ledger, read_ledger
 from fedprox.deployment.flower import require_flower
 from fedprox.deployment.network import Network
@@ -23,6 +25,7 @@ from fedprox.deployment.trial import check_allowed
 from fedprox.deployment.wire import Answer, parcel_of
 from fedprox.errors import installing
 from fedprox.experiment import parse, read_experiment, resolve
+from fedprox.experiment.sections import DEPLOYED
 from fedprox.files.whole import holder, locked
 from tests.deployment.conftest import Fresh
 from tests.deployment.federations import FEDPROX, deployed, in_memory, table_of
@@ -190,6 +193,38 @@ def test_a_resumed_deployment_prints_the_earlier_rounds_in_one_line(
     assert rounds(file, "--out", out) == [f"{begin}0", f"{begin}2"]
     again = rounds("--resume", out, "--set", "rounds=4")
     assert again == [f"goes on after {begin}2", f"{begin}4"]
+
+
+def test_a_resumed_trial_has_the_data_of_its_nodes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored experiment does not say where the data came from."""
+    pytest.importorskip("cryptography")
+    network = in_memory([])
+
+    @contextmanager
+    def superlink(folder: Path) -> Iterator[trial.LocalSuperLink]:
+        yield trial.LocalSuperLink("127.0.0.1:1", folder / "ca.pem", folder / "s", lambda _: 0)
+
+    monkeypatch.setattr(trial, "local_superlink", superlink)
+    monkeypatch.setattr(trial, "running", nullcontext)
+    monkeypatch.setattr(trial, "operator_network", lambda *_: nullcontext(network))
+    files = [tmp_path / f"node-{i}" / "node.toml" for i in (1, 2)]
+
+    def nodes_files(table: dict[str, Any], nodes: int) -> list[str]:
+        with trial.local_nodes(parse("test", table), nodes, tmp_path):
+            return [file.read_text() for file in files]
+
+    table = table_of(FEDPROX, client_rows=7)
+    begun = nodes_files(table, 2)
+    assert [read_node_file(file).data for file in files] == [table["data"]] * 2
+    resumed = {**table, "data": {"name": DEPLOYED, "nodes": 2, "training_rows": {}}}
+    del resumed["client_rows"]
+    assert nodes_files(resumed, 2) == begun
+    missing = tmp_path / "node-3/node.toml"
+    line = f"--local: {missing} is not there; a trial is resumed with as many nodes as it had"
+    with pytest.raises(InputError, match=f"^{re.escape(line)}$"):
+        nodes_files(resumed, 3)
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
