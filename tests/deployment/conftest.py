@@ -1,6 +1,5 @@
-"""Nodes whose compiled programs the tests of deployments share, and files that are not flushed."""
+"""Nodes whose compiled programs the tests of deployments share."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,9 +24,3 @@ def first_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]
 def fresh(first_sites: list[Site]) -> Fresh:
     """Sites without client state."""
     return lambda folder: [site.moved(folder) for site in first_sites]
-
-
-@pytest.fixture(autouse=True)
-def _unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are not flushed to the disk, which takes half of the time of a short deployment."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
