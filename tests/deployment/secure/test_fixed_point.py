@@ -191,7 +191,8 @@ def test_a_sum_with_noise_is_as_long_as_clipped_messages_and_noise(z: float) -> 
     total = sum(vectors[1:], vectors[0])
     fixed.check(total, [message], ONE, nodes)
     total[:-1] += np.uint64(round(1.0 / fixed.step))
-    with pytest.raises(InputError, match=r"its norm is 10\d\.\d+, and at most"):
+    # noise is from the system's entropy, so that the norm may be whole
+    with pytest.raises(InputError, match=r"its norm is 10\d(\.\d+)?, and at most"):
         fixed.check(total, [message], ONE, nodes)
 
 
