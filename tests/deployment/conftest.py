@@ -1,5 +1,6 @@
-"""Nodes whose compiled programs the tests of deployments share."""
+"""Nodes whose compiled programs the tests of deployments share, and a log that each has anew."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def first_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Site]
 def fresh(first_sites: list[Site]) -> Fresh:
     """Sites without client state."""
     return lambda folder: [site.moved(folder) for site in first_sites]
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """The command `node` logs more, which the tests after it do not inherit."""
+    log = logging.getLogger("fedprox")
+    level = log.level
+    yield
+    log.setLevel(level)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import fedprox as fp
 from fedprox.columns import Column, Columns, Moments, joined
 from fedprox.columns import standardized as by_moments
-from fedprox.deployment import moments
 from fedprox.deployment.conversation import Conversation
 from fedprox.deployment.coordinator import Ledger
 from fedprox.deployment.fixed_point import MEASURES_BOUND, FixedPoint
@@ -372,7 +371,7 @@ def test_a_constant_column_is_named_and_not_divided(
         replace_moments(node, 1, means=2.5, squares=0.0)
     deployed(SECURE, [node.answer for node in nodes], ledger=ledger)
     assert ledger.scale[1] == 1.0
-    said = [r.getMessage() for r in caplog.records if r.name == moments.__name__]
+    said = [r.getMessage() for r in caplog.records if r.name == "fedprox.deployment.moments"]
     assert said == [
         "columns 'dose': constant, or with a deviation too small for a secure sum; they are not "
         "divided"

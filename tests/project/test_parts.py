@@ -104,11 +104,10 @@ def test_the_fields_of_a_protocol_are_parameters_of_simulate() -> None:
 def test_what_users_set_cannot_change() -> None:
     """Runs share settings, and programs are kept by them."""
     mutable = {"Run", "Checkpoints"}  # a result, and where one is stored
-    exported = {name: getattr(fp, name) for name in fp.__all__}
-    classes = {name: each for name, each in exported.items() if inspect.isclass(each)}
-    for name in filter(lambda name: dataclasses.is_dataclass(classes[name]), classes):
-        params: Any = vars(classes[name])["__dataclass_params__"]
-        assert params.frozen == (name not in mutable), name
+    for name in fp.__all__:
+        each: Any = getattr(fp, name)
+        if inspect.isclass(each) and dataclasses.is_dataclass(each):
+            assert vars(each)["__dataclass_params__"].frozen == (name not in mutable), name
 
 
 class Numbered(Part):
