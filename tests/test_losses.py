@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedprox as fp
-from fedprox.devices.programs import by_value
 from fedprox.engine.compiled import evaluation
 from fedprox.losses import LOSSES, by_labels, fitting, is_of_library, met_by_labels, top_1
 from fedprox.model import check as checks
+from fedprox.same import by_value
 from tests import outputs as oracle
 from tests.quadratics import one_run
 

@@ -16,6 +16,7 @@ FLOORS = [
     {"terminal"},
     {"jax_internals"},
     {"user_code", "precision"},
+    {"same"},
     {"losses"},
     {"metrics"},
     {"measures"},

@@ -31,6 +31,7 @@ from fedprox.metrics import Metric, check_metrics, weighted_sums
 from fedprox.model.convolution import fast
 from fedprox.model.variables import Params, Variables, trainable
 from fedprox.precision import real_type
+from fedprox.same import made_once
 from fedprox.user_code import call, listed, shapes_of
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Model:
         """
         from fedprox.model.flax_functions import of_nnx  # here, since flax is slow to import
 
-        functions = of_nnx(build)._asdict()
+        functions = made_once(of_nnx, build)._asdict()
         return cls(loss=loss, correct=correct, metrics=metrics, **functions)
 
     @classmethod

@@ -58,7 +58,7 @@ class _Init:
     """(random key) -> the first trained parameters.
 
     Programs are the same for all values that training starts from, so these are not compared by
-    `fedprox.devices.programs.by_value`.
+    `fedprox.same.by_value`.
 
     Attributes:
         whole: `Model.init` of the whole model.

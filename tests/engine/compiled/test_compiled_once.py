@@ -12,11 +12,12 @@ import pytest
 
 import fedprox as fp
 from fedprox.devices import programs
-from fedprox.devices.programs import ProgramSpec, by_value
+from fedprox.devices.programs import ProgramSpec
 from fedprox.engine.compiled import compile as compiling
 from fedprox.engine.compiled.evaluation import client_sums
 from fedprox.experiment.resolved import method_named
 from fedprox.protocol.protocol import initial_params
+from fedprox.same import by_value
 from tests import objectives
 from tests.catalogue import VARIANTS
 from tests.settings import BASE, FEDERATION, runs
