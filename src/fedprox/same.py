@@ -100,7 +100,7 @@ MADE: OrderedDict[Hashable, Any] = OrderedDict()
 """The results of `made_once`."""
 
 
-MOST_MADE = 64
+MOST_MADE = 256
 """Most results of `MADE`."""
 
 

@@ -45,6 +45,7 @@ from fedprox.errors import (
 )
 from fedprox.jax_internals import require_backend
 from fedprox.model import Params
+from fedprox.same import made_once
 from fedprox.user_code import call
 
 Schedule = Callable[[int], Any]
@@ -215,7 +216,7 @@ class Solver:
     @functools.cached_property
     def searches_line(self) -> bool:
         """Whether the optimizer needs h_k and its value besides the gradient."""
-        return searches_line(self.optimizer, "solver.optimizer")
+        return made_once(searches_line, self.optimizer, "solver.optimizer")
 
     def gammas(self, round_: int, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Each client's gamma in a round, shape (m,); 0 without the stop rule.
@@ -374,8 +375,6 @@ BY_NAME = (TypeError, ValueError, KeyError, AttributeError)
 def searches_line(optimizer: Callable[..., Any], where: str) -> bool:
     """Whether an optimizer needs the objective and its value besides the gradient."""
     require_backend()
-    if optimizer is optax.sgd:  # that of most solvers need not be traced for each of them
-        return False
     built: Any = None
     with suppress(TypeError):
         built = optimizer(learning_rate=jnp.ones(()))

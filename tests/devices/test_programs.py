@@ -11,7 +11,7 @@ import pytest
 
 import fedprox as fp
 from fedprox.devices import programs
-from fedprox.devices.programs import ProgramSpec, compiled, jit_once
+from fedprox.devices.programs import ProgramSpec, compiled
 from tests.quadratics import one_run
 
 SOLVER = fp.Solver(0.1, 2, epochs=1)
@@ -133,16 +133,3 @@ def test_programs_are_bounded_by_the_bytes_of_their_constants(
     monkeypatch.setattr(programs, "FEWEST_PROGRAMS", 2)
     compiled(program(large, "f"))
     assert len(programs.PROGRAMS) == 2
-
-
-@pytest.mark.usefixtures("_young")
-def test_a_users_function_is_not_kept_by_what_is_jitted_once() -> None:
-    def of_user(x: jax.Array) -> jax.Array:
-        return x
-
-    gone = weakref.ref(of_user)
-    jit_once(of_user)(jnp.ones(2))
-    del of_user
-    gc.collect()
-    assert gone() is None
-    assert jit_once(jnp.sin) is jit_once(jnp.sin)

@@ -580,6 +580,11 @@ class Algorithm(NamedTuple):
     paired: bool = False
 
     @property
+    def functions(self) -> "Algorithm":
+        """This method without the values of hyperparameters and settings, which change no shape."""
+        return self._replace(hparams=dict.fromkeys(self.hparams, 0.0), settings={})
+
+    @property
     def moves_model_state(self) -> bool:
         """Whether local steps move the state of a model that has one."""
         return self.model_state != "server"

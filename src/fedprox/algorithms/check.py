@@ -17,6 +17,7 @@ from fedprox.features import rows_like
 from fedprox.federation import Federation
 from fedprox.model import Model, Params, classes_of, dotted, opened_at, trainable
 from fedprox.precision import real_type, require_for_all_threads
+from fedprox.same import made_once
 from fedprox.subproblem import Reference, Subproblem
 from fedprox.user_code import describe, shapes_of
 
@@ -41,7 +42,7 @@ def check_algorithm(algorithm: base.Algorithm, params: Params) -> None:
     _check_attributes(algorithm)
     _check_precision(params)
     name, adapt, hparams = algorithm.name, algorithm.adapt, _hparams(algorithm)
-    state, message = _check_functions(algorithm, params)
+    state, message = made_once(_check_functions, algorithm.functions, params)
     known, before = {"state": state, "mean": message}, ("the state before", state)
     step = f"{name}: update(state, mean, hparams)"
     _gives(step, before, algorithm.server.update, state, message, hparams, given=known)
@@ -154,7 +155,7 @@ def message_shape(algorithm: base.Algorithm, params: Params) -> base.Message:
     >>> message_shape(fedavg(), jax.ShapeDtypeStruct((3,), jnp.float32)).shape
     (3,)
     """
-    return _check_functions(algorithm, params)[1]
+    return made_once(_check_functions, algorithm.functions, params)[1]
 
 
 def context_shape(

@@ -21,6 +21,7 @@ from fedprox.algorithms import base
 from fedprox.algorithms.lift import lift
 from fedprox.errors import InputError, require, require_number
 from fedprox.model import Params
+from fedprox.same import made_once
 from fedprox.solver import BY_NAME, HParam, as_values, name_of, searches_line
 
 
@@ -381,11 +382,11 @@ def stepping(
 ) -> Rule:
     """The rule of `optimizer`, for messages that name where it is set."""
     require(
-        not searches_line(optimizer, f"{where}: optimizer"),
+        not made_once(searches_line, optimizer, f"{where}: optimizer"),
         f"{where}: this optimizer searches along a line, for which the server has no objective",
     )
     require(
-        not _keeps_rate(optimizer),
+        not made_once(_keeps_rate, optimizer),
         f"{where}: this optimizer keeps its learning rate in its state, where no other can be set; "
         "use it without optax.inject_hyperparams or the like",
     )
@@ -404,7 +405,7 @@ def stepping(
         step,
         hparams={"server_learning_rate": rates},
         init=lambda params: optimizer(learning_rate=1.0).init(params),
-        moves_alone=_moves_alone(optimizer),
+        moves_alone=made_once(_moves_alone, optimizer),
     )
 
 

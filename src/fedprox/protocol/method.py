@@ -259,8 +259,7 @@ def _check_still(algorithm: Algorithm, method: Method) -> None:
     """Check what an algorithm does in a round in which no client's model changes."""
     protocol, solver = method.protocol, method.solver
     # one program for all values of hyperparameters and settings, which it does not read
-    functions = algorithm._replace(hparams=dict.fromkeys(algorithm.hparams, 0.0), settings={})
-    still = jit_once(partial(still_round, functions, trainable(protocol.model.shapes)))
+    still = jit_once(partial(still_round, algorithm.functions, trainable(protocol.model.shapes)))
 
     def with_rate(rate: float) -> Still:
         hparams = {**method.points[0], "learning_rate": rate, "participation": 1.0}

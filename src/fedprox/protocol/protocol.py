@@ -545,9 +545,11 @@ class Protocol:
                 raise InputError(f"{algorithm.name}: {error}") from None
 
 
+_HINTS = get_type_hints(Protocol)
+
 OBJECTS: dict[str, Any] = {
     name: kind
-    for name, hint in get_type_hints(Protocol).items()
+    for name, hint in _HINTS.items()
     for kind in get_args(hint) or (hint,)
     if is_dataclass(kind)
 }
@@ -595,8 +597,7 @@ def measures_of(model: Model, federation: Federation) -> tuple[str, ...]:
 def check_objects(**given: object) -> None:
     """Raise `InputError` unless each setting has its type in `OBJECTS`."""
     for name, part in given.items():
-        kind, hint = OBJECTS[name], get_type_hints(Protocol)[name]
-        optional = NoneType in get_args(hint)
+        kind, optional = OBJECTS[name], NoneType in get_args(_HINTS[name])
         if not (isinstance(part, kind) or (optional and part is None)):
             raise InputError(
                 f"{name} = {shown(part)}; it must be a fedprox.{kind.__name__}"

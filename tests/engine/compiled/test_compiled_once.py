@@ -1,8 +1,7 @@
 """Programs are compiled once in a process, and only found again where they are the same."""
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,11 +14,8 @@ from fedprox.devices import programs
 from fedprox.devices.programs import ProgramSpec
 from fedprox.engine.compiled import compile as compiling
 from fedprox.engine.compiled.evaluation import client_sums
-from fedprox.experiment.resolved import method_named
 from fedprox.protocol.protocol import initial_params
-from fedprox.same import by_value
 from tests import objectives
-from tests.catalogue import VARIANTS
 from tests.settings import BASE, FEDERATION, runs
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -107,34 +103,6 @@ def test_a_model_that_is_built_anew_is_evaluated_by_the_same_program(
     again = evaluated()
     assert again.train_loss == first.train_loss
     assert not compiled
-
-
-def test_methods_and_models_that_are_built_anew_are_equal() -> None:
-    for variant in VARIANTS.values():
-        built = [method_named(variant.keys, "method.0")[0] for _ in range(2)]
-        assert by_value(built[0]) == by_value(built[1])
-    keys = [by_value(each.method._replace(hparams={}, settings={})) for each in VARIANTS.values()]
-    assert len(set(keys)) == len(keys)
-    few, more = (fp.datasets.synthetic(clients=clients) for clients in (2, 3))
-    one, same = (by_value(fp.models.logistic(each)) for each in (few, more))
-    assert one == same != by_value(fp.models.logistic(few, initial="zeros"))
-    alike = functools.partial(fp.models.mlp, FEDERATION)
-    assert by_value(alike(hidden=[3])) == by_value(alike(hidden=[3])) != by_value(alike(hidden=[4]))
-
-
-def test_a_users_function_is_equal_to_itself_alone() -> None:
-    """It may read a name that has another value in the next cell of a notebook."""
-
-    def made(factor: float) -> Callable[[float], float]:
-        return lambda x: factor * x
-
-    double = made(2)
-    assert by_value(double) == by_value(double) != by_value(made(2))
-    unfinished = optax.exponential_decay(0.1, 1, 0.5)  # a closure with an empty cell
-    assert by_value(unfinished) == by_value(unfinished)
-    momenta = [fp.fedopt(functools.partial(optax.sgd, momentum=m)) for m in (0.5, 0.5, 0.9)]
-    one, same, another = map(by_value, momenta)
-    assert one == same != another
 
 
 class Asked(BaseException):
