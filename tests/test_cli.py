@@ -505,6 +505,7 @@ mu = 0.0
 )
 
 
+@pytest.mark.slow
 def test_faulty_updates_are_counted_and_named(finished: Path, tmp_path: Path, capsys: Any) -> None:
     """With norm = 1 the updates beyond the median are faulty."""
     (tmp_path / "screened.toml").write_text(SCREENED)

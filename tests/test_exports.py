@@ -102,6 +102,7 @@ def called(folder: Path, x: Any) -> Any:
     return np.asarray(jax.export.deserialize(bytearray(content)).call(x))
 
 
+@pytest.mark.slow
 def test_a_process_with_jax_alone_has_the_same_outputs(tmp_path: Path) -> None:
     file, table, images = tmp_path / "a.safetensors", tmp_path / "table", tmp_path / "images"
     fp.save_model(file, PARAMS, columns=COLUMNS)
@@ -174,6 +175,7 @@ def test_several_inputs_keep_their_tree(tmp_path: Path) -> None:
     assert called(tmp_path, {"image": image, "pair": pair}).tolist() == [13, 46, 79]
 
 
+@pytest.mark.slow
 def test_a_run_directory_has_its_data_and_its_model(tmp_path: Path) -> None:
     experiment: dict[str, Any] = {
         "rounds": 1,

@@ -235,6 +235,7 @@ def noisy_one(key: jax.Array, x: jax.Array) -> jax.Array:
     return x.at[:, 2].add(jax.random.normal(key, x.shape[:1]))
 
 
+@pytest.mark.slow
 def test_augmentation_gets_and_returns_all_inputs() -> None:
     several, one = (
         dataclasses.replace(federation, augment=augment)

@@ -184,6 +184,7 @@ def plain() -> list[fp.Run]:
     return runs(RAGGED, evaluation=LOSSES, model=PLAIN)
 
 
+@pytest.mark.slow
 def test_metrics_leave_every_other_number_as_it_was(
     measured: list[fp.Run], plain: list[fp.Run]
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_constant_schedule_is_the_number_bit_for_bit() -> None:
         np.testing.assert_array_equal(run.params, runs[0].params)
 
 
+@pytest.mark.slow
 def test_exponential_decay_is_the_solvers_own() -> None:
     own = quadratic_run(fp.Solver(0.1, 2, epochs=1, learning_rate_decay=0.9))
     scheduled = quadratic_run(fp.Solver(optax.exponential_decay(0.1, 1, 0.9), 2, epochs=1))
@@ -183,6 +184,7 @@ def test_a_rate_of_0_is_refused_where_it_is_divided_by() -> None:
         quadratic_run(solver, fp.qffl(q=1.0), rounds=3)
 
 
+@pytest.mark.slow
 def test_asynchronous_rounds_take_a_rate_of_0_only_at_first() -> None:
     settings: dict[str, Any] = {
         "population": fp.Population(step_seconds=(0.1, 0.2, 0.9)),

@@ -177,6 +177,7 @@ def test_equal_losses_choose_the_first_and_those_of_no_number_are_not_chosen() -
         assert method.server.received(state, context).tolist() == [expected]
 
 
+@pytest.mark.slow
 def test_a_probe_of_ones_own_reaches_problem_and_message() -> None:
     """The losses of w^t and of twice w^t, in the local problem and in what is sent."""
 

@@ -143,6 +143,7 @@ def test_mu_may_differ_by_parts() -> None:
         fp.fedprox(mu={"a": 0.1}, adapt=True)
 
 
+@pytest.mark.slow
 def test_labels_are_counted_before_the_work_and_gamma_is_of_f_alone() -> None:
     """A method whose model moves by the counts of class 0."""
 

@@ -122,6 +122,7 @@ def test_what_cannot_be_is_refused(make: Any, options: dict[str, Any], message: 
         runs(methods=make(), **options)
 
 
+@pytest.mark.slow
 def test_gamma_is_not_measured() -> None:
     (run,) = runs(methods=fp.fedper(["head"]), rounds=1, evaluation=fp.Evaluation())
     assert np.isnan(run.final.gamma_mean)

@@ -136,6 +136,7 @@ def start(source: Path) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_and_one_that_is_killed(source: Path, folder: Path) -> None:
     with start(source) as killed, start(source) as first, start(source) as second:
         killed.kill()

@@ -92,6 +92,7 @@ def test_what_a_section_cannot_say_is_refused(message: str, tmp_path: Path) -> N
         load(ERRORS[message], tmp_path)
 
 
+@pytest.mark.slow
 def test_the_file_of_the_page_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "data.md"
     text = page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]

@@ -30,7 +30,6 @@ from tests.deployment.federations import (
     unreliable,
 )
 from tests.deployment.test_same_results import check
-from tests.variants import mostly_slow
 
 DEVICES = {"step_seconds": [0.1, 0.5, 1.0, 0.3], "latency": 0.1, "dropout": 0.2}
 SCRIPTED = table_of(
@@ -105,7 +104,8 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedasync"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_other_methods_are_the_simulation(name: str, tmp_path: Path) -> None:
     method, asynchronous = METHODS[name]
     each = {"every": 1, "gradients": False}

@@ -54,6 +54,7 @@ def table(**sections: Any) -> dict[str, Any]:
 MECHANISM = Mechanism(4, 2, "cyclic", None, Z, 1, DELTA, "pld", strategy())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_noise_and_groups(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_fedavg_drops_clients_that_do_not_finish(
     assert apart(without.params, run.params) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("counted")
 def test_a_personal_pass_and_the_method_share_the_time(tmp_path: Path) -> None:
     table = ONE | {"method": [{"name": "ditto", "lam": 0.5}]}

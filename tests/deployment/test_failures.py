@@ -234,6 +234,7 @@ def test_the_round_goes_on_without_a_node_that_does_not_answer(
     assert [states[t, 0] for t in range(4)] == [[-1, -1], [0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.slow
 def test_nobody_waits_twice_for_a_node_that_is_not_connected(
     fresh: Fresh, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

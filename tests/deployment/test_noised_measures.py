@@ -60,7 +60,8 @@ def measured(run: Any) -> NDArray[np.float64]:
     return np.array([[record.value(name) for name in NAMES] for record in run.history])
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_without_noise_measures_are_those_of_the_simulation(unit: str, nodes: list[Site]) -> None:
     quiet = noised_table(unit, noise=0.0, noise_multiplier=0.0)
     (ours,), (theirs,) = deployed(quiet, [site.answer for site in nodes]), simulated(quiet)
@@ -177,6 +178,7 @@ def test_a_digest_says_how_measures_get_noise(unit: str, nodes: list[Site], tmp_
     assert len(digests) == 4
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_resumed_run_are_those_that_nodes_have_counted(
     nodes: list[Site], tmp_path: Path
 ) -> None:

@@ -307,17 +307,14 @@ def test_a_damaged_count_is_named(make: Made) -> None:
         site.restart()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "privacy"),
     [
-        pytest.param({"name": "feddane", "mu": 0.5}, None, marks=pytest.mark.slow),
-        pytest.param({"name": "scaffold"}, None, marks=pytest.mark.slow),
+        ({"name": "feddane", "mu": 0.5}, None),
+        ({"name": "scaffold"}, None),
         (FEDAVG, {"clip": 0.05, "noise_multiplier": 1.0, "delta": 0.01}),
-        pytest.param(
-            FEDAVG,
-            {"unit": "example", "clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-3},
-            marks=pytest.mark.slow,
-        ),
+        (FEDAVG, {"unit": "example", "clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-3}),
     ],
 )
 def test_it_goes_with_exchanges_states_and_the_privacy_of_a_run(

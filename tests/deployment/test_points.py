@@ -26,6 +26,7 @@ def nan_at(points: list[int], arrays: dict[str, Any]) -> None:
         arrays[name][points] = np.nan
 
 
+@pytest.mark.slow
 def test_client_state_continues_from_the_last_round_that_counted_at_its_point(
     fresh: Fresh, tmp_path: Path
 ) -> None:

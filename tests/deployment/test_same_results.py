@@ -126,7 +126,8 @@ def test_clients_that_stop_when_they_are_accurate(tmp_path: Path) -> None:
     compared(table, tmp_path)
 
 
-@pytest.mark.parametrize("evaluated", mostly_slow(["cohort", "clients"], "cohort"))
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluated", ["cohort", "clients"])
 def test_two_seeds_and_other_models_evaluated(evaluated: str, tmp_path: Path) -> None:
     evaluation = {"model": evaluated, "gradients": False}
     runs = compared(table_of(FEDPROX, seed=[3, 5], evaluation=evaluation, cohort=ALL), tmp_path)

@@ -243,6 +243,7 @@ def test_epsilon_is_that_of_all_runs(private: tuple[list[Site], Requests], tmp_p
     )
 
 
+@pytest.mark.slow
 def test_an_answer_costs_the_same_after_any_number_of_runs(
     private: tuple[list[Site], Requests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +294,7 @@ def test_an_answer_costs_the_same_after_any_number_of_runs(
     assert steps > bound  # three steps a round
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_many_others_is_counted_in_full(
     private: tuple[list[Site], Requests],
 ) -> None:

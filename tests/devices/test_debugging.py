@@ -52,6 +52,7 @@ def debug_nans() -> Iterator[None]:
     jax.config.update("jax_debug_nans", False)
 
 
+@pytest.mark.slow
 def test_a_healthy_run_has_no_nan(request: pytest.FixtureRequest) -> None:
     """What is not measured is left out of a program's results, not NaN."""
     wanted = numbers(small())
@@ -92,9 +93,8 @@ def test_a_run_for_a_debugger_has_the_same_results(variable: str) -> None:
     assert_allclose(json.loads(done.stdout), numbers(small()), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "command", ["run", pytest.param("deploy --local 3", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "deploy --local 3"])
 def test_a_missing_device_is_said_in_one_line(command: str, tmp_path: Path) -> None:
     name, *options = command.split()
     arguments = [name, "examples/demo.toml", *options, "--out", str(tmp_path / "run")]
@@ -109,6 +109,7 @@ def test_a_missing_device_is_said_in_one_line(command: str, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_users_function_is_not_blamed_for_a_missing_device() -> None:
     code = """
 import jax.numpy as jnp, fedprox as fp

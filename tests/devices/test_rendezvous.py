@@ -93,6 +93,7 @@ def test_processes_meet_in_spite_of_strangers_and_of_one_that_was_restarted(port
             assert [each.result() for each in (first, again, last)] == [""] * 3
 
 
+@pytest.mark.slow
 def test_all_hear_which_process_is_missing(port: int) -> None:
     with ThreadPoolExecutor() as threads:
         met = [threads.submit(said, ("127.0.0.1", port), 4, i, 1) for i in (0, 2)]
@@ -100,6 +101,7 @@ def test_all_hear_which_process_is_missing(port: int) -> None:
         assert {each.result() for each in met} == {line}
 
 
+@pytest.mark.slow
 def test_process_0_listens_at_the_given_address_alone(port: int) -> None:
     with ThreadPoolExecutor() as threads:
         first = threads.submit(said, ("localhost", port), 2, 0, 1)

@@ -19,6 +19,7 @@ def are_the_rotations(labels: np.ndarray) -> bool:
     return all(len(each) == 1 for each in groups) and len(set.union(*groups)) == 4
 
 
+@pytest.mark.slow
 def test_the_rotations_are_found_before_training(data_dir: Path) -> None:
     federation = rotated(data_dir, 24)
     model = fp.models.mlp(federation, hidden=[32])

@@ -12,16 +12,10 @@ from tests.docs.notebooks import run
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
-QUICK = ("partition_skew",)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
-        for path in EXAMPLES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plt.switch_backend("agg")

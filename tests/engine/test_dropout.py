@@ -85,6 +85,7 @@ def test_the_key_is_a_function_of_seed_round_and_client(
     assert run.history[0].train_loss == 4.5  # without the draws
 
 
+@pytest.mark.slow
 def test_each_part_of_a_wide_mini_batch_has_a_key_of_its_own() -> None:
     rows = 300  # in ticks of 128, 128 and 44
     federation = quadratic_federation([np.eye(1)], [np.zeros(1)], [rows])
@@ -93,6 +94,7 @@ def test_each_part_of_a_wide_mini_batch_has_a_key_of_its_own() -> None:
     np.testing.assert_allclose(run.params, [3 - 0.1 * (3 + u)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_augmentation_has_another_key_and_keeps_its_own() -> None:
     def augment(key: jax.Array, raw: jax.Array) -> jax.Array:
         return raw * (1 + jax.random.uniform(key))

@@ -132,7 +132,8 @@ def simulated(*callbacks: fp.Callback, **changes: Any) -> list[fp.Run]:
     return fp.simulate(federation, model, method, callbacks=callbacks, **options | changes)
 
 
-@pytest.mark.parametrize("tool", mostly_slow(NAMES, "tensorboard"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", NAMES, indirect=True)
 def test_a_run_that_failed_and_is_resumed_is_whole(tool: str, tmp_path: Path) -> None:
     def fail(record: fp.Record) -> None:
         if (record.seed, record.round) == (1, 3):

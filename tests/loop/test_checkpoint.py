@@ -170,6 +170,7 @@ def test_a_comparison_that_goes_on_is_the_same(case: str, tmp_path: Path) -> Non
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == set(kept(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_last_two_of_a_seed_run_under_way_are_kept(tmp_path: Path) -> None:
     """And what killed processes left is removed."""
     for name in (".0-3.clients-0.partial", ".0-4.state.partial", "0-2.clients-1"):
@@ -324,6 +325,7 @@ def test_a_signal_ends_the_round(tmp_path: Path) -> None:
     same(once, train([fp.fedavg()], fp.Checkpoints(tmp_path, resume=True), seed=0))
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +351,7 @@ def test_a_signal_while_a_checkpoint_is_written_between_methods_waits_for_it(
     same(once, train(methods, fp.Checkpoints(tmp_path, resume=True), seed=0))
 
 
+@pytest.mark.slow
 def test_progress_goes_on_between_evaluations(tmp_path: Path) -> None:
     """Each call of rounds is reported, with the last loss that is known."""
     steps: list[Progress] = []

@@ -18,7 +18,6 @@ from fedprox.report.table import table
 from tests import outputs
 from tests.objectives import MODEL, represented
 from tests.settings import CASES, CLIENTS, FEDERATION, privacy, runs
-from tests.variants import mostly_slow
 
 FAIRNESS = tuple(f"client_accuracy_{name}" for name in fp.Fairness._fields)
 
@@ -130,7 +129,8 @@ WORK: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(WORK, "planned"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WORK)
 def test_steps_and_rounds_are_those_since_the_record_before(case: str) -> None:
     options = WORK[case]
     every = fp.Evaluation(gradients="solver" in options, **BOTH)

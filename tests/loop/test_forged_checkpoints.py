@@ -122,6 +122,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("made") / "checkpoint", **OPTIONS)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1), forgeries())
 @settings(max_examples=50)
 def test_forged_states_are_a_result_or_one_line(

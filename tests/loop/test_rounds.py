@@ -76,6 +76,7 @@ def test_a_stage_has_the_state_and_what_the_clients_did() -> None:
     assert run.final.total_steps == steps
 
 
+@pytest.mark.slow
 def test_a_finished_loop_goes_on_with_more_rounds() -> None:
     options = SELDOM
     *_, short = rounds(rounds=3, **options)  # its last record is of round 3
@@ -200,6 +201,7 @@ def test_a_learning_rate_that_cannot_be_set_is_refused() -> None:
             stage.learning_rate = 0.1
 
 
+@pytest.mark.slow
 def test_a_loop_that_stands_still_at_the_end_of_a_program_is_silent() -> None:
     program = (
         "import fedprox as fp\n"

@@ -96,6 +96,7 @@ def test_sweep_points_one_after_another_have_the_same_bits_in_one_call_or_many(
     same_bits(runs(fp.scaffold(), **options), together)
 
 
+@pytest.mark.slow
 def test_a_call_has_only_rounds_whose_state_fits(
     calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

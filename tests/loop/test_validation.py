@@ -416,6 +416,7 @@ ONE = 'method=[{name = "fedavg"}]'
 OWN = 'model={name = "tests.loop.test_validation:measured_logistic"}'
 
 
+@pytest.mark.slow
 def test_the_command_holds_rows_out(tmp_path: Path, capsys: Any) -> None:
     done, out = command(tmp_path, ONE, OWN, "validation_share=0.2", "target_accuracy=0.05")
     printed = " ".join(capsys.readouterr().out.split())

@@ -90,6 +90,7 @@ method = [{{name = "fedavg"}}, {{name = "fedprox", mu = 1.0}}]
 """
 
 
+@pytest.mark.slow
 def test_an_experiment_begins_with_a_run_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,6 @@ from tests.model import batch_norm
 from tests.model.batch_norm import MODEL, START, federated
 from tests.objectives import CLASSES, FEATURES, HIDDEN
 from tests.settings import BASE, CLIENTS, FEDERATION
-from tests.variants import mostly_slow
 
 SOLVER = fp.Solver(0.1, 3, epochs=2, weight_decay=0.01)
 EVERYONE: dict[str, Any] = {
@@ -49,7 +48,8 @@ def require_like(run: fp.Run, server: batch_norm.Client) -> None:
 OWN = {"mean": (), "own": ("state",), "own layers": ("state", "scale", "shift")}
 
 
-@pytest.mark.parametrize("kind", mostly_slow(OWN, "mean"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OWN)
 def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
     test, kept = FEDERATION.test, OWN[kind]
     methods = [fp.fedprox(mu=mu).with_model_state(kind) for mu in (0.0, 0.5)]
@@ -66,7 +66,8 @@ def test_statistics_are_averaged_or_the_clients_own(kind: Any) -> None:
             assert run.history[-1].personal_loss == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["own", "own layers"], "own layers"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "own layers"])
 def test_what_clients_keep_waits_until_they_take_part_again(kind: Any) -> None:
     """In cohorts of two; others have the server's model."""
     test, kept, cohort = FEDERATION.test, OWN[kind], fp.Cohort(2)
@@ -88,9 +89,10 @@ def test_what_clients_keep_waits_until_they_take_part_again(kind: Any) -> None:
         assert getattr(run.history[-1], name) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "steps"),
-    [(fp.fedprox(mu=0.5), None), pytest.param(fp.ditto(lam=0.5), 2, marks=pytest.mark.slow)],
+    [(fp.fedprox(mu=0.5), None), (fp.ditto(lam=0.5), 2)],
 )
 def test_the_servers_statistics_stay_and_are_used_by_all(method: Any, steps: int | None) -> None:
     """As with them as constants of a model without state, also in models of the clients' own."""
@@ -263,6 +265,7 @@ def test_a_whole_number_is_the_rounded_mean() -> None:
     assert found["row"] == pytest.approx(np.average(np.arange(CLIENTS), weights=sizes), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_barrier_a_state_is_a_mean_of_states() -> None:
     """Not the sum of changes from old ones, by which a variance could become negative."""
     seconds = fp.Population(step_seconds=[1.0, 9.0, 1.0, 5.0, 2.0, 7.0])

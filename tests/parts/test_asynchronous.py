@@ -238,6 +238,7 @@ def test_models_are_those_of_the_oracle(name: str) -> None:
     assert run.final.communication == pytest.approx(12 * asynchronous.buffer / 4)
 
 
+@pytest.mark.slow
 def test_qffl_weighs_losses_at_the_models_that_clients_received() -> None:
     asynchronous, q = fp.Asynchronous(2), 1.0
     events = Events(asynchronous, 4, [4 / 3 * each for each in SECONDS], 0.0).run(12)
@@ -304,6 +305,7 @@ def test_a_faulty_update_leaves_the_others_their_weights() -> None:
     np.testing.assert_allclose(run.params, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gamma_is_of_no_step_whose_clients_started_from_several_models() -> None:
     """Gradients are measured at the server's model, and who started from another met no gamma."""
     measured: dict[str, Any] = {"rounds": 4, "evaluation": fp.Evaluation(every=4)}
@@ -312,6 +314,7 @@ def test_gamma_is_of_no_step_whose_clients_started_from_several_models() -> None
     assert np.isnan(run.final.gamma_mean)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "asynchronous": fp.Asynchronous(2),

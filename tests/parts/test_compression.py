@@ -171,6 +171,7 @@ def test_points_of_a_sweep_and_methods_share_what_is_drawn() -> None:
         np.testing.assert_allclose(found.params, by_loop(RUNS[1], 0, pull), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_a_resumed_run_has_the_same_bits(store: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"client_store": store, "devices": 1}
@@ -296,6 +297,7 @@ def test_scaffnew_beside_top_k_is_fedcomloc() -> None:
     np.testing.assert_allclose(found.params, fedcomloc(setting, 0.5, 0.5), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_feddyns_state_follows_from_what_arrived() -> None:
     setting, alpha = fp.Compression("top-k", share=1 / D), 1.0
     w, g, h = START.copy(), np.zeros((CLIENTS, D)), np.zeros(D)
@@ -311,6 +313,7 @@ def test_feddyns_state_follows_from_what_arrived() -> None:
     np.testing.assert_allclose(found.params, w, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rounds_without_a_barrier_are_compressed() -> None:
     """With clients of equal speed, a buffer of the cohort is a round."""
     found = run(
@@ -321,6 +324,7 @@ def test_rounds_without_a_barrier_are_compressed() -> None:
     assert found.final.time == pytest.approx(ROUNDS * (1 + 2 * 4 / 10))
 
 
+@pytest.mark.slow
 def test_a_rule_reads_what_has_arrived() -> None:
     setting = fp.Compression("sign", bucket=8)
     found = run(setting, cohort=fp.Cohort(CLIENTS), rounds=1, aggregation=fp.Aggregation("median"))
@@ -329,6 +333,7 @@ def test_a_rule_reads_what_has_arrived() -> None:
     np.testing.assert_allclose(found.params, START + np.median(arrived, axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_faulty_client_keeps_what_it_owes() -> None:
     centres = [np.full(D, 1e30) if k == 2 else c for k, c in enumerate(CENTRES)]
     found = run(

@@ -14,7 +14,6 @@ from fedprox.parts.robust import mean_product
 from tests import settings
 from tests.objectives import FEATURES, Matrix, one_hot, probabilities
 from tests.settings import CLIENTS, FEDERATION
-from tests.variants import mostly_slow
 
 RANK = 2
 MODEL = fp.models.logistic(FEDERATION)
@@ -164,7 +163,8 @@ ONE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(ONE, "fedprox"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE)
 def test_nothing_enters_what_is_beyond_a_clients_rank(name: str) -> None:
     """Also not the noise of private steps, of which the client's own numbers have theirs."""
     one: dict[str, Any] = {

@@ -221,6 +221,7 @@ def test_labels_are_flipped_of_the_attackers_alone() -> None:
     assert flipped.test is federation.test
 
 
+@pytest.mark.slow
 def test_faults_are_screened_before_a_rule() -> None:
     attack = fp.Attack("sign-flip", share=0.3, scale=1e6)
     found = run(attack=attack, aggregation=fp.Aggregation("median"), faults=fp.Faults(norm=99.0))
@@ -251,6 +252,7 @@ def test_the_bytes_of_stored_messages_are_said_before_the_run(
     assert level == logging.WARNING
 
 
+@pytest.mark.slow
 def test_client_state_is_kept_whatever_the_rule() -> None:
     """FedDyn's first round goes twice as far as the rule says."""
     found = run(fp.feddyn(alpha=1.0), aggregation=fp.Aggregation("median"))

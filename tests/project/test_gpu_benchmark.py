@@ -51,6 +51,7 @@ def test_a_part_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert 4 < again.left <= 5
 
 
+@pytest.mark.slow
 def test_a_part_without_time_or_that_fails_is_reported(tmp_path: Path) -> None:
     assert gpu.run_part(Part("checks", tmp_path, 0.2))  # its imports take longer
     assert not gpu.run_part(Part("checks", tmp_path / ".", 0.2, tiny=True))
@@ -131,6 +132,7 @@ def test_a_part_that_found_something_wrong_has_not_ended_well(tmp_path: Path) ->
         assert not gpu._ended(part, how)
 
 
+@pytest.mark.slow
 def test_tests_that_failed_are_named(tmp_path: Path) -> None:
     log = tmp_path / "tests.log"
     log.write_text("tests/a.py::one PASSED\ntests/a.py::two ERROR\ntests/a.py::three FAILED\n")
@@ -157,6 +159,7 @@ def test_a_folder_with_data_that_is_not_there_is_named(
     assert f"{tmp_path / 'none'} is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_unknown_item_is_refused_on_one_line(tmp_path: Path) -> None:
     assert not gpu.run_part(Part("papers", tmp_path, 120.0, items=("fedavg/table-33",)))
     assert lines(tmp_path)[-2]["remark"].startswith("experiments: no item 'fedavg/table-33'")
@@ -182,6 +185,7 @@ def test_missing_packages_are_named_on_one_line(
     assert line.startswith(f"benchmarks.gpu: {sys.executable} lacks 'no-such-thing>=2,<3'; ")
 
 
+@pytest.mark.slow
 def test_a_package_that_others_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "IMPORTS", "no_such_thing")
     problem = environment.problem(None, tiny=True)

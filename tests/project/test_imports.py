@@ -50,6 +50,7 @@ def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:
     assert loaded(program) == needed
 
 
+@pytest.mark.slow
 def test_the_folder_tests_of_another_package_does_not_hide_this_one() -> None:
     """jax-privacy's wheel installs one, which has no `__init__.py` and so comes after packages."""
     asked = (

@@ -144,6 +144,7 @@ def test_labels_in_files_are_not_read_for_a_warning(tmp_path: Path) -> None:
     assert "(3)" in line
 
 
+@pytest.mark.slow
 def test_the_command_prints_each_once(tmp_path: Path, capsys: Any) -> None:
     """Once to the end of a run."""
     (tmp_path / "small.toml").write_text(LOSSES)

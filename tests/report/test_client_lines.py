@@ -146,7 +146,8 @@ def test_a_run_that_stops_and_resumes_leaves_the_same_file(
     assert lines(out) == lines(four)
 
 
-@pytest.mark.parametrize("count", mostly_slow((None, 1, 9, 19), 9))
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [None, 1, 9, 19])
 def test_a_run_that_is_extended_leaves_the_same_file(
     count: int | None, three: Path, seven: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_lines_that_are_gone_or_changed_are_one_line(
             )
 
 
+@pytest.mark.slow
 def test_results_that_are_replaced_leave_no_lines(four: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(four, out)

@@ -87,6 +87,7 @@ def half(_: int, clients: Any) -> Any:
     return np.full(len(clients), 0.5)
 
 
+@pytest.mark.slow
 def test_every_setting_of_simulate_is_described(tmp_path: Path) -> None:
     federation = fp.datasets.synthetic(clients=3)
     (run,) = fp.simulate(

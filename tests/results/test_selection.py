@@ -181,11 +181,12 @@ def test_a_function_that_answers_something_else() -> None:
         train([fedavg()], stop=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("methods", "ends", "patience"),
     [
         ([fedavg()], [2, 1], 2),
-        pytest.param([fedavg(), scaffold()], [1], None, marks=pytest.mark.slow),
+        ([fedavg(), scaffold()], [1], None),
     ],
     ids=["patience", "several methods"],
 )

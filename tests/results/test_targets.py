@@ -289,6 +289,7 @@ def test_each_method_stops_for_itself(whole: list[Run]) -> None:
     assert slow.rounds_to(target) is None
 
 
+@pytest.mark.slow
 def test_an_experiment_file_gives_target_and_stop() -> None:
     written: dict[str, Any] = {
         "rounds": 12,

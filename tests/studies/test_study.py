@@ -231,9 +231,8 @@ def test_a_method_is_added_and_only_it_is_trained(
     assert len(more.outcomes) == 3
 
 
-@pytest.mark.parametrize(
-    "tuning", [fp.Tuning(), pytest.param(fp.Tuning(seeds=[100]), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", [fp.Tuning(), fp.Tuning(seeds=[100])])
 def test_further_seeds_train_only_what_was_chosen(
     tuning: fp.Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +279,7 @@ def test_further_seeds_train_only_what_was_chosen(
     assert alone.final.train_loss == other.final.train_loss
 
 
+@pytest.mark.slow
 def test_a_study_is_extended_by_more_rounds(
     finished: tuple[fp.Study, Path], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.deployment.federations import Site, deployed, vector
 from tests.deployment.secure.conftest import ONE_ROUND, Fresh, answers
 
 
+@pytest.mark.slow
 def test_noise_of_a_node_is_in_the_sum_that_is_masked(
     fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

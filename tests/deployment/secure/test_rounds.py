@@ -142,9 +142,8 @@ def test_a_models_state_is_summed_in_secret_too(fresh: Fresh, tmp_path: Path) ->
     assert apart(secure.params, expected.params) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "mu", [0.5, pytest.param([0.0, 1.0], marks=pytest.mark.slow)], ids=["one", "points"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mu", [0.5, [0.0, 1.0]], ids=["one", "points"])
 def test_sweep_points_and_64_bits(mu: Any, fresh: Fresh, tmp_path: Path) -> None:
     table = PLAIN | {"method": [{"name": "fedprox", "mu": mu}]}
     plain = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))
@@ -915,7 +914,8 @@ def test_a_private_round_without_a_sum_changes_nothing(sites: list[Site]) -> Non
     assert run.final.epsilon is not None
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_round_that_no_node_was_asked_to_train_costs_no_epsilon(
     unit: str, sites: list[Site], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def estimated() -> Run:
     return run(evaluation=fp.Evaluation(clients=FEW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [CLIENTS, 99])
 def test_as_many_as_there_are_is_no_sample(exact: Run, clients: int) -> None:
     of_all = run(evaluation=fp.Evaluation(clients=clients))
@@ -268,6 +269,7 @@ def test_no_clients_is_refused(most: Any) -> None:
         run(evaluation=fp.Evaluation(clients=most))
 
 
+@pytest.mark.slow
 def test_the_command_says_that_it_is_a_sample(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "small.toml").write_text(LOSSES)
     change = ("evaluation.clients=4", "seed=0", 'method=[{name = "fedavg"}]')

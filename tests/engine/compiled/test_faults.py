@@ -188,9 +188,8 @@ BAD_ROWS = {1: math.nan, 3: math.inf, 4: 1e30, 7: -3e38}
 SOME_ROWS = [1 + (7 * k) % 9 for k in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("devices", "batched"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "batched"), [(1, True), (2, False)])
 def test_rows_that_are_no_numbers_spoil_their_clients_alone(
     devices: int, batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +297,7 @@ def pulled(b: list[float], faults: Faults) -> Run:
     )
 
 
+@pytest.mark.slow
 def test_an_update_far_beyond_the_others_is_left_out_or_scaled_down() -> None:
     far = [1.0, 2.0, 4.0, 3.0, math.nan, -100.0]  # of five that are finite the middle one is 3
     assert pulled(far, Faults(norm=5)).params == pytest.approx([2.5])

@@ -242,7 +242,8 @@ SEARCHES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "a line search", "the value of h"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEARCHES)
 def test_a_line_search_is_that_of_each_clients_own_h(name: str) -> None:
     method, optimizer, eta, steps, expected = SEARCHES[name]
     solver = fp.Solver(eta, "all", steps=steps, optimizer=optimizer)

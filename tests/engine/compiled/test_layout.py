@@ -16,7 +16,6 @@ from fedprox.engine.planning.batch_plan import Capacity, Shape, plan_bytes
 from fedprox.engine.planning.round_work import RoundWork, round_work
 from fedprox.engine.storage import training_data
 from tests.quadratics import quadratic_model, ragged_quadratics
-from tests.variants import mostly_slow
 
 SIZES = [1, 2, 3, 4, 5, 60, 7, 90, 2, 1]
 START = np.array([1.0, -2.0, 3.0])
@@ -68,7 +67,8 @@ GROWING: dict[str, tuple[fp.Algorithm, bool, dict[str, Any]]] = {
 """A method, whether rows stay with the host, and settings."""
 
 
-@pytest.mark.parametrize("case", mostly_slow(GROWING, "scaffold"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GROWING)
 def test_a_round_that_needs_more_room_gets_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, stays, options = GROWING[case]
     monkeypatch.setattr(training_data, "stays_with_host", lambda *_: stays)

@@ -51,6 +51,7 @@ def test_fedprox_equals_the_numpy_loop(name: str) -> None:
     engine_and_oracle(fp.fedprox(mu=[0.0, 0.5]), name)
 
 
+@pytest.mark.slow
 def test_fedavg_equals_the_numpy_loop_without_stragglers() -> None:
     engine_and_oracle(fp.fedavg(), "mini-batches")
 
@@ -131,7 +132,8 @@ STEPPED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(STEPPED, "clients that keep something"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STEPPED)
 def test_points_of_a_sweep_one_after_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"solver": BASE["solver"]} | STEPPED[case]
     rates = [0.02, 0.1]

@@ -15,7 +15,6 @@ from fedprox.engine.storage.client_store import open_store
 from tests import methods
 from tests.byhand import CLIENTS, ROWS, START, beside_the_oracle, ragged_runs
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
-from tests.variants import mostly_slow
 
 
 def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> None:
@@ -37,7 +36,8 @@ def test_where_state_lives_and_how_often_it_is_evaluated_changes_no_bit() -> Non
     assert len({float(run.params[0]) for run in first}) == 4
 
 
-@pytest.mark.parametrize("balance", mostly_slow([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("balance", [False, True])
 def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
     scales = np.mean(ROWS) / np.array(ROWS) if balance else np.ones(CLIENTS)
     beside_the_oracle(
@@ -47,6 +47,7 @@ def test_feddyn_is_evaluated_at_two_more_models(balance: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_mean_of_fedproxs_clients_is_weighted_by_rows() -> None:
     beside_the_oracle(
         fp.fedprox(mu=[0.0, 2.0]),

@@ -22,7 +22,6 @@ import fedprox as fp
 from fedprox.parts.privacy import examples, setting
 from fedprox.parts.privacy.numerics import standard_normals
 from fedprox.parts.privacy.setting import Unit
-from tests.variants import mostly_slow
 
 CANARIES, DIMENSION, ROUNDS = 400, 8_000, 2
 Z, DELTA = math.sqrt(2.0), 1e-4
@@ -81,7 +80,8 @@ def test_the_audit_stays_below_the_claim_and_comes_near(unit: Unit) -> None:
     assert bound < claimed < TIGHT * bound
 
 
-@pytest.mark.parametrize("unit", mostly_slow(UNITS, "example"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_audit_finds_noise_that_is_half_of_what_is_claimed(
     unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

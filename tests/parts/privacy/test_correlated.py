@@ -274,6 +274,7 @@ def test_a_resumed_run_goes_on_with_its_noise(method: fp.Algorithm, tmp_path: Pa
     assert resumed[0].history == whole[0].history
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 def test_another_strategy_or_number_of_rounds_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

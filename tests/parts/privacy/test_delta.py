@@ -118,6 +118,7 @@ def test_commands_refuse(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_command_warns(file: Path, capsys: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -465,6 +465,7 @@ def test_epsilon_is_that_of_the_worst_client_by_dp_accounting(accountant: Any) -
     assert all(record.delta == 1e-4 for record in only.history)
 
 
+@pytest.mark.slow
 def test_the_noise_is_calibrated_to_the_worst_client_of_all_seeds() -> None:
     privacy = example(noise_multiplier=None, epsilon=3.0)
     runs = run(fp.fedavg(), privacy, seed=[0, 1, 2], cohort=fp.Cohort(2), rounds=4)
@@ -510,6 +511,7 @@ def test_a_resumed_run_is_the_run(tmp_path: Path) -> None:
     assert [r.epsilon for r in resumed.history] == [r.epsilon for r in whole.history]
 
 
+@pytest.mark.slow
 def test_dropout_has_a_key_for_each_example() -> None:
     """An example's mask is its own, so examples with the same row have different gradients."""
     model = fp.Model(

@@ -203,7 +203,8 @@ def test_measures_that_leave_nothing_to_training_are_refused() -> None:
         calibrated_beside(silent, 2.0, 20, beside)
 
 
-@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_epsilon_of_a_run_counts_evaluations(unit: Any) -> None:
     measures = fp.NoisedMeasures(BOUND, share=0.25)
     private = fp.Privacy(1.0, epsilon=8.0, delta=0.01, accountant="rdp", unit=unit)
@@ -318,6 +319,7 @@ def _rows() -> list[Any]:
     return [(train.x[first:last], train.y[first:last]) for first, last in pairs]
 
 
+@pytest.mark.slow
 def test_validation_rows_of_clients_have_noise_and_those_of_nobody_have_none() -> None:
     of_clients = replace(FEDERATION, validation=FEDERATION.test)
     (run,) = runs(**noised(3.0), federation=of_clients)
@@ -337,7 +339,8 @@ def test_validation_rows_of_clients_have_noise_and_those_of_nobody_have_none() -
     assert added == pytest.approx(noise[1] * math.sqrt(2) / CLIENTS, rel=1e-4)
 
 
-@pytest.mark.parametrize("unit", mostly_slow(UNITS, "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
 def test_lanes_points_and_a_resumed_run_have_the_same_bits(unit: Any, tmp_path: Path) -> None:
     def history(**changes: Any) -> list[Any]:
         found = runs(**noised(1.0, unit) | {"rounds": 4} | changes)

@@ -68,7 +68,8 @@ def run(
     return only
 
 
-@pytest.mark.parametrize("name", mostly_slow(SENT, "feddane"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SENT)
 def test_without_noise_and_bound_it_is_the_method_with_equal_weights(name: str) -> None:
     federation = quadratic_federation(A, B, rows=[1, 5, 2, 1, 3, 9])
     options: dict[str, Any] = {"federation": federation, "cohort": fp.Cohort(4), "rounds": 3}

@@ -86,6 +86,7 @@ def test_a_message_that_is_not_finite_has_noise_as_others() -> None:
     assert noised.final.faulty == 0
 
 
+@pytest.mark.slow
 def test_sweep_points_and_rounds_have_noise_of_their_own() -> None:
     both = fp.simulate(methods=fp.fedprox(mu=[0.0, 1e-9]), **ON_QUADRATICS)
     one, two = (np.asarray(each.params, np.float64) for each in both)

@@ -103,6 +103,7 @@ def test_the_page(file: Path, capsys: Any) -> None:
         assert word in text
 
 
+@pytest.mark.slow
 def test_the_file_of_a_deployment_is_for_clients_of_given_rows(
     file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
