@@ -527,6 +527,7 @@ def test_nodes_have_several_inputs(tmp_path: Path) -> None:
         assert a.test_accuracy == b.test_accuracy
 
 
+@pytest.mark.slow
 def test_nodes_whose_inputs_differ_do_not_join() -> None:
     def lacks(_: str, rows: fp.Rows) -> fp.Rows:
         return dataclasses.replace(rows, x={"left": rows.x["left"]})

@@ -220,9 +220,7 @@ SOURCES: dict[str, Callable[[list[Row], Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "source", mostly_slow(SOURCES, "arrays", "pandas", "polars with categories", "CSV", "Parquet")
-)
+@pytest.mark.parametrize("source", mostly_slow(SOURCES, "arrays", "pandas", "CSV"))
 @settings(max_examples=20, deadline=None)
 @given(rows=TABLES)
 def test_every_source_gives_the_same_federation(

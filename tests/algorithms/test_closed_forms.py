@@ -51,6 +51,7 @@ from tests.quadratics import (
     random_quadratics,
 )
 from tests.settings import BASE, runs
+from tests.variants import mostly_slow
 
 A, B = random_quadratics(1, 5, 3)
 START = np.array([2.0, -1.0, 0.5])
@@ -249,7 +250,7 @@ def test_one_full_batch_step_of_everyone_is_a_gradient_step_on_f(
     assert run.final.client_steps == 3
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", mostly_slow([1, 3], 3))
 def test_rounds_in_which_everyone_is_dropped_change_nothing_and_are_counted(every: int) -> None:
     (run,) = runs(
         systems=Systems(deadline=4.0),

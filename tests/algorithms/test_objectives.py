@@ -115,7 +115,11 @@ class WeightedFedGKD(objectives.FedGKD):
     ("method", "oracle"),
     [
         (fp.fedlc(tau=0.5), WeightedFedLC),
-        (fp.fedgkd(gamma=3.0), functools.partial(WeightedFedGKD, models=1)),
+        pytest.param(
+            fp.fedgkd(gamma=3.0),
+            functools.partial(WeightedFedGKD, models=1),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["fedlc", "fedgkd"],
 )

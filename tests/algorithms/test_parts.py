@@ -14,6 +14,7 @@ from fedprox.protocol.protocol import initial_params
 from tests import objectives
 from tests.objectives import MODEL, ROWS
 from tests.settings import BASE, FEDERATION, runs
+from tests.variants import mostly_slow
 
 
 def loss(w: Any, k: int) -> float:
@@ -35,9 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["fedper", "fedrep", pytest.param("decay of the optimizer", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "fedrep"))
 def test_runs_and_own_models_are_the_oracles(name: str) -> None:
     setting: dict[str, Any] = {"cohort": fp.Cohort(2), "rounds": 3}
     (run,) = runs(methods=CASES[name], **setting)

@@ -111,6 +111,7 @@ def test_the_own_models_problem_cannot_read_the_loss() -> None:
         trained(reads, 1, fp.Solver(RATE, "all", steps=3))
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_local_steps_from_the_last_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "BLOCK", 2)
     evaluation = fp.Evaluation(gradients=False, fine_tune=STEPS)

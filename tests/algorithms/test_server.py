@@ -55,7 +55,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(
     "product",
-    mostly_slow(PRODUCTS, ("scaffold", "extrapolate"), ("feddc", "momentum")),
+    mostly_slow(PRODUCTS, ("feddc", "momentum")),
     ids=str,
 )
 def test_a_method_with_a_rule_is_the_product_of_the_two(product: tuple[str, str]) -> None:

@@ -53,7 +53,7 @@ def test_every_setting_is_tried() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(CASES | NUMPY, "a model of each client", "top-k, seldom evaluated"),
+    mostly_slow(CASES | NUMPY, "a model of each client"),
 )
 def test_neither_an_empty_round_nor_a_checkpoint_changes_a_run(name: str, tmp_path: Path) -> None:
     options = BASE | (CASES | NUMPY)[name]

@@ -138,6 +138,7 @@ def test_a_private_run_has_its_epsilon(fresh: Fresh, tmp_path: Path) -> None:
     assert [line["epsilon_of_all"] for line in spent] == pytest.approx(every, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_private_steps_have_the_epsilon_of_the_worst_client(fresh: Fresh, tmp_path: Path) -> None:
     sites, table = fresh(tmp_path), steps_table(rounds=2, cohort={"clients_per_round": 4})
     for site in sites:

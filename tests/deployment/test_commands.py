@@ -167,6 +167,7 @@ def test_a_deployment_reads_nothing_of_its_folder_before_it_is_locked(
     assert {path.name for path in out.iterdir()} == {"experiment.toml"}
 
 
+@pytest.mark.slow
 def test_a_resumed_deployment_prints_the_earlier_rounds_in_one_line(
     fresh: Fresh,
     tmp_path: Path,

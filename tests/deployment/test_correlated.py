@@ -89,6 +89,7 @@ def test_a_resumed_run_goes_on_with_its_noise_and_groups(
     assert run.final.epsilon > epsilon_of(MECHANISM, ROUNDS)
 
 
+@pytest.mark.slow
 def test_requests_have_a_group_of_the_seed_and_no_noise(fresh: Fresh, tmp_path: Path) -> None:
     nodes, clients, sent = fresh(tmp_path), dict[int, set[int]](), set[int]()
 

@@ -29,6 +29,7 @@ from tests.deployment.federations import (
     unreliable,
     vector,
 )
+from tests.variants import mostly_slow
 
 TABLE = table_of(*STATEFUL, evaluation={"every": 1}, cohort={"clients_per_round": 4})
 SHORT = table_of(STATEFUL[0], rounds=4, evaluation={"every": 1})
@@ -174,7 +175,7 @@ def test_a_coordinator_that_dies_goes_on_with_the_same_bits(
     assert bits(runs) == expected
 
 
-@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("every", mostly_slow([None, 2], 2))
 def test_a_finished_run_is_extended(
     every: int | None, fresh: Fresh, undisturbed_short: list[Any], tmp_path: Path
 ) -> None:

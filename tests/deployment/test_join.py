@@ -275,6 +275,7 @@ def test_a_node_has_at_most_a_million_clients() -> None:
         Clients(names=["a"] * (10**6 + 1), train=[1], test=[1], labels=[1], validation=[])
 
 
+@pytest.mark.slow
 def test_a_node_that_was_left_out_may_join_later(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([described_by("n", data("b"), version="0.0.1")] * 3)
 

@@ -24,7 +24,6 @@ from tests.deployment.conftest import Fresh
 from tests.deployment.federations import Site, deployed, simulated, table_of
 from tests.deployment.test_private import interrupted
 from tests.deployment.test_same_results import METHODS
-from tests.variants import mostly_slow
 
 BOUND, Z, DELTA = 2.0, 3.0, 1e-3
 NAMES = ("train_loss", "test_loss", "test_accuracy")
@@ -99,6 +98,7 @@ def test_noise_is_in_units_of_what_one_moves(
         ]
 
 
+@pytest.mark.slow
 def test_noise_is_never_the_same(nodes: list[Site], tmp_path: Path) -> None:
     table = noised_table() | {"rounds": 1}
     others = [site.moved(tmp_path / "others") for site in nodes]
@@ -106,7 +106,8 @@ def test_noise_is_never_the_same(nodes: list[Site], tmp_path: Path) -> None:
     assert not np.isin(measured(one), measured(two)).any()
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "example"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_node_counts_evaluations_and_answers_no_more_than_planned(
     unit: str, nodes: list[Site]
 ) -> None:
@@ -150,7 +151,8 @@ def test_evaluations_count_for_the_limit_of_a_node(unit: str, nodes: list[Site])
         deployed(noised_table(unit, noise=0.0), answers(nodes, unit))
 
 
-@pytest.mark.parametrize("unit", mostly_slow(["client", "example"], "client"))
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_digest_says_how_measures_get_noise(unit: str, nodes: list[Site], tmp_path: Path) -> None:
     heads, sites = list[Parcel](), nodes
 

@@ -51,6 +51,7 @@ def test_client_state_continues_from_the_last_round_that_counted_at_its_point(
     assert both[1] != neither[1]
 
 
+@pytest.mark.slow
 def test_a_point_at_which_no_message_counts_keeps_its_state(fresh: Fresh, tmp_path: Path) -> None:
     method = {"name": "feddyn", "alpha": [0.1, 1.0]}
 

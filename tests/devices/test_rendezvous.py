@@ -11,6 +11,7 @@ import pytest
 from fedprox import InputError
 from fedprox.devices.processes import REFUSED, join_processes, meet
 from tests.commands import start, status
+from tests.variants import mostly_slow
 
 EXPERIMENT = """
 rounds = 1
@@ -132,7 +133,9 @@ def test_an_unknown_host_is_named(process: int, port: int) -> None:
     assert "not known" in said(("no-such-host.invalid", port), 2, process, 0)
 
 
-@pytest.mark.parametrize("sent", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 5000, b"fedprox: go\n"])
+@pytest.mark.parametrize(
+    "sent", mostly_slow([b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 5000, b"fedprox: go\n"], b"")
+)
 def test_another_program_at_the_port_is_no_process_0(sent: bytes, port: int) -> None:
     class Other(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -113,6 +113,7 @@ def test_what_is_no_callback_is_refused(make: Any, line: str) -> None:
 NAP = 0.2
 
 
+@pytest.mark.slow
 def test_seconds_leave_out_callbacks_progress_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

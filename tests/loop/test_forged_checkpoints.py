@@ -199,6 +199,7 @@ def test_forged_client_state_is_restored_or_damaged(where: str, at: int, how: st
         store.restore(blocks)
 
 
+@pytest.mark.slow
 def test_forged_client_state_ends_a_run_in_one_line(made: Made) -> None:
     made.restore()
     clients = made.folder / "1-8.clients-0"

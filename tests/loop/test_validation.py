@@ -440,6 +440,7 @@ def test_the_command_holds_rows_out(tmp_path: Path, capsys: Any) -> None:
     assert isinstance(federation.validation, fp.Rows)
 
 
+@pytest.mark.slow
 def test_the_command_has_targets_by_any_measure(tmp_path: Path) -> None:
     target = 'target_metric={name = "validation_sure", value = 1e9}'
     stop = 'stop_at_target="all"'

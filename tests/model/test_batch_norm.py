@@ -209,6 +209,7 @@ def test_mixed_precision_computes_in_bfloat16_and_moves_the_state_in_float32(kin
         assert {each.dtype for each in made.out_avals} == {np.dtype(np.float32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [True, False])
 def test_products_behind_a_normalization_are_in_bfloat16_too(moves: bool) -> None:
     """Whose statistics are in float32, as a state and as constants."""

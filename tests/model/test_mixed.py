@@ -15,6 +15,7 @@ from fedprox.model import weighted_loss
 from tests.deployment.federations import table_of
 from tests.objectives import FEATURES, MODEL
 from tests.settings import FEDERATION, runs
+from tests.variants import mostly_slow
 
 START = MODEL.init(jax.random.key(0))
 ROWS: Any = FEDERATION.train.x, FEDERATION.train.y
@@ -135,7 +136,7 @@ def products(jaxpr: Any) -> Iterator[Any]:
                 yield from products(inner)
 
 
-@pytest.mark.parametrize("name", fp.models.MODELS)
+@pytest.mark.parametrize("name", mostly_slow(fp.models.MODELS, "logistic", "char-lstm"))
 def test_every_model_computes_in_bfloat16(name: str) -> None:
     federation, options = BUILT[name]
     model = fp.mixed_precision(fp.models.MODELS[name](federation, **options))

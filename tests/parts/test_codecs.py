@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from fedprox.parts.codecs import Codec, contraction, full, hadamard, quantize, random_k, sign, top_k
-from tests.variants import mostly_slow
 
 SIZE, KEPT, WIDTH, DRAWS, FEW = 100, 7, 16, 4000, 20
 
@@ -99,6 +98,7 @@ def test_random_places_are_uniform_and_have_the_variance_of_the_paper() -> None:
     np.testing.assert_allclose(counts, share, atol=5 * math.sqrt(share * (1 - share) / DRAWS))
 
 
+@pytest.mark.slow
 def test_error_feedback_gets_contractions() -> None:
     """An unbiased codec over 1 + omega is one, by its variance."""
     doubled = Codec(lambda x, _: x, lambda code, _: 2 * code, 8, 0, omega=3.0)
@@ -122,7 +122,8 @@ SPARSE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("width", mostly_slow([64, 512], 64))
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [64, 512])
 def test_drive_has_the_errors_of_its_paper_and_is_nearly_unbiased(width: int) -> None:
     """With one rotation the relative bias of some sparse messages is 0.2 to 0.6."""
     rng, messages = np.random.default_rng(0), dict[str, NDArray[Any]]()

@@ -183,7 +183,7 @@ def test_attackers_send_what_their_papers_say() -> None:
 @pytest.mark.parametrize(
     ("kind", "rule", "devices"),
     [
-        ("sign-flip", "mean", 2),
+        pytest.param("sign-flip", "mean", 2, marks=pytest.mark.slow),
         pytest.param("a-little-is-enough", "median", 1, marks=pytest.mark.slow),
         ("inner-product", "median", 2),
     ],

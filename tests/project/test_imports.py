@@ -33,14 +33,19 @@ def loaded(program: str) -> set[str]:
             "import fedprox as fp; fp.Federation, fp.Model, fp.Solver, fp.fedprox",
             {"jax", "numpy", "optax"},
         ),
-        ("from fedprox import models", {"flax", "jax", "numpy", "optax", "rich"}),
+        pytest.param(
+            "from fedprox import models",
+            {"flax", "jax", "numpy", "optax", "rich"},
+            marks=pytest.mark.slow,
+        ),
         # help, and the commands that look at a run or a file
         ("import fedprox.cli, fedprox.commands.keys, fedprox.commands.examples", {"rich"}),
         ("import fedprox.commands.following", {"rich"}),
         # what only results need is imported when there are some
-        (
+        pytest.param(
             "import fedprox.commands.run",
             {"flax", "jax", "numpy", "optax", "pydantic", "rich"},
+            marks=pytest.mark.slow,
         ),
         # checkpoints, progress and the page of a run
         ("from fedprox import *", {"flax", "jax", "numpy", "optax", "pydantic", "rich"}),

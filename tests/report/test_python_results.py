@@ -50,6 +50,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_save_leaves_what_the_command_leaves(saved: Any, commanded: Path) -> None:
     folder, _ = saved
     out = commanded / "out"

@@ -28,7 +28,6 @@ from tests.engine.compiled.test_compiled_once import keys
 from tests.loop.test_client_records import TESTED, losses_and_accuracies
 from tests.settings import CLIENTS, runs
 from tests.test_cli import LOSSES, SMALL, status
-from tests.variants import mostly_slow
 
 Vector = NDArray[np.float64]
 
@@ -149,7 +148,8 @@ def test_a_sample_is_measured_and_the_rounds_are_the_same(exact: Run, estimated:
     assert last.dissimilarity == pytest.approx(np.sqrt(1 + scatter / (mean @ mean)), rel=1e-3)
 
 
-@pytest.mark.parametrize("clients", mostly_slow([CLIENTS, 5], 5))
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", [CLIENTS, 5])
 def test_a_client_counts_by_all_of_its_rows_however_few_are_read(clients: int) -> None:
     whole = TESTED.sample_clients(clients)
     few = whole.sample(2)

@@ -85,10 +85,9 @@ def test_a_round_that_needs_more_room_gets_it(case: str, monkeypatch: pytest.Mon
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    [fp.scaffold(), *(pytest.param(m, marks=pytest.mark.slow) for m in (fp.fedavg(), fp.mime()))],
-    ids=lambda method: method.name,
+    "method", [fp.scaffold(), fp.fedavg(), fp.mime()], ids=lambda method: method.name
 )
 def test_a_run_that_grew_goes_on_bit_for_bit(
     method: fp.Algorithm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

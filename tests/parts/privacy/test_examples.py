@@ -420,6 +420,7 @@ def test_the_noise_of_each_step_has_the_variance_that_is_claimed(released: list[
     assert abs(released[0].mean()) < 5 * math.sqrt(variance / FLAT)
 
 
+@pytest.mark.slow
 def test_no_two_runs_share_noise(released: list[Vector]) -> None:
     assert len(released) == 4
     correlated = np.corrcoef(released) - np.eye(4)

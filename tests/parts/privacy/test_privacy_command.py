@@ -170,6 +170,7 @@ def test_a_method_with_an_exchange_pays_twice(file: Path, capsys: Any) -> None:
     assert last[1] > 1.3 * last[0]
 
 
+@pytest.mark.slow
 def test_uniform_cohorts_have_one_accountant(file: Path, capsys: Any) -> None:
     changes = settings("cohort={clients_per_round=6}")  # uniform by default
     text = printed(capsys, file, *changes)
