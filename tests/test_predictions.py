@@ -268,6 +268,7 @@ ILL = ["no"] * 20 + ["yes"] * 20
 """The labels of the trained table, which the model predicts."""
 
 
+@pytest.mark.slow
 def test_a_run_directory_predicts_by_its_experiment(trained: Path, tmp_path: Path) -> None:
     csv, out = trained / "patients.csv", tmp_path / "out"
     shutil.copytree(trained / "out", out)

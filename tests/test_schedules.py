@@ -57,6 +57,7 @@ def test_each_round_takes_its_own_rate(schedule: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_constant_schedule_is_the_number_bit_for_bit() -> None:
     """Also where a method divides by the rate, as SCAFFOLD does."""
     runs = [

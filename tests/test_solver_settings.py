@@ -102,7 +102,7 @@ def frozen_by_function(learning_rate: float) -> optax.GradientTransformation:
         fedavg().with_solver(optimizer=frozen),
         pytest.param(fedopt(frozen), marks=pytest.mark.slow),
         pytest.param(fedavg().with_solver(optimizer=frozen_by_function), marks=pytest.mark.slow),
-        fedopt(frozen_by_function),
+        pytest.param(fedopt(frozen_by_function), marks=pytest.mark.slow),
     ],
 )
 def test_an_optimizer_may_know_the_models_parameters_by_name(method: Algorithm) -> None:

@@ -12,7 +12,6 @@ from fedprox.streams import Purpose
 from tests import methods
 from tests.byhand import START
 from tests.quadratics import one_run, quadratic_model, ragged_quadratics
-from tests.variants import mostly_slow
 
 ROWS = [3, 1, 7, 4, 2]
 FEDERATION, MODEL = ragged_quadratics(0, ROWS), quadratic_model(START)
@@ -75,7 +74,8 @@ def losses_of(w: Any) -> Any:
     return np.array(of)
 
 
-@pytest.mark.parametrize("own_gradient", mostly_slow([False, True], False))
+@pytest.mark.slow
+@pytest.mark.parametrize("own_gradient", [False, True])
 def test_clients_know_their_loss_at_the_rounds_model(own_gradient: bool) -> None:
     """A method whose model moves along a fixed direction by the mean of F_k(w^t)^2."""
 

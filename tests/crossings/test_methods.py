@@ -35,7 +35,6 @@ CROSSINGS = [
 FAST = [
     *(each for each in CROSSINGS if each[0] == "everything"),
     ("fedavg", "codec"),
-    ("fedbn of a state", "checkpoint"),
 ]
 """Those of one method that has all that is kept, and of others what does not fit it."""
 

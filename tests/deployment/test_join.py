@@ -384,6 +384,7 @@ def test_too_few_nodes_are_named() -> None:
     assert [each.name for each in join(conversation, 1).descriptions] == ["m"]
 
 
+@pytest.mark.slow
 def test_nodes_may_join_late_and_in_any_order() -> None:
     nodes = [described_by(name, data(f"{name}1", f"{name}2")) for name in "pqr"]
     orders = []

@@ -152,6 +152,7 @@ def test_seventy_one_losses_of_a_row_are_the_row(private: Recorded) -> None:
     assert np.abs(row - one.train.x[0]).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_exact_measures_are_answered_if_the_policy_says_so(private: Recorded) -> None:
     node, requests = private
     exact = PRIVATE.model_copy(update={"exact_measures": True})

@@ -248,6 +248,7 @@ def test_the_noise_of_a_run_uses_up_epsilon_in_its_rounds(
     assert guarantee.epsilon(["b"]) == 0  # nothing is counted of what is refused
 
 
+@pytest.mark.slow
 def test_a_node_answers_no_more_than_its_epsilon_over_all_runs(make: Made) -> None:
     sites = make()
     own = sites[0].node.own

@@ -113,6 +113,7 @@ def test_process_0_listens_at_the_given_address_alone(port: int) -> None:
         assert "did not come" in first.result()
 
 
+@pytest.mark.slow
 def test_an_address_where_process_0_cannot_listen_is_named(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

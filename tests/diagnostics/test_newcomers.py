@@ -61,6 +61,7 @@ def nearest(k: int, r: int) -> int:
     return int(np.argmin([loss(w, x[taken], y[taken]) for w in OTHERS]))
 
 
+@pytest.mark.slow
 def test_each_way_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few clients are in memory together."""
     whole = measured()

@@ -47,6 +47,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_the_page_lists_every_file_of_a_run(directory: Path) -> None:
     page = set(listed("Files"))
     found = {

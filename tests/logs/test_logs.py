@@ -20,7 +20,6 @@ from tests import commands
 from tests.logs.readers import LIBRARIES, READERS, Logged
 from tests.quadratics import quadratic_model, ragged_quadratics
 from tests.test_cli import LOSSES, SMALL, status
-from tests.variants import mostly_slow
 
 NAMES = tuple(LOGGERS)
 OWN_VARIABLES = [
@@ -80,7 +79,8 @@ def require_numbers(tool: str, folder: Path) -> dict[str, Logged]:
     return logged
 
 
-@pytest.mark.parametrize("tool", mostly_slow(NAMES, "tensorboard"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", NAMES, indirect=True)
 def test_the_command_logs_the_numbers_of_every_run(tool: str, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(LOSSES)
     folder = tmp_path / "out"

@@ -165,6 +165,7 @@ def test_seconds_count_what_the_devices_compute_while_callbacks_run(
     watch.close()
 
 
+@pytest.mark.slow
 def test_callbacks_are_said_where_they_took_long() -> None:
     known = run(seed=0)
     assert not any("callbacks" in line for line in notes_on(known))

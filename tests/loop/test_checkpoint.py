@@ -185,6 +185,7 @@ def test_the_last_two_of_a_seed_run_under_way_are_kept(tmp_path: Path) -> None:
 PLACES: list[Storage] = ["device", "host", "disk"]
 
 
+@pytest.mark.slow
 def test_state_goes_on_in_another_place(tmp_path: Path) -> None:
     once = train([fp.scaffold()], client_store="device", seed=0)
     for place in PLACES[:2]:

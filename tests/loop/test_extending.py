@@ -96,7 +96,7 @@ CASES: dict[str, tuple[int, list[fp.Algorithm], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, "evaluated", "states of clients"))
+@pytest.mark.parametrize("case", mostly_slow(CASES, "states of clients"))
 def test_more_rounds_are_the_same_as_all_from_the_start(case: str, tmp_path: Path) -> None:
     rounds, methods, options = CASES[case]
     with warnings.catch_warnings():

@@ -264,7 +264,8 @@ def test_qffl_weighs_losses_at_the_models_that_clients_received() -> None:
 BARRIER = {"fedprox": fp.fedprox(mu=[0.0, 0.5]), "fednova": fp.fednova()}
 
 
-@pytest.mark.parametrize("name", mostly_slow(BARRIER, "fedprox"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BARRIER)
 def test_a_buffer_of_all_equal_clients_is_a_round_with_a_barrier(name: str) -> None:
     both = [
         runs(

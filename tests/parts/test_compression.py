@@ -410,7 +410,8 @@ CHANGED: dict[str, tuple[fp.Compression, float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(CHANGED, "feedback"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGED)
 def test_a_run_whose_models_are_rounded_is_that_of_a_loop(name: str) -> None:
     """The server's own model is never rounded."""
     setting, momentum, options = CHANGED[name]

@@ -198,6 +198,7 @@ def test_a_round_takes_what_the_rule_makes_of_all_devices(
     np.testing.assert_allclose(found.params, START + taken, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_noise_differs_from_client_to_client_and_repeats() -> None:
     attack = fp.Attack("noise", share=0.3, scale=1e6)
     ruined, again = run(attack=attack), run(attack=attack)

@@ -48,7 +48,11 @@ def loaded(program: str) -> set[str]:
             marks=pytest.mark.slow,
         ),
         # checkpoints, progress and the page of a run
-        ("from fedprox import *", {"flax", "jax", "numpy", "optax", "pydantic", "rich"}),
+        pytest.param(
+            "from fedprox import *",
+            {"flax", "jax", "numpy", "optax", "pydantic", "rich"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_import_loads_what_it_needs(program: str, needed: set[str]) -> None:

@@ -131,6 +131,7 @@ class Numbered(Part):
         return method._replace(client=method.client._replace(message=message))
 
 
+@pytest.mark.slow
 def test_a_number_of_a_part_reaches_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Protocol.__dict__["parts"].func
     monkeypatch.setattr(Protocol, "parts", property(lambda self: (*parts(self), Numbered())))

@@ -160,6 +160,7 @@ def test_every_status_has_the_measures_of_one_record(
     assert measured == {(each["method"], each["seed"], each["round"]) for each in records}
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_or_fails_leaves_the_status_of_its_last_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,6 +345,7 @@ def test_a_killed_study_continues_with_the_same_bytes(tmp_path: Path) -> None:
     assert files(outs[0]) == files(outs[1])
 
 
+@pytest.mark.slow
 def test_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     tuned = study(
         methods={"FedProx": fp.fedprox(mu=[0.0, 1.0])},
@@ -367,6 +368,7 @@ def test_tuning_has_seeds_of_its_own(tmp_path: Path) -> None:
     assert chosen["method"] == [{"name": "fedprox", "mu": cell.runs[0].hparams["mu"]}]
 
 
+@pytest.mark.slow
 def test_data_may_depend_on_the_seed_and_settings_on_the_method() -> None:
     made = list[int]()
 
@@ -492,6 +494,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_file_is_the_study_of_its_objects(
     in_folder: Path, finished: tuple[fp.Study, Path], capsys: Any
 ) -> None:

@@ -16,7 +16,6 @@ from tests import oracle
 from tests.engine.compiled.test_round import LOGISTIC, RAGGED, as_oracle, ragged_federation
 from tests.quadratics import one_run, quadratic_federation, quadratic_model, random_quadratics
 from tests.settings import CLIENTS, halves, runs
-from tests.variants import mostly_slow
 
 START = np.ones(3)
 MODEL = quadratic_model(START)
@@ -39,7 +38,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(SOLVERS, "mini-batches"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOLVERS)
 def test_every_solver_meets_its_gamma(name: str) -> None:
     found = runs(
         methods=fp.fedprox(mu=[0.5, 2.0]),

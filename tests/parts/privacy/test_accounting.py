@@ -527,5 +527,6 @@ def test_another_host_declares_no_noise_or_delta_beyond_the_ends() -> None:
     assert check_mechanism(EMNIST._replace(delta=0.9 / 3383)).delta == 0.9 / 3383
 
 
+@pytest.mark.slow
 def test_steps_that_nobody_takes_need_no_noise() -> None:
     assert calibrated_steps(1.0, ()) == 0.0

@@ -77,6 +77,7 @@ def test_a_run_warns(unit: Unit) -> None:
         fp.simulate(methods=fp.fedavg(), **settings(of(unit, 0.026)))
 
 
+@pytest.mark.slow
 def test_without_noise_no_delta_is_claimed() -> None:
     fp.simulate(methods=fp.fedavg(), **settings(of("client", 0.9, noise=0.0)))
 

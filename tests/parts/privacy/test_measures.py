@@ -363,6 +363,7 @@ def test_lanes_points_and_a_resumed_run_have_the_same_bits(unit: Any, tmp_path: 
         history(checkpoints=again, rounds=6)
 
 
+@pytest.mark.slow
 def test_patience_target_and_the_best_model_read_what_is_released() -> None:
     changes = noised(5.0) | {"rounds": 5}
     choosing = fp.Selection(keep="best", measure="test_accuracy", patience=2)

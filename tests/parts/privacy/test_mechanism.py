@@ -264,6 +264,7 @@ def test_noise_is_added_once_whatever_the_devices(noise: np.ndarray[Any, Any]) -
     assert_variance(alone, VARIANCE)
 
 
+@pytest.mark.slow
 def test_every_seed_sweep_point_and_method_has_noise_of_its_own(
     noise: np.ndarray[Any, Any], points: list[np.ndarray[Any, Any]]
 ) -> None:

@@ -16,7 +16,6 @@ from fedprox.protocol.method import Method
 from tests.parts.privacy.releases import per_round, released, require_bounded
 from tests.parts.privacy.test_mechanism import CLIP, SOLVER, START, A, B
 from tests.quadratics import quadratic_federation, quadratic_model
-from tests.variants import mostly_slow
 
 SYSTEMS = {
     "half": fp.Systems(stragglers=0.5),
@@ -70,7 +69,8 @@ rows clients have. All methods beside other cohorts stand in `tests/crossings`.
 """
 
 
-@pytest.mark.parametrize("name", mostly_slow(NEIGHBOURS, "fedavg"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEIGHBOURS)
 def test_one_client_more_moves_a_sum_by_at_most_its_bound(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
