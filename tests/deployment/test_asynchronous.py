@@ -117,6 +117,7 @@ def test_other_methods_are_the_simulation(name: str, tmp_path: Path) -> None:
         assert any(record.staleness for record in theirs[0].history)
 
 
+@pytest.mark.slow
 @given(plan=st.lists(st.sampled_from(["lost request", "lost answer", "twice", "killed", "late"])))
 @settings(max_examples=4)
 def test_faults_of_requests_change_nothing(
@@ -210,6 +211,7 @@ def refusing(node: Node, refused: list[str]) -> Callable[[Parcel], Parcel]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_node_that_refuses_to_train_rests_until_the_next_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

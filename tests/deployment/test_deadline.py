@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ class Slow:
         self.seconds = dict[int, float]()
         """Seconds from one look to the next on each node, by its number of rows."""
         self.began, self.looks, self.extra = 0.0, 0, 0.0
-        self.programs = dict[NodeMethod, int]()
+        self.programs = WeakKeyDictionary[NodeMethod, int]()
 
     def read(self, parts: NodeMethod) -> float:
         """Seconds since some parts' program began."""

@@ -340,6 +340,7 @@ def second_is_silent() -> Network:
     return network._replace(send=send)
 
 
+@pytest.mark.slow
 def test_a_silent_node_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "DESCRIBE_WAIT", 0.1)
     monkeypatch.setattr(joining, "DESCRIBE_EVERY", 0.1)
@@ -412,12 +413,14 @@ def test_nodes_may_join_late_and_in_any_order() -> None:
     assert orders[0][1] == ("p1", "p2", "q1", "q2", "r1", "r2")
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_order_of_nodes(fresh: Fresh, tmp_path: Path) -> None:
     one, two = fresh(tmp_path)
     runs = deployed(ALL, [one.answer, two.answer])
     assert bits(deployed(ALL, [two.answer, one.answer], ledger=Ledger(run="other"))) == bits(runs)
 
 
+@pytest.mark.slow
 def test_a_class_that_only_one_node_has(tmp_path: Path) -> None:
     parts = [data("a", "b", classes=2), data("c", "d", classes=4, low=2)]
     nodes = [Node(f"n{i}", part, tmp_path / f"n{i}", Policy()) for i, part in enumerate(parts)]

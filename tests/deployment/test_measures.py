@@ -126,7 +126,7 @@ def stolen(node: Node, request: Parcel, **changes: Any) -> tuple[int, Array] | N
     return label, row
 
 
-@pytest.mark.parametrize("changes", [{}, {"setup__rows": 1}])
+@pytest.mark.parametrize("changes", [{}, pytest.param({"setup__rows": 1}, marks=pytest.mark.slow)])
 def test_seventy_one_evaluations_do_not_give_a_row(
     changes: dict[str, Any], private: Recorded
 ) -> None:

@@ -269,6 +269,7 @@ def test_a_node_answers_no_more_than_its_epsilon_over_all_runs(make: Made) -> No
     assert costs[-1] == own.epsilon(names)
 
 
+@pytest.mark.slow
 def test_several_runs_share_the_rounds_of_a_node(make: Made) -> None:
     sites = make(guarded(rounds=2 * ROUNDS))
     for number in range(2):

@@ -133,6 +133,7 @@ def test_the_noise_is_large_enough_and_is_never_the_same(nodes: list[Site]) -> N
     require_noise(models(first) - models(second), math.sqrt(2) * Z * CLIP / 4)
 
 
+@pytest.mark.slow
 def test_noise_is_added_in_rounds_without_answers(nodes: list[Site]) -> None:
     def lost(node: int, number: int, head: dict[str, Any]) -> Any:
         del node, number

@@ -211,6 +211,7 @@ def test_a_rule_reads_a_message_of_each_node(name: str, tmp_path: Path) -> None:
     check(simulated(table), deployed(table, [node.answer for node in nodes]))
 
 
+@pytest.mark.slow
 def test_evaluations_of_some_rows(tmp_path: Path) -> None:
     # nodes draw other rows than a simulation, which numbers the clients otherwise
     table = table_of(FEDPROX, rounds=2, cohort=ALL, evaluation=PLAIN)

@@ -39,9 +39,8 @@ def test_more_devices_than_cores_are_warned_of() -> None:
         use_cpu_devices(10, 256)
 
 
-@pytest.mark.parametrize(
-    "flags", [pytest.param("", marks=pytest.mark.slow), "--xla_force_host_platform_device_count=1"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1"])
 def test_devices_are_as_many_as_cores_and_wait_for_each_other(flags: str) -> None:
     """XLA ends a process whose flags it does not know, so they are tried in a fresh one."""
     code = f"{PROGRAM}import os; print(os.environ['XLA_FLAGS'])"

@@ -358,6 +358,7 @@ def test_the_document_has_the_agreed_form(folder: Path, found: fp.Diagnosis) -> 
     assert tomllib.loads((out / "experiment.toml").read_text())["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_it_goes_beside_the_results_of_its_own_experiment_only(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def test_clients_without_groups_form_none(federation: fp.Federation) -> None:
     assert not found.labels.any()
 
 
+@pytest.mark.slow
 def test_points_of_one_gaussian_are_seldom_taken_for_clusters() -> None:
     """At most one of ten."""
     rng, wrong = np.random.default_rng(0), 0

@@ -455,6 +455,7 @@ def test_numbers_out_of_range_are_refused(call: Callable[[], Any], message: str)
         call()
 
 
+@pytest.mark.slow
 def test_large_numbers_are_not_refused() -> None:
     assert mu_needed(Constants(1e200, 1, 8)) == pytest.approx(5.5e200)
     assert convex_case(1e300, 1e300) == (math.inf, 0)

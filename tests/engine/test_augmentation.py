@@ -121,6 +121,7 @@ def test_fedavg_sees_whitened_windows_of_24() -> None:
     np.testing.assert_allclose(seen.std(axis=(1, 2, 3)), 1, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fedavgs_draws_are_uniform() -> None:
     # a ramp downwards, one to the right, and two flat channels, which contrast leaves
     ramp = 7 * np.arange(32)

@@ -54,6 +54,7 @@ def test_a_callback_is_given_the_runs_their_records_and_the_finished_runs() -> N
     assert seen.ends == [found]
 
 
+@pytest.mark.slow
 def test_a_callback_of_a_resumed_run_is_given_all_records(tmp_path: Path) -> None:
     def fail(record: fp.Record) -> None:
         if (record.method, record.seed, record.round) == ("fedprox", 0, 4):

@@ -167,6 +167,7 @@ def test_a_run_that_is_extended_leaves_the_same_file(
     assert not (out / BEFORE).exists()
 
 
+@pytest.mark.slow
 def test_lines_that_are_gone_or_changed_are_one_line(
     three: Path, tmp_path: Path, capsys: Any
 ) -> None:

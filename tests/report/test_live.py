@@ -16,6 +16,7 @@ from fedprox.report.live import PAGE_EVERY, Live
 from fedprox.report.status import PROMETHEUS, STATUS, STOP, status_lines
 from fedprox.results.record import Record
 from tests.test_cli import LOSSES, status
+from tests.variants import mostly_slow
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 METRICS = {f"fedprox_{name}" for name in live.GAUGES}
@@ -120,7 +121,7 @@ SEVERAL = (
 """Several methods, seeds and sweep points, and rounds that are not evaluated."""
 
 
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", mostly_slow([False, True], True))
 def test_every_status_has_the_measures_of_one_record(
     resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_save_leaves_what_the_command_leaves(saved: Any, commanded: Path) -> Non
         assert (folder / name).read_bytes() == (out / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_saved_folder_is_read_as_a_run_directory(saved: Any, tmp_path: Path) -> None:
     folder, (_, _, runs) = saved
     archive = read_archive(folder)
@@ -146,6 +147,7 @@ def test_runs_of_which_no_run_directory_can_be_made_are_one_line(
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_figures")
 def test_run_is_the_command(commanded: Path, tmp_path: Path) -> None:
     runs = fp.run(commanded / "small.toml", out=tmp_path / "run", progress=False)

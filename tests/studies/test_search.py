@@ -175,6 +175,7 @@ def test_what_is_chosen_is_trained_as_a_simulation(finished: tuple[fp.Study, Pat
     ) in found.table().caption
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_was_stopped(
     finished: tuple[fp.Study, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_study_goes_on_where_it_was_stopped_with_the_same_bytes(
     assert (tmp_path / "out" / "0-FedAvg" / "metrics.jsonl").stat().st_mtime_ns == untouched
 
 
+@pytest.mark.slow
 def test_a_study_is_watched_and_stopped_from_outside(
     finished: tuple[fp.Study, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -103,7 +103,7 @@ def operated(caplog: pytest.LogCaptureFixture) -> Operated:
 METHODS = {"fedprox": FEDPROX, **{each["name"]: each for each in STATEFUL}}
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, "fedprox", "feddane"))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, "feddane"))
 def test_it_is_the_run_without_it_but_for_rounding(name: str, fresh: Fresh, tmp_path: Path) -> None:
     table = PLAIN | {"method": [METHODS[name]]}
     (plain,) = deployed(table, answers(fresh(tmp_path / "plain", secure=False)))

@@ -517,6 +517,7 @@ def test_the_ends_of_the_noise_have_an_epsilon(noise: float, accountant: Any) ->
     assert found > 1e5 if noise < 1 else found < 1e-3
 
 
+@pytest.mark.slow
 def test_another_host_declares_no_noise_or_delta_beyond_the_ends() -> None:
     noise = "privacy.noise_multiplier = 1e-06; it must be 0, or from"
     with pytest.raises(fp.InputError, match=re.escape(noise)):

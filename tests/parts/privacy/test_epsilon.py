@@ -1,6 +1,7 @@
 """Local steps of private runs, counted from round to round and for rounds that are repeated."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def test_steps_are_those_of_the_rounds(
         )
 
 
+@pytest.mark.slow
 def test_repeated_rounds_cost_once_more() -> None:
     plain, repeated = Spent(METHOD, 1), Spent(METHOD, 1, [range(2, 5)])
     costs = [plain.epsilon(t) or 0.0 for t in (ROUNDS, 0)]

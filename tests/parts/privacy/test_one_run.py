@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from fedprox.parts.privacy.one_run import SHARES, Guesses, bound_of, guessed, lower_bound
 
-auditing = pytest.importorskip("jax_privacy.auditing", reason="an optional extra")
-
 
 def tail(made: int, right: int, epsilon: float) -> float:
     """The probability of so many successes, as a sum."""
@@ -63,6 +61,7 @@ def test_the_bound_of_right_guesses_has_a_closed_form(made: int) -> None:
     ],
 )
 def test_bounds_are_those_of_jax_privacy(count: tuple[int, int, int], delta: float) -> None:
+    auditing = pytest.importorskip("jax_privacy.auditing", reason="an optional extra")
     expected = auditing._epsilon_one_run(0, *count, 0.05, delta)
     assert lower_bound(Guesses(*count), delta, 0.05) == pytest.approx(expected, abs=1e-9)
 
