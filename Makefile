@@ -45,7 +45,7 @@ NOT_EXPERIMENTS := $(addprefix --ignore=,$(EXPERIMENTS))
 # glibc gives each of XLA's threads memory of its own: without this a worker has 0.2 GB more
 test test-slow test-experiments test-newest: export MALLOC_ARENA_MAX := 2
 
-MOST := --most-seconds 2 --most-rounds 290
+MOST := --most-seconds 2 --most-rounds 175
 
 test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST= without bounds of their cost
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not network" $(MOST) $(NOT_EXPERIMENTS)

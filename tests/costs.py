@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import pytest
 
+from fedprox import same
 from fedprox.devices import programs
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -76,9 +77,10 @@ def slower() -> float:
 
 
 def let_go() -> None:
-    """Let all compiled programs go."""
+    """Let all compiled programs go, and what is made once."""
     jax.clear_caches()
     programs.PROGRAMS.clear()
+    same.MADE.clear()
 
 
 class Costs:

@@ -51,7 +51,6 @@ def test_fedprox_equals_the_numpy_loop(name: str) -> None:
     engine_and_oracle(fp.fedprox(mu=[0.0, 0.5]), name)
 
 
-@pytest.mark.slow
 def test_fedavg_equals_the_numpy_loop_without_stragglers() -> None:
     engine_and_oracle(fp.fedavg(), "mini-batches")
 
