@@ -79,7 +79,7 @@ lint: $(READY)  ## formatting, lint, types and prose
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m tests.prose
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers 2
 
 docs: $(DOCS)/.ready  ## build the documentation site in docs/_build/html, with warnings as errors
 	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -j auto -W --keep-going -q docs docs/_build/html
@@ -116,7 +116,8 @@ gpu:  ## check and measure on a GPU; PYTHON= an interpreter whose JAX has CUDA, 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedprox needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
+	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores, of which pip uses one
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
