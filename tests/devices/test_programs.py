@@ -17,12 +17,6 @@ from tests.quadratics import one_run
 SOLVER = fp.Solver(0.1, 2, epochs=1)
 
 
-@pytest.fixture
-def _young() -> None:
-    """Searches for garbage look at what a test makes alone, and not at all that others left."""
-    gc.freeze()
-
-
 class Scaled:
     """An object whose methods a user gives."""
 
@@ -66,13 +60,13 @@ def small() -> fp.Federation:
 PRIVATE = fp.Privacy(1.0, noise_multiplier=1.0, delta=0.01, unit="example")
 
 
-@pytest.mark.usefixtures("_young")
 @pytest.mark.parametrize(
     "settings", [{}, pytest.param({"privacy": PRIVATE}, marks=pytest.mark.slow)]
 )
 def test_programs_are_let_go_with_the_functions_of_which_they_are_made(
     settings: dict[str, Any],
 ) -> None:
+    gc.freeze()  # what others left is not looked at
     federation = small()
     programs.PROGRAMS.clear()
     table = jnp.ones(1000)

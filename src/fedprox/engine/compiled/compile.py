@@ -283,8 +283,7 @@ def known(method: Method, layout: Layout, mesh: Mesh) -> tuple[Any, ...]:
     protocol, solver = method.protocol, method.solver
     # of hyperparameters only the names matter, and settings are those of the solver, whose rates
     # and numbers of steps are arguments
-    algorithm = method.algorithm._replace(hparams={}, settings={})
-    functions = tuple(each for each in algorithm if not isinstance(each, dict))
+    functions = tuple(each for each in method.algorithm.functions if not isinstance(each, dict))
     return (
         *(functions, tuple(method.points[0]), protocol.model, solver.optimizer, solver.batch_size),
         *(solver.clip, solver.weight_decay, solver.gamma is None),
