@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedprox.deployment.coordinator import Ledger, read_ledger
-from fedprox.deployment.crypto import NORMALS_AT_ONCE, system_normals
+from fedprox.deployment.entropy import NORMALS_AT_ONCE, system_normals
 from fedprox.deployment.network import Parcel
 from fedprox.deployment.node import Node
 from fedprox.deployment.policy import Policy, PrivacyPolicy

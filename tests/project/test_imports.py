@@ -18,6 +18,16 @@ OPTIONAL = (
 )
 
 
+WITHOUT_KEY = """
+import contextlib, sys
+from fedprox.deployment.heartbeat import keep_connected
+from fedprox.errors import InputError
+sys.argv[1:] = "localhost:1", "no certificate", "no key", "1"
+with contextlib.suppress(InputError):
+    keep_connected()
+"""
+
+
 def loaded(program: str) -> set[str]:
     """The packages among those above that a program has imported in a new process."""
     asked = f"{program}\nimport sys; print(*sys.modules)"
@@ -41,6 +51,17 @@ def loaded(program: str) -> set[str]:
         # help, and the commands that look at a run or a file
         ("import fedprox.cli, fedprox.commands.keys, fedprox.commands.examples", {"rich"}),
         ("import fedprox.commands.following", {"rich"}),
+        # the hosts and processes that compute nothing: keys, a SuperLink, a node's heartbeats
+        pytest.param(
+            "import fedprox.commands.federation",
+            {"cryptography", "flwr", "numpy", "pydantic", "rich"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            WITHOUT_KEY,
+            {"cryptography", "flwr", "numpy", "pydantic", "rich"},
+            marks=pytest.mark.slow,
+        ),
         # what only results need is imported when there are some
         pytest.param(
             "import fedprox.commands.run",

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedprox.deployment.crypto import load_public_key
-from fedprox.deployment.node_file import read_superlink_file
 from fedprox.errors import InputError, distinct, require
 from fedprox.files.whole import replace_private
 
@@ -290,6 +289,9 @@ def renew_server(out: Path, ca_key: Path, valid: datetime.timedelta) -> list[str
 
 def renew_node(out: Path, name: str, own: Path | None) -> None:
     """Replace a node's key by a new one, or by its own, at the operator and at the SuperLink."""
+    # imported here, since it needs JAX, which takes a second, and nothing else of this file does
+    from fedprox.deployment.node_file import read_superlink_file
+
     known = read_superlink_file(out / "operator" / "superlink.toml").keys
     require(name in known, f"--renew {name}: the nodes are {', '.join(known) or 'none'}")
     files = node_key_files() if own is None else {"node.key.pub": own.read_bytes()}

@@ -50,7 +50,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedprox.algorithms.base import ROUNDING
-from fedprox.deployment.crypto import FURTHEST, Words, normals
+from fedprox.deployment.crypto import Words
+from fedprox.deployment.entropy import FURTHEST, normals
 from fedprox.deployment.wire import OF_ALL, Securing, Setup, Summed, required
 from fedprox.errors import require
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedprox.deployment.combine import Declared, NodeMeasures
-from fedprox.deployment.crypto import normals
+from fedprox.deployment.entropy import normals
 from fedprox.deployment.wire import PrivateMeasures, Setup
 from fedprox.engine.compiled.evaluation import EvaluationSums
 from fedprox.federation import Rows

@@ -41,7 +41,7 @@ from fedprox.algorithms.base import (
     Solution,
     State,
 )
-from fedprox.deployment.crypto import system_normals
+from fedprox.deployment.entropy import system_normals
 from fedprox.deployment.kept import NodeMemory, read_kept, write_kept
 from fedprox.deployment.payload import RoundPart
 from fedprox.deployment.policy import OwnPrivacy

@@ -40,7 +40,7 @@ from fedprox.deployment.combine import (
 )
 from fedprox.deployment.conversation import Answered
 from fedprox.deployment.coordinator import Coordinator, RemoteMethod
-from fedprox.deployment.crypto import system_normals
+from fedprox.deployment.entropy import system_normals
 from fedprox.deployment.kept import NEW
 from fedprox.deployment.moments import standardize
 from fedprox.deployment.node_method import planned_rows, shares_of_first
