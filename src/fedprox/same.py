@@ -9,7 +9,6 @@ notebook, so it is the same only as itself.
 import dataclasses
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -96,8 +95,8 @@ def _is_of_library(function: FunctionType) -> bool:
     return str(function.__globals__.get("__name__")).split(".")[0] in LIBRARIES
 
 
-MADE: OrderedDict[Hashable, Any] = OrderedDict()
-"""The results of `made_once`."""
+MADE: dict[Hashable, Any] = {}
+"""The results of `made_once`, in the order of their last use."""
 
 
 MOST_MADE = 256
@@ -112,5 +111,5 @@ def made_once(make: Callable[..., T], *given: Any) -> T:
     made: T | None = MADE.pop(key, None)
     made = MADE[key] = make(*given) if made is None else made
     while len(MADE) > MOST_MADE:
-        MADE.popitem(last=False)
+        del MADE[next(iter(MADE))]
     return made

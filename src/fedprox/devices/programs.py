@@ -5,7 +5,6 @@ closes over, whose values are constants of the programs.
 """
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,9 +60,10 @@ class CompiledProgram(NamedTuple):
     functions: list["weakref.ref[Any]"]
 
 
-PROGRAMS: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
+PROGRAMS: dict[Hashable, CompiledProgram] = {}
 """The programs that this process compiled last, so that a second comparison of the same methods on
-data of the same shapes compiles nothing. They depend on nothing but their keys."""
+data of the same shapes compiles nothing. They depend on nothing but their keys, in the order of
+their last use. An `OrderedDict` would hash each key, which has hundreds of parts, to list them."""
 
 
 MOST_PROGRAMS = 64
@@ -119,13 +119,12 @@ def compiled_once(
             functions = [weakref.ref(each(), _let_go) for each in references(spec.key)]
             kept = CompiledProgram(program, program_bytes(before, program), functions)
         else:
-            kept = PROGRAMS[spec.key]
+            kept = PROGRAMS.pop(spec.key)
         programs[name] = kept.program
         if spec.key is not None:
             PROGRAMS[spec.key] = kept
-            PROGRAMS.move_to_end(spec.key)
     while len(PROGRAMS) > MOST_PROGRAMS or (len(PROGRAMS) > FEWEST_PROGRAMS and _too_large()):
-        PROGRAMS.popitem(last=False)
+        del PROGRAMS[next(iter(PROGRAMS))]
     return programs
 
 
