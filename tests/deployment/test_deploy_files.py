@@ -25,6 +25,7 @@ from fedprox.deployment.node_file import read_superlink_file
 from fedprox.deployment.trial import free_port
 from fedprox.files.toml import parse_toml
 from tests.deployment.machines import finish, left_over
+from tests.test_cli import status
 
 yaml = pytest.importorskip("yaml", reason="comes with the extra flower")
 
@@ -331,7 +332,7 @@ def test_the_commands_make_a_federation(tmp_path: Path) -> None:
     options = [part for each in data for part in ("--set", each)]
     alone = ["run", str(FOLDER / "federation.toml"), *options, *FEW]
     alone += ["--out", str(tmp_path / "alone")]
-    subprocess.run([sys.executable, "-m", "fedprox", *alone], check=True, capture_output=True)
+    assert status(*alone) == 0
     ours = runs["operator"].folder / "runs" / "federation"
     for ours_at, at in zip(measured(ours), measured(tmp_path / "alone"), strict=True):
         assert ours_at["round"] == at["round"]

@@ -49,13 +49,14 @@ def model_in(directory: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["all", "adapters"])
 def test_a_node_that_is_killed_changes_nothing(tmp_path: Path, trained: str) -> None:
-    table, policy = {**SCAFFOLD, "rounds": 5}, {}
+    table, policy, parts = {**SCAFFOLD, "rounds": 5}, {}, 3
     if trained == "adapters":
         base = tmp_path / "base.safetensors"
         table |= {"model": table_with(base, **LORA)["model"], "initial": str(base)}
         table["solver"] = {**table["solver"], **SLOW}
-        policy = {"policy": {"base": str(base)}}
-    with machines(tmp_path, [node | policy for node in nodes_of(table)]) as federation:
+        policy, parts = {"policy": {"base": str(base)}}, 2
+        table["deployment"] = {**table["deployment"], "nodes": parts}
+    with machines(tmp_path, [node | policy for node in nodes_of(table, parts)]) as federation:
         operator = federation.operate(written(tmp_path, table), "--out", str(tmp_path / "run"))
         federation.wait_for("round 2:")
         federation.kill(1)
@@ -76,7 +77,8 @@ def test_a_node_that_is_killed_changes_nothing(tmp_path: Path, trained: str) -> 
 def test_a_trial_leaves_no_process(ends_by: str, tmp_path: Path) -> None:
     table = {**SCAFFOLD, "rounds": 2 if ends_by == "itself" else 1000}
     command = [sys.executable, "-m", "fedprox", "deploy", written(tmp_path, table)]
-    command += ["--local", "2", "--out", str(tmp_path / "run")]
+    # each ends by itself when its parent is killed
+    command += ["--local", "1" if ends_by == "kill" else "2", "--out", str(tmp_path / "run")]
     with (tmp_path / "log").open("wb") as log:
         operator = subprocess.Popen(command, stdout=log, stderr=log)
         try:

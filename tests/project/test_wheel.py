@@ -26,11 +26,17 @@ def python(environment: Path, *arguments: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def pip(environment: Path, *arguments: str | Path) -> None:
+    """Run this environment's pip in another one, which so needs none."""
+    of = ("--python", environment / "bin" / "python")
+    python(Path(sys.prefix), "-m", "pip", *of, *arguments, cwd=environment)
+
+
 def installed(folder: Path, *packages: str | Path) -> Path:
     """A new environment with some packages."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    options = ("--quiet", "--no-compile", "--retries", "1")  # few of its modules are imported
-    python(folder, "-m", "pip", "install", *options, *packages, cwd=folder)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    # few of the modules are imported
+    pip(folder, "install", "--quiet", "--no-compile", "--retries", "1", *packages)
     return folder
 
 
@@ -53,7 +59,7 @@ def test_the_wheel_runs_the_demo_without_the_lock(tmp_path: Path) -> None:
     python(tools, "-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
 
     user = installed(tmp_path / "user", wheel)
-    python(user, "-m", "pip", "check", cwd=tmp_path)
+    pip(user, "check")
     demo = python(user, "-m", "fedprox", "examples", "demo", cwd=tmp_path)
     (tmp_path / "demo.toml").write_text(demo)
     printed = python(user, "-m", "fedprox", "run", "demo.toml", "--set", "rounds=5", cwd=tmp_path)
