@@ -12,7 +12,7 @@ import pytest
 import fedprox as fp
 from fedprox.report.records import metrics_line, read_record
 from tests.crossings.checks import require_empty_round, require_resumed, same, with_empty_round
-from tests.settings import BASE, CASES, FEDERATION, NOISED, TOGETHER, uncovered
+from tests.settings import BASE, CASES, FEDERATION, NOISED, TOGETHER, together, uncovered
 from tests.variants import mostly_slow
 
 EMPTY, CUT = 2, 3
@@ -51,13 +51,14 @@ def test_every_setting_is_tried() -> None:
     assert sorted(itertools.chain(*TOGETHER)) == sorted(CASES)
 
 
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(CASES | NUMPY, "a model of each client"),
-)
+GROUPS = {", ".join(names): together(names) for names in TOGETHER} | NUMPY
+FAST = "a model of each client, krum, the best model"
+
+
+@pytest.mark.parametrize("name", mostly_slow(GROUPS, FAST))
 def test_neither_an_empty_round_nor_a_checkpoint_changes_a_run(name: str, tmp_path: Path) -> None:
-    options = BASE | (CASES | NUMPY)[name]
-    if name in NEVER_EMPTY:
+    options = BASE | GROUPS[name]
+    if any(each in name for each in NEVER_EMPTY):
         once = fp.simulate(**options)
     else:
         options = with_empty_round(EMPTY, **options)

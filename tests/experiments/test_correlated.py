@@ -56,9 +56,8 @@ def rows() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", PLANS[:2])
-def test_the_page_has_what_the_script_prints(plan: Plan) -> None:
-    assert row(plan) in rows()
+def test_the_page_has_what_the_script_prints() -> None:
+    assert row(PLANS[0]) in rows()
 
 
 def test_the_page_has_a_row_for_each_plan() -> None:
