@@ -53,10 +53,10 @@ test: $(READY)  ## run the tests, doctests included, except the slow ones; MOST=
 SHARD ?= 1/1
 
 test-slow: $(READY)  ## run the slow tests: kills, full disks, browsers, installed wheels, pages, variants; SHARD=1/3
-	$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m slow --shard $(SHARD) $(NOT_EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 4 --dist worksteal -m slow --shard $(SHARD) $(NOT_EXPERIMENTS)
 
 test-experiments: $(READY)  ## run the tests of the papers' items and of what runs them
-	$(VENV)/bin/python -m pytest -n 2 $(EXPERIMENTS)
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal $(EXPERIMENTS)
 
 test-network: $(READY)  ## deploy over Flower while processes are killed at random; about fifteen minutes
 	$(VENV)/bin/python -m pytest -n 0 -s -m network -o faulthandler_timeout=3600 tests/deployment
