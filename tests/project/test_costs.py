@@ -17,14 +17,14 @@ import pytest
 def rounds(x):
     return x + 1
 
-def busy(seconds=1.2):
+def busy(seconds=0.6):
     begun = time.process_time()
     while time.process_time() < begun + seconds:
         pass
 
 @pytest.fixture(scope="module")
 def inner():
-    busy(2.4)
+    busy(1.2)
 
 @pytest.fixture(scope="module")
 def outer(request):
@@ -60,8 +60,8 @@ def suite(tmp_path: Path) -> Path:
     ("options", "lines", "passed"),
     [
         (
-            "-n0 --most-seconds=0.2 --most-rounds=2",
-            ["::test_busy took 1.2 s of", "::inner, a fixture took 2.4 s of"],
+            "-n0 --most-seconds=0.1 --most-rounds=2",
+            ["::test_busy took 0.6 s of", "::inner, a fixture took 1.2 s of"],
             2,
         ),
         (
