@@ -177,7 +177,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 TOGETHER = [
     ("plain",),
-    ("stragglers", "several seeds", "given parameters", "krum of buckets"),
+    (
+        *("stragglers", "several seeds", "given parameters", "krum of buckets"),
+        "some rows of some clients",
+    ),
     ("a sweep", "draws with replacement", "an attack"),
     ("a schedule", "draws of any number", "quantized", "faults that are clipped"),
     ("a decay", "over-selection", "records of clients", "multi-krum of buckets"),
@@ -186,23 +189,24 @@ TOGETHER = [
         "centred-clipping of buckets",
     ),
     ("momentum", "all clients' model", "median of buckets"),
-    ("faults that are dropped", "trimmed-mean of buckets"),
-    ("a line search", "slow devices", "mixing"),
-    ("no barrier", "some rows of some clients"),
-    ("private clients", "layers of each client"),
+    ("faults that are dropped", "trimmed-mean of buckets", "a stop rule"),
+    ("a line search", "slow devices", "mixing", "layers of each client"),
+    ("no barrier",),
+    ("private clients",),
     ("correlated noise",),
     ("private measures",),
     ("two noised sums",),
     ("private examples", "geometric-median of buckets"),
-    ("private clients that trust nobody", "a target"),
+    ("private clients that trust nobody",),
     ("a model of each client", "krum", "the best model"),
-    ("a model of each cluster",),
+    ("a model of each cluster", "a target"),
     ("a first exchange", "fine-tuning"),
-    ("client state on disk", "top-k, seldom evaluated", "attackers that agree"),
-    ("adapters", "a stop rule"),
+    ("client state on disk", "attackers that agree"),
+    ("top-k, seldom evaluated",),
+    ("adapters",),
 ]
-"""Each case once, beside others that fit it. A run compiles its programs, so a test of
-what holds in every setting has a run of each group."""
+"""Each case once, beside others that fit it. Those whose rounds are never empty, that hide clients
+or that are seldom evaluated stand alone, since less can be said of them."""
 
 
 def together(names: tuple[str, ...]) -> dict[str, Any]:
@@ -210,6 +214,11 @@ def together(names: tuple[str, ...]) -> dict[str, Any]:
     changes = [item for name in names for item in CASES[name].items()]
     assert len(dict(changes)) == len(changes), f"two of {names} have the same argument"
     return dict(changes)
+
+
+GROUPS = {", ".join(names): together(names) for names in TOGETHER}
+"""What differs from `BASE` in each group. A run compiles its programs, so a test of what holds in
+every setting has a run of each group."""
 
 
 NO_SETTINGS = ("methods", "progress")

@@ -49,7 +49,7 @@ from tests.devices import test_hosts as hosts
 from tests.objectives import MODEL, first
 from tests.objectives import apply as apply_to_one
 from tests.objectives import represent as represent_one
-from tests.settings import BASE, FEDERATION, TOGETHER, together
+from tests.settings import BASE, FEDERATION, GROUPS
 from tests.variants import mostly_slow
 
 COUNT = 4
@@ -214,7 +214,7 @@ def test_several_inputs_train_like_one_wherever_rows_are(place: Place, tmp_path:
 
 
 TWO = {"two methods": {"methods": [fp.fedprox(mu=[0.0, 0.5]), fp.scaffold()]}}
-SETTINGS = TWO | {", ".join(names): together(names) for names in TOGETHER}
+SETTINGS = TWO | GROUPS
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ notebook, so it is the same only as itself.
 import dataclasses
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -95,8 +96,8 @@ def _is_of_library(function: FunctionType) -> bool:
     return str(function.__globals__.get("__name__")).split(".")[0] in LIBRARIES
 
 
-MADE: dict[Hashable, Any] = {}
-"""The results of `made_once`, in the order of their last use."""
+MADE: OrderedDict[Hashable, Any] = OrderedDict()
+"""The results of `made_once`."""
 
 
 MOST_MADE = 256
@@ -111,5 +112,5 @@ def made_once(make: Callable[..., T], *given: Any) -> T:
     made: T | None = MADE.pop(key, None)
     made = MADE[key] = make(*given) if made is None else made
     while len(MADE) > MOST_MADE:
-        del MADE[next(iter(MADE))]
+        MADE.popitem(last=False)
     return made

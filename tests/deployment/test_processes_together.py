@@ -48,7 +48,7 @@ def model_in(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_node_that_is_killed_changes_nothing(tmp_path: Path) -> None:
-    """Nor is anything lost that nodes have on their disks: states, and the base of adapters."""
+    """It reads its clients' states and the base of its adapters from its disk again."""
     base = tmp_path / "base.safetensors"
     table = {**SCAFFOLD, "rounds": 5, "initial": str(base)}
     table |= {"model": table_with(base, **LORA)["model"], "solver": {**table["solver"], **SLOW}}

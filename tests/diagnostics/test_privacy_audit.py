@@ -1,6 +1,7 @@
 """Audits catch broken mechanisms and leave right ones alone."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -269,7 +270,7 @@ def test_the_command_audits_each_sweep_point(
     ]
     assert printed.count("epsilon by canaries (at least)  0.") == 2
     no_noise(monkeypatch)
-    monkeypatch.setattr(programs, "PROGRAMS", {})
+    monkeypatch.setattr(programs, "PROGRAMS", OrderedDict())
     assert status("audit-privacy", file, "--canaries", "400") == 1
     assert capsys.readouterr().out.count("The guarantee does not hold") == 2
 

@@ -101,7 +101,7 @@ def test_the_new_method_in_contributing_passes_the_tests_that_the_page_names(
     python(tree, "ruff", "check", "--no-cache", *map(str, new))
     python(tree, "ruff", "format", "--check", "--no-cache", *map(str, new))
     python(tree, "pytest", "-n", "0", "-q", "-m", "not slow", *OF_A_METHOD)
-    if (ROOT / ".mypy_cache").exists():  # of `make lint`: the rest is as it was there
+    if (ROOT / ".mypy_cache").exists():  # of `make lint`, from which only the new files differ
         shutil.copytree(ROOT / ".mypy_cache", tree / ".mypy_cache")
     python(tree, "mypy", *OF_A_METHOD[:2])
     assert not (ROOT / "src/fedprox/algorithms/momentum.py").exists()

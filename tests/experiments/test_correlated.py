@@ -56,7 +56,7 @@ def rows() -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_page_has_what_the_script_prints() -> None:
+def test_the_first_row_of_the_page_is_what_the_script_prints() -> None:
     assert row(PLANS[0]) in rows()
 
 

@@ -60,7 +60,7 @@ def suite(tmp_path: Path) -> Path:
     ("options", "lines", "passed"),
     [
         (
-            "-n0 --most-seconds=0.1 --most-rounds=2",
+            "-n0 --most-seconds=0.15 --most-rounds=2",
             ["::test_busy took 0.6 s of", "::inner, a fixture took 1.2 s of"],
             2,
         ),

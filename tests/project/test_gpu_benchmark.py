@@ -75,6 +75,22 @@ def test_a_part_without_time_or_that_fails_is_reported(tmp_path: Path) -> None:
     assert "failed (exit status 1) after" in write_summary(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", ["", "checks"])
+def test_parts_run_in_their_order_and_all_must_end_well(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def run_part(part: Part) -> bool:
+        begun.append(part.name)
+        return part.name != wrong
+
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    options = ["--tiny", "--out", str(tmp_path), "--parts", "models", "checks", "lanes"]
+    assert gpu.main(options) == bool(wrong)
+    assert begun == ["checks", "lanes", "models"]
+
+
 def test_the_summary_shows_each_parts_last_run() -> None:
     old = {"part": "lanes", "table": "Rounds", "lanes": 1, "ms": 12345.6}
     new = {"part": "lanes", "table": "Rounds", "lanes": 2, "of": None}
@@ -299,12 +315,12 @@ def test_a_check_fails_if_lanes_give_another_model(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_the_cheap_parts_are_rehearsed(tmp_path: Path) -> None:
-    """One in a process, as all are; others here, which has imported what they need."""
+    """`checks` has a process of its own, as all parts do; the others run here, to save imports."""
     options = ["--tiny", "--minutes", "8", "--out", str(tmp_path)]
     assert gpu.main([*options, "--parts", "checks"]) == 0
     assert endings(tmp_path) == {"checks": "done"}
-    for each in (lanes, models):
-        each.main(Part(each.__name__.rpartition(".")[2], tmp_path, 480.0, tiny=True))
+    for name, module in (("lanes", lanes), ("models", models)):
+        module.main(Part(name, tmp_path, 480.0, tiny=True))
     write_summary(tmp_path)
     checks = [line for line in lines(tmp_path) if line.get("table") == "Checks"]
     assert {line["check"]: line["right"] for line in checks} == dict.fromkeys(CHEAP, True)

@@ -27,9 +27,9 @@ def python(environment: Path, *arguments: str | Path, cwd: Path) -> str:
 
 
 def pip(environment: Path, *arguments: str | Path) -> None:
-    """Run this environment's pip in another one, which so needs none."""
-    of = ("--python", environment / "bin" / "python")
-    python(Path(sys.prefix), "-m", "pip", *of, *arguments, cwd=environment)
+    """Run this environment's pip for another one, which has no pip."""
+    target = ("--python", environment / "bin" / "python")
+    python(Path(sys.prefix), "-m", "pip", *target, *arguments, cwd=environment)
 
 
 def installed(folder: Path, *packages: str | Path) -> Path:

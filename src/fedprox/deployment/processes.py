@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# This file is also the script that every child runs. It must not import the package, which would
-# load JAX into processes that do not need it.
+# This file is also the script that every child runs. It imports no other module of the package, so
+# that a child loads only what it needs.
 
 GRACE = 10.0
 """Seconds from the request to end until a process is killed."""

@@ -5,6 +5,7 @@ closes over, whose values are constants of the programs.
 """
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,10 +61,9 @@ class CompiledProgram(NamedTuple):
     functions: list["weakref.ref[Any]"]
 
 
-PROGRAMS: dict[Hashable, CompiledProgram] = {}
+PROGRAMS: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
 """The programs that this process compiled last, so that a second comparison of the same methods on
-data of the same shapes compiles nothing. They depend on nothing but their keys, in the order of
-their last use. An `OrderedDict` would hash each key, which has hundreds of parts, to list them."""
+data of the same shapes compiles nothing. They depend on nothing but their keys."""
 
 
 MOST_PROGRAMS = 64
@@ -80,7 +80,7 @@ FEWEST_PROGRAMS = 4
 
 def _let_go(_: Any) -> None:
     """Let programs go whose functions are gone."""
-    for key, kept in list(PROGRAMS.items()):
+    for key, kept in list(dict.items(PROGRAMS)):
         if any(function() is None for function in kept.functions):
             PROGRAMS.pop(key, None)
 
@@ -119,17 +119,19 @@ def compiled_once(
             functions = [weakref.ref(each(), _let_go) for each in references(spec.key)]
             kept = CompiledProgram(program, program_bytes(before, program), functions)
         else:
-            kept = PROGRAMS.pop(spec.key)
+            kept = PROGRAMS[spec.key]
         programs[name] = kept.program
         if spec.key is not None:
             PROGRAMS[spec.key] = kept
+            PROGRAMS.move_to_end(spec.key)
     while len(PROGRAMS) > MOST_PROGRAMS or (len(PROGRAMS) > FEWEST_PROGRAMS and _too_large()):
-        del PROGRAMS[next(iter(PROGRAMS))]
+        PROGRAMS.popitem(last=False)
     return programs
 
 
 def _too_large() -> bool:
-    return sum(each.bytes for each in list(PROGRAMS.values())) > MOST_BYTES
+    # an ordered dictionary would hash each key, which has hundreds of parts, to list its values
+    return sum(each.bytes for each in list(dict.values(PROGRAMS))) > MOST_BYTES
 
 
 def jit_once(function: Callable[..., Any], **options: Any) -> Wrapped:
