@@ -46,13 +46,13 @@ NEVER_EMPTY = ("no barrier", "NumPy's buffer", "correlated noise", "private meas
 cohorts of one size are never empty."""
 
 
+FAST = "a model of each client, krum, the best model"
+"""The group of which the fast suite has a run."""
+
+
 def test_every_setting_is_tried() -> None:
     assert uncovered() == []
     assert sorted(itertools.chain(*TOGETHER)) == sorted(CASES)
-
-
-FAST = "a model of each client, krum, the best model"
-"""The group of which the fast suite has a run."""
 
 
 @pytest.mark.parametrize("name", mostly_slow(GROUPS | NUMPY, FAST))

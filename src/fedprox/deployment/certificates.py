@@ -289,7 +289,7 @@ def renew_server(out: Path, ca_key: Path, valid: datetime.timedelta) -> list[str
 
 def renew_node(out: Path, name: str, own: Path | None) -> None:
     """Replace a node's key by a new one, or by its own, at the operator and at the SuperLink."""
-    # imported here, since it loads JAX for a second, which the rest of this file does not need
+    # imported here, since it loads JAX, which takes a second and which no other function needs
     from fedprox.deployment.node_file import read_superlink_file
 
     known = read_superlink_file(out / "operator" / "superlink.toml").keys
