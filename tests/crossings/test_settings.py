@@ -45,7 +45,6 @@ NEVER_EMPTY = ("no barrier", "NumPy's buffer", "correlated noise", "private meas
 """A step of a server without a barrier has a full buffer; nobody of those who hide is lost, and
 cohorts of one size are never empty."""
 
-
 FAST = "a model of each client, krum, the best model"
 """The group of which the fast suite has a run."""
 
