@@ -1,7 +1,9 @@
 """The command in a process of its own, forked from a server that has imported everything."""
 
+import itertools
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +63,20 @@ def start(
     process = context.Process(target=_run, args=(output, arguments, cache, before, given))
     process.start()
     return process
+
+
+def end_after(records: int, by: signal.Signals) -> None:
+    """Have this process get a signal after so many records."""
+    from fedprox.report.directory import RunDirectory
+
+    write, count = RunDirectory.record, itertools.count(1)
+
+    def record(self: RunDirectory, *given: Any) -> None:
+        write(self, *given)
+        if next(count) == records:
+            os.kill(os.getpid(), by)
+
+    pytest.MonkeyPatch().setattr(RunDirectory, "record", record)  # for good
 
 
 def status(process: Any, seconds: float = 400) -> int:

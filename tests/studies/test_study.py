@@ -1,11 +1,9 @@
 """Studies that are trained: tuning, budgets, resuming, files, and what is refused."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -334,13 +332,9 @@ def test_a_killed_study_continues_with_the_same_bytes(tmp_path: Path) -> None:
     outs = [tmp_path / "whole", tmp_path / "killed"]
     arguments = [["run", str(tmp_path / "study.toml"), "--out", str(out)] for out in outs]
     assert commands.status(commands.start(tmp_path / "log", arguments[0])) == 0
-    for kill in (signal.SIGKILL, signal.SIGTERM):
-        process = commands.start(tmp_path / "log", arguments[1])
-        more = len(list(outs[1].glob("*/metrics.jsonl"))) + 1
-        while process.is_alive() and len(list(outs[1].glob("*/metrics.jsonl"))) < more:
-            time.sleep(0.01)
-        os.kill(process.pid, kill)
-        commands.status(process)
+    for by, ends in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
+        process = commands.start(tmp_path / "log", arguments[1], commands.end_after, 7, by)
+        assert commands.status(process) == ends
     assert not (outs[1] / statuses.STUDY).exists()
     assert commands.status(commands.start(tmp_path / "log", arguments[1])) == 0
     assert files(outs[0]) == files(outs[1])
