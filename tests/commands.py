@@ -74,7 +74,7 @@ def end_after(records: int, by: signal.Signals) -> None:
     def record(self: RunDirectory, *given: Any) -> None:
         write(self, *given)
         if next(count) == records:
-            os.kill(os.getpid(), by)
+            signal.raise_signal(by)
 
     pytest.MonkeyPatch().setattr(RunDirectory, "record", record)  # for good
 

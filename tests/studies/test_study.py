@@ -332,7 +332,10 @@ def test_a_killed_study_continues_with_the_same_bytes(tmp_path: Path) -> None:
     outs = [tmp_path / "whole", tmp_path / "killed"]
     arguments = [["run", str(tmp_path / "study.toml"), "--out", str(out)] for out in outs]
     assert commands.status(commands.start(tmp_path / "log", arguments[0])) == 0
-    for by, ends in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
+    for by, ends in (
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+    ):
         process = commands.start(tmp_path / "log", arguments[1], commands.end_after, 7, by)
         assert commands.status(process) == ends
     assert not (outs[1] / statuses.STUDY).exists()

@@ -63,7 +63,10 @@ class CompiledProgram(NamedTuple):
 
 PROGRAMS: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
 """The programs that this process compiled last, so that a second comparison of the same methods on
-data of the same shapes compiles nothing. They depend on nothing but their keys."""
+data of the same shapes compiles nothing. They depend on nothing but their keys.
+
+They are listed by `dict`: an `OrderedDict` hashes each key to list it, and a key has hundreds of
+parts."""
 
 
 MOST_PROGRAMS = 64
@@ -130,7 +133,6 @@ def compiled_once(
 
 
 def _too_large() -> bool:
-    # an ordered dictionary would hash each key, which has hundreds of parts, to list its values
     return sum(each.bytes for each in list(dict.values(PROGRAMS))) > MOST_BYTES
 
 
